@@ -9,10 +9,10 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use vm::protocol::Mode;
 use worker::Service;
-use worker::machine::{self, Plan};
-use worker::options::{Advise, Layers};
+use worker::function::worker_options::{Advise, Layers};
+use worker::http::sigv4::Credentials;
 use worker::pool::Capacity;
-use worker::sigv4::Credentials;
+use worker::sandbox::vm::{Plan, image};
 
 use crate::{libraries, settings};
 
@@ -226,7 +226,7 @@ impl UpArguments {
             ModeName::Plain => Mode::Plain,
             ModeName::Static => Mode::Static,
         };
-        Ok(Plan { mode, partitions: self.partitions, image: machine::image(mode)? })
+        Ok(Plan { mode, partitions: self.partitions, image: image(mode)? })
     }
 }
 

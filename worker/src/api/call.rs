@@ -4,10 +4,10 @@ use bytes::Bytes;
 use hyper::http::request::Parts;
 use serde::Deserialize;
 
-use crate::connections::Client;
-use crate::error::ApiError;
-use crate::limits;
-use crate::sigv4::Signed;
+use crate::base::error::ApiError;
+use crate::base::limits;
+use crate::http::connections::Client;
+use crate::http::sigv4::Signed;
 
 /// A call with its body.
 pub(crate) struct Call {
@@ -56,7 +56,7 @@ impl Call {
     /// One that comes from nowhere.
     #[cfg(test)]
     pub fn of_tests(parts: Parts, body: impl Into<Bytes>) -> Call {
-        let connections = std::sync::Arc::<crate::connections::Connections>::default();
+        let connections = std::sync::Arc::<crate::http::connections::Connections>::default();
         Call { parts, body: body.into(), client: connections.add().client().clone() }
     }
 

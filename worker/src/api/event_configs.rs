@@ -3,11 +3,11 @@
 use serde_json::{Value, json};
 
 use super::{Api, Call};
-use crate::error::ApiError;
-use crate::event_config::EventConfig;
+use crate::base::error::ApiError;
+use crate::base::name;
+use crate::base::time::since_1970;
+use crate::function::event_config::EventConfig;
 use crate::http::{self, Answer};
-use crate::name;
-use crate::time::since_1970;
 
 /// Puts, updates, gets and deletes it; `name` is the whole function's.
 pub fn call(api: &Api, call: &Call, name: &str) -> Result<Answer, ApiError> {

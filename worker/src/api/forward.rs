@@ -8,9 +8,9 @@ use hyper::header::{CONNECTION, TRANSFER_ENCODING};
 use tokio::sync::mpsc;
 
 use super::{Api, Call};
-use crate::error::ApiError;
+use crate::base::error::ApiError;
+use crate::http::client;
 use crate::http::{self, Answer};
-use crate::http_client;
 
 /// Longer than any function may take, with its start.
 const PATIENCE: Duration = Duration::from_secs(3600);
@@ -23,7 +23,7 @@ pub async fn forward(api: &Api, call: Call) -> Result<Answer, ApiError> {
     parts.headers.remove(TRANSFER_ENCODING);
     let request = Request::from_parts(parts, Full::new(body));
     let gone = |error| ApiError::service(format!("the worker that has taken over: {error:#}"));
-    let answer = http_client::pass_on(api.address(), request, PATIENCE).await.map_err(gone)?;
+    let answer = client::pass_on(api.address(), request, PATIENCE).await.map_err(gone)?;
     let (head, mut body) = answer.into_parts();
     let (parts, coming) = mpsc::channel(1);
     tokio::spawn(async move {

@@ -12,15 +12,15 @@ use tokio::sync::Semaphore;
 
 use super::versions::check_revision;
 use super::{Api, Call};
+use crate::base::error::ApiError;
+use crate::base::limits;
+use crate::base::name::{self, Target};
 use crate::code::Code;
-use crate::error::ApiError;
-use crate::function::{Deployment, Function};
+use crate::code::lambda_layers::Opt;
+use crate::code::runtime::Runtime;
+use crate::function::definition::{Deployment, Function};
+use crate::function::settings::{Settings, Wanted};
 use crate::http::{self, Answer};
-use crate::layers::Opt;
-use crate::limits;
-use crate::name::{self, Target};
-use crate::runtime::Runtime;
-use crate::settings::{Settings, Wanted};
 
 /// `Code` of CreateFunction, and the body of UpdateFunctionCode.
 #[derive(Deserialize)]
@@ -327,9 +327,9 @@ mod tests {
     use std::sync::mpsc::channel;
 
     use super::*;
-    use crate::events::Events;
+    use crate::control::Worker;
+    use crate::events::async_invokes::Events;
     use crate::http::BodyMemory;
-    use crate::worker::Worker;
 
     #[tokio::test]
     async fn code_is_not_replaced_that_another_has_changed_meanwhile() {

@@ -4,10 +4,10 @@ use serde::Serialize;
 use worker_page::data::{History, Layers};
 
 use super::Api;
-use crate::history::INTERVAL;
+use crate::control::Worker;
+use crate::control::sampler;
 use crate::http::{self, Answer};
-use crate::sampler;
-use crate::worker::Worker;
+use crate::sandbox::history::INTERVAL;
 
 /// The number after `after=` in the query.
 pub fn after(query: Option<&str>) -> Option<u64> {

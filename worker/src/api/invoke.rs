@@ -5,11 +5,12 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use hyper::header::HeaderValue;
 
 use super::{Api, Call};
-use crate::error::ApiError;
+use crate::base::error::ApiError;
+use crate::base::limits;
+use crate::base::name::{self, Target};
 use crate::http::{self, Answer, header};
-use crate::invocation::Invocation;
-use crate::name::{self, Target};
-use crate::{limits, traces};
+use crate::invocation::request::Invocation;
+use crate::invocation::traces;
 
 /// What a decoded client context may have.
 const CLIENT_CONTEXT_BYTES: usize = 3583;

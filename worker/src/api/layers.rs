@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 
 use super::functions::WantedCode;
 use super::{Api, Call};
-use crate::error::{ApiError, shown};
+use crate::base::error::{ApiError, shown};
+use crate::base::name;
+use crate::code::lambda_layers::Layer;
 use crate::http::{self, Answer};
-use crate::layers::Layer;
-use crate::name;
 
 /// The body of PublishLayerVersion.
 #[derive(Deserialize)]

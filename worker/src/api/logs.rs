@@ -7,12 +7,12 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{Api, Call};
-use crate::error::ApiError;
-use crate::function::log_group;
+use crate::base::error::ApiError;
+use crate::base::name;
+use crate::base::time::lambda_time;
+use crate::function::definition::log_group;
 use crate::http::{self, Answer};
-use crate::logs::{Group, Line, Pattern};
-use crate::name;
-use crate::time::lambda_time;
+use crate::invocation::logs::{Group, Line, Pattern};
 
 /// What stands before an operation in the header `X-Amz-Target`.
 pub const TARGET: &str = "Logs_20140328.";

@@ -7,9 +7,9 @@ use worker_page::data::{FunctionSample, Sample, Vm};
 use worker_page::figures::Memory;
 
 use super::{Api, history};
-use crate::count::{BUCKETS_S, Histogram};
+use crate::control::Worker;
 use crate::http::{self, Answer};
-use crate::worker::Worker;
+use crate::invocation::counters::{BUCKETS_S, Histogram};
 
 /// All figures. Memory is as the last sample found it, at most some seconds ago.
 pub fn metrics(api: &Api) -> Answer {

@@ -6,11 +6,11 @@ mod forward;
 mod functions;
 mod history;
 mod invoke;
-mod kept;
 mod layers;
 mod logs;
 mod metrics;
 mod page;
+mod persist_change;
 mod route;
 mod streams;
 mod url_answer;
@@ -37,15 +37,15 @@ use sha2::{Digest, Sha256};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
-use crate::connections::{Connection, Connections};
-use crate::error::{ApiError, shown};
-use crate::events::Events;
-use crate::handover::Accepting;
+use crate::base::error::{ApiError, shown};
+use crate::base::limits;
+use crate::base::name::Target;
+use crate::control::Worker;
+use crate::events::async_invokes::Events;
+use crate::http::connections::{Connection, Connections};
+use crate::http::sigv4;
 use crate::http::{self, Answer, BodyError, BodyMemory};
-use crate::limits;
-use crate::name::Target;
-use crate::sigv4;
-use crate::worker::Worker;
+use crate::state::handover::Accepting;
 
 /// Memory of all bodies that are being received or handled, uploads of code apart.
 const BODIES_BYTES: usize = 256 * 1024 * 1024;
@@ -230,7 +230,7 @@ impl Api {
         }
         match logs {
             Some(operation) => Ok(logs::answer(self, &call, &operation)),
-            None => kept::route(self, &call, &segments).await,
+            None => persist_change::route(self, &call, &segments).await,
         }
     }
 

@@ -8,11 +8,11 @@ use worker_page::page::{self, MINUTES};
 use worker_page::view::{Counts, Function, Percentiles, Requests, View};
 
 use super::{Api, history};
-use crate::count::{BUCKETS_S, Count, Histogram};
+use crate::base::lock::lock;
+use crate::control::Worker;
+use crate::control::sampler;
 use crate::http::{self, Answer};
-use crate::lock::lock;
-use crate::sampler;
-use crate::worker::Worker;
+use crate::invocation::counters::{BUCKETS_S, Count, Histogram};
 
 /// The page, with charts over the minutes that the query asks for.
 pub async fn page(api: &Api, query: Option<&str>) -> Answer {
@@ -56,7 +56,7 @@ fn draw(worker: &Arc<Worker>, minutes: u64, nonce: &str) -> String {
     page::page(&view, nonce)
 }
 
-fn described(worker: &Worker, function: &crate::function::Function) -> Function {
+fn described(worker: &Worker, function: &crate::function::definition::Function) -> Function {
     let deployment = &function.deployment;
     Function {
         name: deployment.name.clone(),

@@ -2,9 +2,9 @@
 
 use super::call::Call;
 use super::{Api, event_configs, functions, invoke, layers, streams, unknown_operation, urls, versions};
-use crate::error::ApiError;
+use crate::base::error::ApiError;
+use crate::base::name::Target;
 use crate::http::Answer;
-use crate::name::Target;
 
 impl Api {
     /// Has the operation answer that the method and the path's `segments` name.

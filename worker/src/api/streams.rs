@@ -16,12 +16,12 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 use super::{Api, Call, invoke, url_answer};
-use crate::connections::Client;
-use crate::error::ApiError;
+use crate::base::error::ApiError;
+use crate::base::name::Target;
+use crate::control::Worker;
+use crate::http::connections::Client;
 use crate::http::{self, Answer, header};
-use crate::invocation::{Invocation, Outcome, Piece, stream};
-use crate::name::Target;
-use crate::worker::Worker;
+use crate::invocation::request::{Invocation, Outcome, Piece, stream};
 
 /// What a URL's function calls an answer that begins with its status and headers.
 const INTEGRATION: &str = "application/vnd.awslambda.http-integration-response";
@@ -256,13 +256,13 @@ pub async fn url(api: &Api, call: &Call, target: Target, invocation: Invocation)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::connections::Connections;
+    use crate::http::connections::Connections;
 
     #[tokio::test]
     async fn a_request_that_waits_is_taken_back_when_its_caller_goes_away() {
         let folder = tempfile::tempdir().unwrap();
         let worker = Worker::of_tests(folder.path());
-        let target = crate::name::parse("f").unwrap();
+        let target = crate::base::name::parse("f").unwrap();
         let invocation = Invocation::new(String::new(), Bytes::new(), None, None);
         let connection = Arc::<Connections>::default().add();
         let coming = Coming::begin(&worker, connection.client(), target, invocation);

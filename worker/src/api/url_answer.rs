@@ -9,7 +9,7 @@ use hyper::header::{HeaderName, HeaderValue, SET_COOKIE};
 use serde_json::{Map, Value, json};
 
 use crate::http::{self, Answer};
-use crate::invocation::Outcome;
+use crate::invocation::request::Outcome;
 
 /// What a URL answers with when the function's answer is there.
 pub fn whole(outcome: &Outcome) -> Answer {

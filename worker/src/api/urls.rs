@@ -12,14 +12,14 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{Api, Call, streams, url_answer};
-use crate::error::ApiError;
-use crate::function::{Function, FunctionUrl};
+use crate::base::error::ApiError;
+use crate::base::limits;
+use crate::base::name::{self, Target};
+use crate::base::time::{lambda_time, now_ms};
+use crate::function::definition::{Function, FunctionUrl};
+use crate::http::sigv4;
 use crate::http::{self, Answer, header};
-use crate::invocation::Invocation;
-use crate::limits;
-use crate::name::{self, Target};
-use crate::sigv4;
-use crate::time::{lambda_time, now_ms};
+use crate::invocation::request::Invocation;
 
 /// First part of the path.
 pub const PREFIX: &str = "lambda-url";

@@ -4,10 +4,10 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{Api, Call};
-use crate::error::ApiError;
-use crate::function::Alias;
+use crate::base::error::ApiError;
+use crate::base::name;
+use crate::function::definition::Alias;
 use crate::http::{self, Answer};
-use crate::name;
 
 /// The body of PublishVersion.
 #[derive(Deserialize)]

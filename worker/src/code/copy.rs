@@ -9,8 +9,8 @@ use cap_std::fs::{Dir, MetadataExt, OpenOptions, OpenOptionsExt};
 use sha2::{Digest, Sha256};
 
 use super::{ENTRIES, Hashing};
-use crate::error::plain_reason;
-use crate::limits;
+use crate::base::error::plain_reason;
+use crate::base::limits;
 
 /// A copy that is being made.
 #[derive(Default)]

@@ -11,9 +11,9 @@ use std::sync::{Arc, Mutex, Weak};
 use anyhow::{Context, Result, anyhow};
 
 use super::{Code, Unpacked, new_folder};
-use crate::error::ApiError;
+use crate::base::error::ApiError;
+use crate::base::lock::lock;
 use crate::image::{self, Allowed, Opened};
-use crate::lock::lock;
 
 /// Callers' images that are unpacked now, by digest.
 #[derive(Debug, Default)]

@@ -3,6 +3,10 @@
 
 mod copy;
 mod image;
+pub(crate) mod lambda_layers;
+pub(crate) mod python_packages;
+pub(crate) mod runtime;
+pub(crate) mod runtime_files;
 mod unpack;
 mod unpacked;
 
@@ -22,9 +26,10 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 
-use crate::error::{ApiError, plain_reason};
+use crate::base::error::{ApiError, plain_reason};
+use crate::base::limits;
+use crate::base::open_below;
 use crate::image::Image;
-use crate::{below, limits};
 
 /// The most files and folders in a .zip.
 const ENTRIES: usize = 50_000;
@@ -89,7 +94,7 @@ impl Code {
                 "is not below a folder that code may come from (mayfly up --code-from FOLDER)".into(),
             ));
         };
-        let source = below::open(root, below).map_err(refused)?;
+        let source = open_below::open(root, below).map_err(refused)?;
         let copy = new_folder(place)?;
         let mut made = copy::Copy::default();
         made.folder(&source, Path::new(""), copy.path()).map_err(refused)?;

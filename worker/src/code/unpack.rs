@@ -6,8 +6,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Component, Path, PathBuf};
 
 use super::ENTRIES;
-use crate::error::{ApiError, plain_reason, shown};
-use crate::limits;
+use crate::base::error::{ApiError, plain_reason, shown};
+use crate::base::limits;
 
 pub fn unpack(zip: &[u8], folder: &Path) -> Result<(), ApiError> {
     let invalid =

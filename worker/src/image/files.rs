@@ -15,8 +15,8 @@ use super::reference::{Digest, Reference, quoted};
 use super::registry::Registry;
 use super::tree::inside;
 use super::{Allowed, hash};
-use crate::below;
-use crate::error::shown;
+use crate::base::error::shown;
+use crate::base::open_below;
 
 /// A manifest, or what an image says of itself.
 const DOCUMENT_BYTES: u64 = 4 << 20;
@@ -147,13 +147,13 @@ fn callers(path: &Path, folders: &[PathBuf]) -> Result<Opened> {
     let (root, below) =
         below.context("is not below a folder that images may come from (mayfly up --code-from FOLDER)")?;
     let parent = below.parent().unwrap_or(Path::new(""));
-    let folder = below::open(root, parent).map_err(|reason| anyhow!("{reason}"))?;
+    let folder = open_below::open(root, parent).map_err(|reason| anyhow!("{reason}"))?;
     let Some(name) = below.file_name() else { return Ok(Opened::Folder(folder)) };
     let last = Path::new(name);
     if folder.metadata(last)?.is_dir() {
-        return below::enter(folder, last).map(Opened::Folder).map_err(|reason| anyhow!("{reason}"));
+        return open_below::enter(folder, last).map(Opened::Folder).map_err(|reason| anyhow!("{reason}"));
     }
-    let file = below::file(&folder, last).map_err(|reason| anyhow!("{reason}"))?;
+    let file = open_below::file(&folder, last).map_err(|reason| anyhow!("{reason}"))?;
     Ok(Opened::File(file.into_std()))
 }
 
@@ -162,8 +162,8 @@ fn of_everybody(folder: &Dir, path: &Path) -> Result<Option<cap_std::fs::File>> 
         return Ok(None);
     }
     let parent = path.parent().unwrap_or(Path::new(""));
-    let opened = below::enter(folder.try_clone()?, parent)
-        .and_then(|parent| below::file(&parent, Path::new(path.file_name().unwrap_or_default())));
+    let opened = open_below::enter(folder.try_clone()?, parent)
+        .and_then(|parent| open_below::file(&parent, Path::new(path.file_name().unwrap_or_default())));
     opened.map(Some).map_err(|reason| anyhow!("{}: {reason}", path.display()))
 }
 
@@ -248,7 +248,7 @@ fn unpacked(file: File, place: &Path) -> Result<File> {
         return Ok(file);
     }
     let mut whole = tempfile::tempfile_in(place)?;
-    let limit = crate::limits::IMAGE_BYTES;
+    let limit = crate::base::limits::IMAGE_BYTES;
     let reader = compression.reader(io::BufReader::new(file));
     let bytes = io::copy(&mut reader.take(limit + 1), &mut whole).context("is damaged")?;
     ensure!(bytes <= limit, "has more than the {limit} bytes that are allowed");

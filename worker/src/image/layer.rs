@@ -13,7 +13,7 @@ use super::Hashing;
 use super::compression::Compression;
 use super::reference::{Digest, quoted};
 use super::tree::{Attributes, Tree, inside};
-use crate::error::shown;
+use crate::base::error::shown;
 
 /// Before the name of what the layer takes away.
 const WHITEOUT: &[u8] = b".wh.";
@@ -80,7 +80,10 @@ fn walk_all(
     mut visit: impl FnMut(Member, &mut dyn Read) -> Result<()>,
 ) -> Result<()> {
     let too_large = || {
-        format!("unpacked, the image has more than the {} bytes that are allowed", crate::limits::IMAGE_BYTES)
+        format!(
+            "unpacked, the image has more than the {} bytes that are allowed",
+            crate::base::limits::IMAGE_BYTES
+        )
     };
     let before = left.bytes;
     let mut archive = Hashing::new(unpacked(open()?)?.take(before + 1));

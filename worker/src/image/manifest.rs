@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use super::reference::Digest;
-use crate::error::shown;
+use crate::base::error::shown;
 
 /// Layers of an image.
 const LAYERS: usize = 256;

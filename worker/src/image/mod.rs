@@ -23,7 +23,7 @@ use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use crate::error::shown;
+use crate::base::error::shown;
 use files::Files;
 use manifest::Found;
 use reference::{Digest, Reference};
@@ -105,7 +105,7 @@ impl Opened {
     /// # Errors
     /// What is wrong with it, and in which layer.
     pub fn unpack(&self, folder: &Path) -> Result<()> {
-        let unpacked = unpack(&self.files, &self.layers, folder, crate::limits::IMAGE_BYTES);
+        let unpacked = unpack(&self.files, &self.layers, folder, crate::base::limits::IMAGE_BYTES);
         unpacked.with_context(|| format!("ImageUri: {}", shown(&self.image.uri)))
     }
 }

@@ -12,8 +12,8 @@ use hyper::Request;
 use hyper::header::ACCEPT;
 
 use super::reference::{Digest, Remote};
-use crate::http_client::{self, STALL};
-use crate::limits;
+use crate::base::limits;
+use crate::http::client::{self, STALL};
 
 const MANIFEST_BYTES: u64 = 4 << 20;
 const MANIFESTS: &str = "application/vnd.oci.image.index.v1+json, application/vnd.oci.image.manifest.v1+json, \
@@ -83,10 +83,10 @@ impl Registry {
     async fn fetch_path(&self, path: &str, limit: u64, into: &mut (dyn Write + Send)) -> Result<()> {
         let request =
             Request::get(path).header(ACCEPT, format!("{MANIFESTS}, */*")).body(Full::new(Bytes::new()))?;
-        let answer = http_client::send(self.remote.address, request, STALL).await?;
+        let answer = client::send(self.remote.address, request, STALL).await?;
         if answer.status() != 200 {
             bail!("answers {}", answer.status());
         }
-        http_client::read(answer.into_body(), limit, |data| into.write_all(data)).await
+        client::read(answer.into_body(), limit, |data| into.write_all(data)).await
     }
 }

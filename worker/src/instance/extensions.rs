@@ -10,10 +10,10 @@ use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
 use super::{Instance, Phase, lock};
-use crate::invocation::{Invocation, Outcome};
-use crate::limits;
-use crate::sandbox::Sandbox;
-use crate::time::now_ms;
+use crate::base::limits;
+use crate::base::time::now_ms;
+use crate::invocation::request::{Invocation, Outcome};
+use crate::sandbox::interface::Sandbox;
 
 /// What extensions have for their last words.
 const SHUTDOWN: Duration = Duration::from_secs(2);

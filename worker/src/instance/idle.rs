@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use worker_page::data::Event;
 
 use super::{Instance, lock};
-use crate::history;
-use crate::sandbox::Sandbox;
+use crate::sandbox::history;
+use crate::sandbox::interface::Sandbox;
 
 /// Without work for so long, it is frozen. Under load instances have work sooner, and freezing costs them nothing.
 const GRACE: Duration = Duration::from_millis(100);

@@ -8,12 +8,13 @@ use tokio::task::JoinSet;
 use worker_page::data::Event;
 
 use super::{Instance, Phase, Work, lock};
-use crate::error::ApiError;
-use crate::invocation::{Figures, Outcome, report_line};
-use crate::output::Output;
+use crate::base::error::ApiError;
+use crate::base::limits;
+use crate::instance::runtime_api;
+use crate::invocation::output::Output;
+use crate::invocation::request::{Figures, Outcome, report_line};
 use crate::pool::RequestId;
-use crate::sandbox::{Ended, Handler};
-use crate::{limits, runtime_api};
+use crate::sandbox::interface::{Ended, Handler};
 
 impl Instance {
     /// The whole life. Returns when its last process has ended and nothing of it is left.

@@ -1,10 +1,12 @@
 //! One instance: what it is doing now, and what becomes of its requests. [`life`] starts and ends it, [`idle`] freezes it,
 //! [`extensions`] are told of it.
 
+mod extension_api;
 mod extensions;
 mod idle;
 mod life;
 mod rest;
+pub(crate) mod runtime_api;
 
 pub(crate) use extensions::{Refused, Wishes};
 
@@ -16,18 +18,18 @@ use tokio::sync::{Notify, oneshot};
 use tokio::task::AbortHandle;
 use worker_page::data::Event;
 
-use crate::count::Count;
-use crate::error::ApiError;
-use crate::function::Deployment;
-use crate::history::{self, History};
-use crate::invocation::{Invocation, Outcome};
-use crate::lock::lock;
-use crate::logs::{Logs, Stream};
-use crate::memory::Memory;
-use crate::output::Output;
+use crate::base::error::ApiError;
+use crate::base::lock::lock;
+use crate::base::process_memory::Memory;
+use crate::base::time::now_ms;
+use crate::function::definition::Deployment;
+use crate::invocation::counters::Count;
+use crate::invocation::logs::{Logs, Stream};
+use crate::invocation::output::Output;
+use crate::invocation::request::{Invocation, Outcome};
 use crate::pool::{InstanceId, RequestId};
-use crate::sandbox::{Maker, Order, Sandbox};
-use crate::time::now_ms;
+use crate::sandbox::history::{self, History};
+use crate::sandbox::interface::{Maker, Order, Sandbox};
 
 /// Who hands out work to instances, and hears from them: the worker.
 pub(crate) trait Scheduler: Send + Sync {

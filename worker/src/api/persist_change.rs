@@ -1,0 +1,82 @@
+//! A call that changes something is answered once the change is kept.
+
+use std::sync::Arc;
+
+use serde::Deserialize;
+use tokio::sync::OwnedMutexGuard;
+use tokio::task::JoinHandle;
+
+use super::{Api, Call, layers};
+use crate::base::error::ApiError;
+use crate::base::name::Target;
+use crate::code::lambda_layers::Layer;
+use crate::control::{Changed, Worker};
+use crate::function::definition::Function;
+use crate::http::Answer;
+
+/// The name in the body of CreateFunction.
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Created {
+    function_name: String,
+}
+
+/// What a call may change; nothing, if it is no such call.
+fn changed_by(call: &Call, segments: &[&str]) -> Option<Changed> {
+    let function = |text: &str| Some(Changed::Function(Target::new(text, None).ok()?.name));
+    match (call.parts.method.as_str(), segments) {
+        ("GET", _) | (_, [_, "functions", _, "invocations" | "response-streaming-invocations"]) => None,
+        (_, [_, "functions"]) => function(&call.json::<Created>().ok()?.function_name),
+        (_, [_, "functions" | "tags", name, ..]) => function(name),
+        (_, [_, "layers", name, ..]) => Some(Changed::Layer(layers::named(name).ok()?.into())),
+        _ => None,
+    }
+}
+
+/// A change that is being made. It is kept when this goes, whatever became of the call, and with it that of whoever gave it up.
+struct PendingChange(Option<Change>);
+
+struct Change {
+    worker: Arc<Worker>,
+    changed: Changed,
+    /// What is kept of it names its code, which must be there until the change is kept.
+    _function: Option<Function>,
+    _layers: Vec<Arc<Layer>>,
+    /// One at a time: what is kept is what the call before has left.
+    _turn: OwnedMutexGuard<()>,
+}
+
+impl PendingChange {
+    fn keep(&mut self) -> Option<JoinHandle<Result<(), ApiError>>> {
+        let change = self.0.take()?;
+        Some(tokio::task::spawn_blocking(move || {
+            let change = change; // all of it
+            change.worker.keep(&change.changed)
+        }))
+    }
+}
+
+impl Drop for PendingChange {
+    fn drop(&mut self) {
+        self.keep();
+    }
+}
+
+/// Answers a call, and keeps what it has changed before anybody is told; also where it has failed half-way.
+pub async fn route(api: &Api, call: &Call, segments: &[&str]) -> Result<Answer, ApiError> {
+    let changed = changed_by(call, segments).filter(|_| api.worker.options.state.is_some());
+    let Some(changed) = changed else { return api.route(call, segments).await };
+    let turn = api.changing.clone().lock_owned().await;
+    let (function, layers) = match &changed {
+        Changed::Function(name) => (api.worker.function(name).ok(), Vec::new()),
+        Changed::Layer(name) => (None, api.worker.layers(|layers| layers.versions(name))),
+    };
+    let worker = api.worker.clone();
+    let mut keeping =
+        PendingChange(Some(Change { worker, changed, _function: function, _layers: layers, _turn: turn }));
+    let answer = api.route(call, segments).await;
+    if let Some(kept) = keeping.keep() {
+        kept.await.unwrap_or_else(|_| Err(ApiError::service("the thread that kept the change panicked")))?;
+    }
+    answer
+}

@@ -1,0 +1,210 @@
+//! Python packages on demand: pinned and hashed ones are installed once into a cache, and used from there.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+
+use anyhow::{Context, Result, bail, ensure};
+use sha2::{Digest, Sha256};
+
+use crate::base::lock::lock;
+use crate::code::runtime::Runtime;
+
+/// Lambda's own client of the Runtime API, for functions in Python.
+const CLIENT: &str = include_str!("../../python-client.txt");
+/// Where an instance sees that folder.
+pub const RUNTIME: &str = "/var/runtime";
+/// What functions in Python start with: a package of ours, beside the client.
+pub const BOOTSTRAP: &str = "mayfly_bootstrap";
+/// Its files, in Python.
+pub const BOOTSTRAP_FILES: &[(&str, &str)] = &[
+    ("__init__.py", include_str!("../../runtime/mayfly_bootstrap/__init__.py")),
+    ("__main__.py", include_str!("../../runtime/mayfly_bootstrap/__main__.py")),
+    ("image.py", include_str!("../../runtime/mayfly_bootstrap/image.py")),
+    ("rest.py", include_str!("../../runtime/mayfly_bootstrap/rest.py")),
+];
+/// What a function in Python needs, beside its code.
+const REQUIREMENTS: &str = "requirements.txt";
+
+/// The folders with `awslambdaric` and our bootstrap for `/var/runtime`: part of it is native code, so each version of Python has its own.
+#[derive(Debug)]
+pub struct Clients {
+    cache: PathBuf,
+    folders: Mutex<BTreeMap<String, PathBuf>>,
+}
+
+impl Clients {
+    /// None yet.
+    pub fn new(cache: &Path) -> Clients {
+        Clients { cache: cache.into(), folders: Mutex::default() }
+    }
+
+    /// Sees to it that there is one for this runtime, if it needs one. Waits for pip where it was never there.
+    ///
+    /// # Errors
+    /// It cannot be installed.
+    pub fn provide(&self, runtime: &Runtime) -> Result<()> {
+        let Runtime::Python(program, name) = runtime else { return Ok(()) };
+        if self.of(runtime).is_none() {
+            let installed = installed(program, CLIENT, "", BOOTSTRAP_FILES, &self.cache);
+            let folder = installed.with_context(|| format!("cannot install awslambdaric for {name}"))?;
+            lock(&self.folders).insert(name.clone(), folder);
+        }
+        Ok(())
+    }
+
+    /// That of a runtime.
+    pub fn of(&self, runtime: &Runtime) -> Option<PathBuf> {
+        lock(&self.folders).get(runtime.name()).cloned()
+    }
+
+    /// All that there are.
+    pub fn all(&self) -> Vec<PathBuf> {
+        lock(&self.folders).values().cloned().collect()
+    }
+}
+
+/// The folder for `/opt` with what the code's `requirements.txt` names, if it has one, and nobody has put that beside the code
+/// already, as `sam build` and `pip install --target` do.
+///
+/// # Errors
+/// It cannot be installed; pip's own words are shown.
+pub fn layer(runtime: &Runtime, code: &Path, cache: &Path) -> Result<Option<PathBuf>> {
+    let Runtime::Python(program, _) = runtime else { return Ok(None) };
+    let file = code.join(REQUIREMENTS);
+    if !file.exists() {
+        return Ok(None);
+    }
+    if has_packages(code) {
+        tracing::info!("{}: packages lie beside the code, so nothing is installed", file.display());
+        return Ok(None);
+    }
+    let wanted = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+    let folder = installed(program, &wanted, "python", &[], cache)
+        .with_context(|| format!("cannot install what {} names", file.display()))?;
+    Ok(Some(folder))
+}
+
+/// Whether an installer has left packages in a folder: each leaves a folder that describes it.
+fn has_packages(folder: &Path) -> bool {
+    let mut entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.any(|entry| Path::new(&entry.file_name()).extension().is_some_and(|kind| kind == "dist-info"))
+}
+
+/// Installs `requirements` below the subfolder `below` of a folder in the cache, and the bootstrap's files if there are any,
+/// unless that was done before.
+fn installed(
+    python: &Path,
+    requirements: &str,
+    below: &str,
+    bootstrap: &[(&str, &str)],
+    cache: &Path,
+) -> Result<PathBuf> {
+    let mut digest = Sha256::new();
+    let texts = bootstrap.iter().map(|(_, text)| *text);
+    for part in [requirements, below, &python.to_string_lossy()].into_iter().chain(texts) {
+        digest.update(part);
+        digest.update([0]);
+    }
+    let key: String = digest.finalize().iter().take(12).map(|byte| format!("{byte:02x}")).collect();
+    let packages = cache.join("python");
+    let folder = packages.join(&key);
+    if folder.is_dir() {
+        return Ok(folder);
+    }
+    fs::create_dir_all(&packages).with_context(|| format!("cannot make {}", packages.display()))?;
+    let temporary = tempfile::Builder::new().prefix("new-").tempdir_in(&packages)?;
+    let file = temporary.path().join(REQUIREMENTS);
+    fs::File::create(&file)?.write_all(requirements.as_bytes())?;
+    let pip = pip(python, &packages)?;
+    tracing::info!("installing Python packages into {}", folder.display());
+    let made = temporary.path().join("made");
+    let target = made.join(below);
+    let output = Command::new(&pip)
+        .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input", "--no-deps"])
+        .args(["--require-hashes", "--only-binary", ":all:", "--no-warn-script-location"])
+        .arg("--target")
+        .arg(&target)
+        .arg("-r")
+        .arg(&file)
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("cannot run {}", pip.display()))?;
+    if !output.status.success() {
+        let text = String::from_utf8_lossy(&output.stderr);
+        let line = text.lines().find(|line| line.contains("ERROR")).or(text.lines().last());
+        bail!(
+            "pip: {} (every package must be pinned and hashed, as `uv pip compile --generate-hashes` writes it; or run `sam build`, and serve its template)",
+            line.unwrap_or("no reason given").trim()
+        );
+    }
+    if !bootstrap.is_empty() {
+        compile(python, bootstrap, &made)?;
+    }
+    // All may read: instances run as other users. Another worker may have made it meanwhile: either is good.
+    set_readable(&made)?;
+    if let Err(error) = fs::rename(&made, &folder) {
+        ensure!(folder.is_dir(), "cannot move to {}: {error}", folder.display());
+    }
+    Ok(folder)
+}
+
+/// Writes the bootstrap's files beside what was installed, compiled for the interpreter that runs them: they are read at every start,
+/// by users who may write nothing there.
+fn compile(python: &Path, files: &[(&str, &str)], beside: &Path) -> Result<()> {
+    let folder = beside.join(BOOTSTRAP);
+    fs::create_dir(&folder)?;
+    for (name, text) in files {
+        fs::write(folder.join(name), text)?;
+    }
+    let output = Command::new(python)
+        .args(["-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", "-d"])
+        .arg(Path::new(RUNTIME).join(BOOTSTRAP))
+        .arg(&folder)
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("cannot run {}", python.display()))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    ensure!(output.status.success(), "{} cannot compile the bootstrap: {}", python.display(), text.trim());
+    Ok(())
+}
+
+/// An interpreter that has pip: the function's own, or a virtual environment made from it once.
+fn pip(python: &Path, packages: &Path) -> Result<PathBuf> {
+    let has_pip = |program: &Path| {
+        let tried = Command::new(program).args(["-m", "pip", "--version"]).output();
+        tried.is_ok_and(|output| output.status.success())
+    };
+    if has_pip(python) {
+        return Ok(python.to_path_buf());
+    }
+    let name = python.file_name().context("a program has a name")?.to_string_lossy().into_owned();
+    let environment = packages.join(format!("pip-{name}"));
+    let program = environment.join("bin/python");
+    if !has_pip(&program) {
+        let output = Command::new(python).args(["-m", "venv", "--clear"]).arg(&environment).output()?;
+        let text = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "{name} has no pip, and -m venv failed: {}", text.trim());
+    }
+    Ok(program)
+}
+
+fn set_readable(path: &Path) -> Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    let metadata = fs::symlink_metadata(path)?;
+    if metadata.is_symlink() {
+        return Ok(());
+    }
+    let mode = metadata.permissions().mode();
+    let readable = if metadata.is_dir() || mode & 0o100 != 0 { mode | 0o555 } else { mode | 0o444 };
+    fs::set_permissions(path, fs::Permissions::from_mode(readable))?;
+    if metadata.is_dir() {
+        for entry in fs::read_dir(path)? {
+            set_readable(&entry?.path())?;
+        }
+    }
+    Ok(())
+}

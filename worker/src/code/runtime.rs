@@ -1,0 +1,96 @@
+//! Runtimes: what starts inside an instance, and where this host has it.
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+
+use serde::{Deserialize, Serialize};
+
+use crate::base::error::ApiError;
+
+/// What starts inside an instance; kept by Lambda's name for it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum Runtime {
+    /// `python3.N`: the host's interpreter with Lambda's own Python client (PyPI's `awslambdaric`).
+    Python(PathBuf, String),
+    /// `nodejsN.x`: the host's interpreter with Mayfly's own client.
+    Node(PathBuf, String),
+    /// `provided.*`: the program `bootstrap` in the code, which speaks the Runtime API itself.
+    Provided(String),
+    /// `PackageType: Image`: what the image says, which brings Lambda's runtime interface client with it.
+    Image,
+}
+
+/// In place of a runtime's name.
+const IMAGE: &str = "Image";
+
+impl Runtime {
+    /// # Errors
+    /// A runtime that this host does not have.
+    pub fn parse(text: &str) -> Result<Runtime, ApiError> {
+        if matches!(text, "provided" | "provided.al2" | "provided.al2023") {
+            return Ok(Runtime::Provided(text.into()));
+        }
+        if let Some(wanted) = text.strip_prefix("nodejs").and_then(|rest| rest.strip_suffix(".x")) {
+            let found = node_programs().iter().find(|(_, version)| version == wanted);
+            return match found {
+                Some((program, _)) => Ok(Runtime::Node(program.clone(), text.into())),
+                None => Err(ApiError::invalid_parameter(format!(
+                    "Runtime {text}: this host has no Node.js {wanted} as /usr/bin/node or /usr/local/bin/node"
+                ))),
+            };
+        }
+        let version = text.strip_prefix("python3.").filter(|minor| minor.parse::<u8>().is_ok());
+        let program = version.and_then(|minor| {
+            let places =
+                ["/usr/bin", "/usr/local/bin"].map(|f| PathBuf::from(format!("{f}/python3.{minor}")));
+            places.into_iter().find(|program| program.is_file())
+        });
+        match (program, version) {
+            (Some(program), _) => Ok(Runtime::Python(program, text.into())),
+            (None, Some(_)) => Err(ApiError::invalid_parameter(format!(
+                "Runtime {text}: this host has no {text} in /usr/bin or /usr/local/bin"
+            ))),
+            (None, None) => Err(ApiError::invalid_parameter(format!(
+                "Runtime {text} is not supported here; python3.N and nodejsN.x of the host and provided.al2023 are"
+            ))),
+        }
+    }
+
+    /// Lambda's name for it.
+    pub fn name(&self) -> &str {
+        match self {
+            Runtime::Python(_, name) | Runtime::Node(_, name) | Runtime::Provided(name) => name,
+            Runtime::Image => IMAGE,
+        }
+    }
+}
+
+impl TryFrom<String> for Runtime {
+    type Error = ApiError;
+
+    fn try_from(text: String) -> Result<Runtime, ApiError> {
+        if text == IMAGE { Ok(Runtime::Image) } else { Runtime::parse(&text) }
+    }
+}
+
+impl From<Runtime> for String {
+    fn from(runtime: Runtime) -> String {
+        runtime.name().into()
+    }
+}
+
+/// The host's interpreters of JavaScript and their major versions, looked for once.
+fn node_programs() -> &'static [(PathBuf, String)] {
+    static FOUND: OnceLock<Vec<(PathBuf, String)>> = OnceLock::new();
+    let version = |program: &PathBuf| {
+        let output = Command::new(program).arg("--version").stdin(Stdio::null()).output().ok()?;
+        let text = String::from_utf8(output.stdout).ok()?;
+        Some(text.strip_prefix('v')?.split('.').next()?.to_string())
+    };
+    FOUND.get_or_init(|| {
+        let places = ["/usr/bin/node", "/usr/local/bin/node"].map(PathBuf::from);
+        places.into_iter().filter_map(|place| version(&place).map(|version| (place, version))).collect()
+    })
+}

@@ -1,0 +1,215 @@
+//! The worker's functions: created, changed, deleted; their reservations and URLs.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use super::{State, Worker};
+use crate::base::error::ApiError;
+use crate::base::limits;
+use crate::base::name;
+use crate::code::Code;
+use crate::code::lambda_layers::Opt;
+use crate::function::definition::{Deployment, Function, FunctionUrl};
+use crate::function::event_config::EventConfig;
+use crate::function::settings::Settings;
+use crate::pool::FunctionId;
+
+impl Worker {
+    /// Adds a function.
+    ///
+    /// # Errors
+    /// There is one of this name, or it needs more memory than the worker has.
+    pub fn create(
+        self: &Arc<Self>,
+        name: &str,
+        settings: Settings,
+        code: Code,
+        opt: Opt,
+    ) -> Result<Arc<Deployment>, ApiError> {
+        let mut state = self.lock();
+        if state.functions.contains_key(name) {
+            return Err(ApiError::conflict(format!("Function already exist: {name}")));
+        }
+        let id = state.new_function_id();
+        self.deploy(&mut state, id, name, settings, code, opt)
+    }
+
+    /// Changes a function's settings, code or both; instances of the old kind finish what they have.
+    ///
+    /// # Errors
+    /// No such function, or what `change` says.
+    pub fn update(
+        self: &Arc<Self>,
+        name: &str,
+        change: impl FnOnce(&Deployment) -> Result<(Settings, Code, Opt), ApiError>,
+    ) -> Result<Arc<Deployment>, ApiError> {
+        let mut state = self.lock();
+        let known = state.function(name)?.deployment.clone();
+        let (settings, code, opt) = change(&known)?;
+        self.deploy(&mut state, known.function, name, settings, code, opt)
+    }
+
+    fn deploy(
+        self: &Arc<Self>,
+        state: &mut State,
+        id: FunctionId,
+        name: &str,
+        settings: Settings,
+        code: Code,
+        opt: Opt,
+    ) -> Result<Arc<Deployment>, ApiError> {
+        let (wanted, most) = (settings.memory_mib, state.pool.capacity().memory_mib);
+        if u64::from(wanted) > most {
+            return Err(ApiError::invalid_parameter(format!(
+                "MemorySize is {wanted} MB, but this worker has only {most} MB for all instances"
+            )));
+        }
+        let deployment = Arc::new(Deployment {
+            function: id,
+            whole: id,
+            name: name.to_string(),
+            version: name::LATEST.into(),
+            settings,
+            code,
+            opt,
+            revision: uuid::Uuid::new_v4().to_string(),
+            modified: SystemTime::now(),
+        });
+        state.deployments.insert(id, deployment.clone());
+        match state.functions.get_mut(name) {
+            Some(function) => function.deployment = deployment.clone(),
+            None => {
+                let new = Function {
+                    deployment: deployment.clone(),
+                    reserved: None,
+                    url: None,
+                    tags: BTreeMap::new(),
+                    versions: BTreeMap::new(),
+                    latest_version: 0,
+                    aliases: BTreeMap::new(),
+                    events: None,
+                    count: Arc::default(),
+                };
+                state.functions.insert(name.to_string(), new);
+            }
+        }
+        let actions = state.pool.set_function(id, wanted);
+        self.carry_out(state, actions);
+        Ok(deployment)
+    }
+
+    /// Deletes a function: what waits is refused, what runs may finish.
+    ///
+    /// # Errors
+    /// No such function.
+    pub fn delete(self: &Arc<Self>, name: &str) -> Result<(), ApiError> {
+        let mut state = self.lock();
+        let function = state.functions.remove(name).ok_or_else(|| name::no_such_function(name))?;
+        for deployment in function.deployments() {
+            self.withdraw(&mut state, deployment);
+        }
+        Ok(())
+    }
+
+    /// Takes what has instances of its own out of service.
+    pub(super) fn withdraw(self: &Arc<Self>, state: &mut State, deployment: &Deployment) {
+        let actions = state.pool.remove_function(deployment.function);
+        state.deployments.remove(&deployment.function);
+        self.end_store_unless_used(state, deployment.whole);
+        self.carry_out(state, actions);
+    }
+
+    /// Ends a function's page store once nobody can use it.
+    pub(super) fn end_store_unless_used(&self, state: &State, whole: FunctionId) {
+        let lives = state.deployments.contains_key(&whole);
+        if !lives && !state.instances.values().any(|instance| instance.deployment.whole == whole) {
+            self.maker().forget(whole);
+        }
+    }
+
+    /// A function.
+    ///
+    /// # Errors
+    /// No such function.
+    pub fn function(&self, name: &str) -> Result<Function, ApiError> {
+        self.lock().function(name).cloned()
+    }
+
+    /// The function whose URL has this id. Anybody may ask for any: none but this is copied.
+    pub fn function_at(&self, url_id: &str) -> Option<Function> {
+        let is_its = |function: &&Function| function.url.as_ref().is_some_and(|url| url.id == url_id);
+        self.lock().functions.values().find(is_its).cloned()
+    }
+
+    /// All functions, by name.
+    pub fn functions(&self) -> Vec<Function> {
+        self.lock().functions.values().cloned().collect()
+    }
+
+    /// Reserves concurrency, or gives it back.
+    ///
+    /// # Errors
+    /// No such function, or other functions have reserved it.
+    pub fn reserve(self: &Arc<Self>, name: &str, reserved: Option<u32>) -> Result<(), ApiError> {
+        let mut state = self.lock();
+        let id = state.function(name)?.deployment.function;
+        let free = state.pool.unreserved(Some(id));
+        if reserved.is_some_and(|wanted| wanted > free) {
+            return Err(ApiError::invalid_parameter(format!(
+                "ReservedConcurrentExecutions: only {free} of the worker's {} are not reserved",
+                self.options.capacity.concurrency
+            )));
+        }
+        state.functions.get_mut(name).expect("found above").reserved = reserved;
+        let actions = state.pool.reserve(id, reserved);
+        self.carry_out(&mut state, actions);
+        Ok(())
+    }
+
+    /// Changes a function's tags.
+    ///
+    /// # Errors
+    /// No such function, or more than Lambda allows.
+    pub fn change_tags(
+        &self,
+        name: &str,
+        change: impl FnOnce(&mut BTreeMap<String, String>),
+    ) -> Result<(), ApiError> {
+        let mut state = self.lock();
+        let mut tags = state.function(name)?.tags.clone();
+        change(&mut tags);
+        if tags.len() > limits::TAGS {
+            return Err(ApiError::invalid_parameter(format!("a function has at most {} tags", limits::TAGS)));
+        }
+        state.functions.get_mut(name).expect("found above").tags = tags;
+        Ok(())
+    }
+
+    /// Changes what becomes of a function's events.
+    ///
+    /// # Errors
+    /// No such function.
+    pub fn change_events(&self, name: &str, events: Option<EventConfig>) -> Result<(), ApiError> {
+        let mut state = self.lock();
+        state.function(name)?;
+        state.functions.get_mut(name).expect("found above").events = events;
+        Ok(())
+    }
+
+    /// Changes a function's URL with what `change` makes of the one it has.
+    ///
+    /// # Errors
+    /// No such function, or what `change` says.
+    pub fn change_url(
+        &self,
+        name: &str,
+        change: impl FnOnce(Option<FunctionUrl>) -> Result<Option<FunctionUrl>, ApiError>,
+    ) -> Result<Option<FunctionUrl>, ApiError> {
+        let mut state = self.lock();
+        state.function(name)?;
+        let function = state.functions.get_mut(name).expect("found above");
+        function.url = change(function.url.clone())?;
+        Ok(function.url.clone())
+    }
+}

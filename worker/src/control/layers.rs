@@ -1,0 +1,34 @@
+//! The worker's layers: published, listed, deleted, and laid below a function's /opt.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::Worker;
+use crate::base::error::ApiError;
+use crate::code::lambda_layers::{Layer, Layers, Opt};
+
+impl Worker {
+    /// Publishes a version of a layer.
+    pub fn publish_layer(&self, layer: Layer) -> Arc<Layer> {
+        self.lock().published.publish(layer)
+    }
+
+    /// Forgets a version of a layer; functions that have it keep it.
+    pub fn delete_layer(&self, name: &str, version: u64) {
+        self.lock().published.remove(name, version);
+    }
+
+    /// Looks at what layers there are.
+    pub fn layers<T>(&self, look: impl FnOnce(&Layers) -> T) -> T {
+        look(&self.lock().published)
+    }
+
+    /// What a function with these layers, and packages of its own, sees below /opt. Takes time in proportion to their files.
+    ///
+    /// # Errors
+    /// There is no such layer, or it cannot be copied.
+    pub fn opt(&self, arns: &[String], packages: Option<PathBuf>) -> Result<Opt, ApiError> {
+        let layers = self.layers(|layers| layers.named(arns))?;
+        Opt::new(layers, packages, self.folder())
+    }
+}

@@ -1,0 +1,335 @@
+//! The worker: functions, their pool, and the requests on their way. Carries out what the pool decides.
+
+mod actions;
+mod functions;
+mod layers;
+pub(crate) mod memory_readings;
+mod persistence;
+pub(crate) mod sampler;
+mod versions;
+
+pub(crate) use persistence::Changed;
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use tokio::sync::{Notify, RwLock, oneshot, watch};
+
+use crate::base::error::ApiError;
+use crate::base::lock::lock;
+use crate::base::name::{self, Target};
+use crate::base::owned_folder::Folder;
+use crate::code::Images;
+use crate::code::runtime_files;
+use crate::control::memory_readings::Readings;
+use crate::function::definition::{Deployment, Function};
+use crate::function::worker_options::Options;
+use crate::instance::{Instance, Scheduler, Surroundings};
+use crate::invocation::counters::Count;
+use crate::invocation::logs::Logs;
+use crate::invocation::request::{Invocation, Outcome};
+use crate::invocation::traces::{Span, Traces};
+use crate::pool::{Capacity, Counts, FunctionId, InstanceId, Pool, RequestId, Time};
+use crate::sandbox::history::History;
+use crate::sandbox::interface::Maker;
+use crate::state::function_store::FunctionStore;
+use crate::state::handover::{Accepting, HandedOver};
+
+/// The worker.
+pub struct Worker {
+    /// How it is set up.
+    pub options: Arc<Options>,
+    /// What has happened so far.
+    pub count: Arc<Count>,
+    /// What has happened, and how memory has developed.
+    pub history: Arc<History>,
+    /// What functions have printed lately.
+    pub(crate) logs: Arc<Logs>,
+    pub(crate) readings: Readings,
+    /// What instances are made by; said once, before the first.
+    around: OnceLock<Arc<Surroundings>>,
+    /// Images of callers that are unpacked.
+    images: Images,
+    /// Where what callers have made is kept; once no other worker has it.
+    kept: OnceLock<FunctionStore>,
+    traces: Option<Traces>,
+    folder: Folder,
+    began: Instant,
+    state: Mutex<State>,
+    next_request: AtomicU64,
+    /// Told whenever an instance is gone.
+    emptier: Notify,
+    /// To whom it has handed over. Whoever changes what is kept reads it, and keeps that until the change is kept.
+    pub(crate) handed_over: RwLock<Option<HandedOver>>,
+    /// Whether it takes connections.
+    pub(crate) accepting: watch::Sender<Accepting>,
+}
+
+struct State {
+    pool: Pool,
+    functions: BTreeMap<String, Function>,
+    deployments: HashMap<FunctionId, Arc<Deployment>>,
+    waiting: HashMap<RequestId, Waiting>,
+    instances: BTreeMap<InstanceId, Arc<Instance>>,
+    published: crate::code::lambda_layers::Layers,
+    next_function: FunctionId,
+    closing: bool,
+}
+
+struct Waiting {
+    invocation: Arc<Invocation>,
+    arrived: Instant,
+    span: Option<Span>,
+    /// Its function's.
+    own: Arc<Count>,
+    reply: oneshot::Sender<Result<Outcome, ApiError>>,
+}
+
+impl Waiting {
+    /// Tells the caller, who may have gone away, and whoever counts. How long it took.
+    fn answer(self, outcome: Result<Outcome, ApiError>, count: &Count) -> Duration {
+        let latency = self.arrived.elapsed();
+        count.answered(&outcome, latency);
+        self.own.answered(&outcome, latency);
+        if let Some(span) = self.span {
+            span.end(&outcome);
+        }
+        let _ = self.reply.send(outcome);
+        latency
+    }
+}
+
+/// Takes a request back if its caller goes away while it still waits for an instance.
+struct Withdrawal<'a>(&'a Arc<Worker>, RequestId);
+
+impl Drop for Withdrawal<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        if state.pool.withdraw(self.1) {
+            state.waiting.remove(&self.1);
+        }
+    }
+}
+
+impl Worker {
+    /// A worker without functions.
+    ///
+    /// # Errors
+    /// No cgroup or folder can be made.
+    pub fn new(options: Options) -> Result<Arc<Worker>> {
+        std::fs::create_dir_all(&options.cache)
+            .with_context(|| format!("cannot make {}", options.cache.display()))?;
+        let folder = Folder::new(&options.cache)?;
+        let state = State {
+            pool: Pool::new(options.capacity.clone()),
+            functions: BTreeMap::new(),
+            deployments: HashMap::new(),
+            waiting: HashMap::new(),
+            instances: BTreeMap::new(),
+            published: crate::code::lambda_layers::Layers::default(),
+            next_function: 1,
+            closing: false,
+        };
+        runtime_files::write(folder.path())?;
+        let began = Instant::now();
+        Ok(Arc::new(Worker {
+            options: Arc::new(options),
+            count: Arc::default(),
+            history: Arc::new(History::new(began)),
+            logs: Arc::default(),
+            readings: Readings::default(),
+            around: OnceLock::new(),
+            images: Images::default(),
+            kept: OnceLock::new(),
+            traces: Traces::of_this_process()?,
+            folder,
+            began,
+            state: Mutex::new(state),
+            next_request: AtomicU64::new(1),
+            emptier: Notify::new(),
+            handed_over: RwLock::default(),
+            accepting: watch::Sender::default(),
+        }))
+    }
+
+    /// Says what instances are made by, once, before the first.
+    pub(crate) fn make_with(&self, maker: Arc<dyn Maker>) {
+        let (count, history, logs) = (self.count.clone(), self.history.clone(), self.logs.clone());
+        let around = Arc::new(Surroundings { maker, count, history, logs });
+        assert!(self.around.set(around).is_ok(), "instances are made by one maker");
+    }
+
+    fn around(&self) -> &Arc<Surroundings> {
+        self.around.get().expect("the maker is said before the first function")
+    }
+
+    /// What instances are made by.
+    pub(crate) fn maker(&self) -> &dyn Maker {
+        &*self.around().maker
+    }
+
+    /// A folder of the worker's own, gone when it is.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Since it began.
+    pub fn uptime(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    fn now(&self) -> Time {
+        self.began.elapsed()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    // ---- requests ----
+
+    /// Runs a function, waiting for an instance if there is none.
+    ///
+    /// # Errors
+    /// It was not run; the error says why.
+    pub async fn invoke(
+        self: &Arc<Self>,
+        target: &Target,
+        mut invocation: Invocation,
+    ) -> Result<Outcome, ApiError> {
+        let request = self.next_request.fetch_add(1, Ordering::Relaxed);
+        let (reply, answer) = oneshot::channel();
+        {
+            let mut state = self.lock();
+            let function = state.function(&target.name)?;
+            let id = function.qualified(target.qualifier.as_deref())?.function;
+            let own = function.count.clone();
+            if state.closing {
+                return Err(ApiError::new(503, "ServiceException", "the worker is being stopped"));
+            }
+            let span = self.traces.as_ref().map(|traces| traces.begin(target, &mut invocation));
+            let (invocation, arrived) = (Arc::new(invocation), Instant::now());
+            let waiting = Waiting { invocation, arrived, span, own, reply };
+            state.waiting.insert(request, waiting);
+            let now = self.now();
+            let actions = state.pool.request(id, request, now);
+            self.carry_out(&mut state, actions);
+        }
+        let _withdrawal = Withdrawal(self, request);
+        answer.await.unwrap_or_else(|_| Err(ApiError::service("the request was lost")))
+    }
+
+    /// Lets time pass; call it a few times a second.
+    pub fn tick(self: &Arc<Self>) {
+        let mut state = self.lock();
+        let now = self.now();
+        let actions = state.pool.tick(now);
+        self.carry_out(&mut state, actions);
+    }
+
+    /// What the instances may use.
+    pub fn capacity(&self) -> Capacity {
+        self.lock().pool.capacity().clone()
+    }
+
+    /// Says how much memory all instances together may have.
+    pub(crate) fn set_memory(&self, memory_mib: u64) {
+        self.lock().pool.set_memory(memory_mib);
+    }
+
+    /// How many instances are in which phase.
+    pub fn counts(&self) -> Counts {
+        self.lock().pool.counts(None)
+    }
+
+    /// How many instances of a function and its versions are in which phase.
+    pub fn counts_of(&self, function: &Function) -> Counts {
+        let state = self.lock();
+        let each = function.deployments().map(|deployment| state.pool.counts(Some(deployment.function)));
+        each.fold(Counts::default(), Counts::and)
+    }
+
+    /// What an instance is doing: `starting`, `idle`, `busy` or `stopping`.
+    pub fn phase(&self, instance: InstanceId) -> &'static str {
+        self.lock().pool.phase(instance)
+    }
+
+    /// All instances that are not gone.
+    pub fn instances(&self) -> Vec<Arc<Instance>> {
+        self.lock().instances.values().cloned().collect()
+    }
+
+    /// Whether it takes no new requests any more.
+    pub(crate) fn is_closing(&self) -> bool {
+        self.lock().closing
+    }
+
+    /// Sends what traces there are. Waits; not on a thread of the runtime's.
+    pub(crate) fn close_traces(&self) {
+        if let Some(traces) = &self.traces {
+            traces.close();
+        }
+    }
+
+    /// Keeps no instance any longer than it has work.
+    pub(crate) fn retire(&self) {
+        self.lock().pool.keep_none();
+    }
+
+    /// Takes no new requests, gives those that run some time, then ends all instances and waits until they are gone.
+    pub async fn close(self: &Arc<Self>, grace: Duration) {
+        self.lock().closing = true;
+        self.let_code_go(false);
+        self.maker().closing();
+        let deadline = Instant::now() + grace;
+        while !self.lock().waiting.is_empty() && Instant::now() < deadline {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        let names: Vec<String> = self.lock().functions.keys().cloned().collect();
+        for name in names {
+            let _ = self.delete(&name);
+        }
+        let left: Vec<InstanceId> = self.lock().instances.keys().copied().collect();
+        for instance in left {
+            self.clone().end(instance);
+        }
+        loop {
+            let emptier = self.emptier.notified();
+            if self.lock().instances.is_empty() {
+                return;
+            }
+            // A limit, should a notification come between the two lines above.
+            let _ = tokio::time::timeout(Duration::from_millis(100), emptier).await;
+        }
+    }
+}
+
+impl State {
+    fn new_function_id(&mut self) -> FunctionId {
+        let id = self.next_function;
+        self.next_function += 1;
+        id
+    }
+
+    fn function(&self, name: &str) -> Result<&Function, ApiError> {
+        self.functions.get(name).ok_or_else(|| name::no_such_function(name))
+    }
+}
+
+#[cfg(test)]
+impl Worker {
+    /// One whose files all lie in this folder. It has a function `f`, of which no instance ever starts.
+    pub(crate) fn of_tests(folder: &Path) -> Arc<Worker> {
+        let worker = Worker::new(Options::of_tests(folder)).unwrap();
+        worker.make_with(Arc::new(crate::sandbox::interface::Never));
+        let wanted = serde_json::from_str(r#"{"Runtime": "provided.al2023", "Handler": "h"}"#).unwrap();
+        let settings = crate::function::settings::Settings::new(&wanted).unwrap();
+        let code = crate::code::Code::from_folder(worker.folder()).unwrap();
+        worker.create("f", settings, code, crate::code::lambda_layers::Opt::default()).unwrap();
+        worker
+    }
+}

@@ -1,0 +1,195 @@
+//! What callers have made is kept, and there again when the worker is (`--state`).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use anyhow::{Result, anyhow, ensure};
+
+use super::Worker;
+use crate::base::error::ApiError;
+use crate::code::Code;
+use crate::code::lambda_layers::Opt;
+use crate::function::definition::{Deployment, Function};
+use crate::image::Allowed;
+use crate::pool::FunctionId;
+use crate::state::function_store::{FunctionStore, Kept, KeptDeployment, KeptFunction, KeptLayer};
+
+/// What a call may change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Changed {
+    /// The function of this name.
+    Function(String),
+    /// The layer of this name.
+    Layer(String),
+}
+
+impl Worker {
+    /// Opens what is kept. Called once, before anything else that concerns it.
+    ///
+    /// # Errors
+    /// Another worker has it, or it cannot be read.
+    pub(crate) fn open_state(&self) -> Result<()> {
+        if let Some(folder) = &self.options.state {
+            let store = FunctionStore::open(folder)?;
+            ensure!(self.kept.set(store).is_ok(), "what is kept is opened once");
+        }
+        Ok(())
+    }
+
+    /// Where the code of callers is unpacked.
+    pub(crate) fn code_folder(&self) -> &Path {
+        self.kept.get().map_or(self.folder(), |kept| kept.code_folder())
+    }
+
+    /// Code that has just been unpacked there: it stays for the next worker, where that is kept.
+    pub(crate) fn lasting(&self, code: Code) -> Code {
+        match self.kept.get() {
+            Some(kept) => code.outliving(kept.may_go()),
+            None => code,
+        }
+    }
+
+    /// An image that a caller has named, unpacked; it stays for the next worker, where that is kept.
+    ///
+    /// # Errors
+    /// The operator does not allow it, or what is wrong with it.
+    pub(crate) fn image(&self, uri: &str) -> Result<Code, ApiError> {
+        let options = &self.options;
+        let allowed = Allowed { folders: &options.code_folders, registries: &options.image_registries };
+        let may_go = self.kept.get().map(FunctionStore::may_go);
+        Code::of_callers_image(uri, &allowed, &self.images, self.code_folder(), may_go)
+    }
+
+    /// Closes what is kept, for another worker, or opens it again.
+    ///
+    /// # Errors
+    /// Another worker has it.
+    pub(crate) fn use_state(&self, in_use: bool) -> Result<()> {
+        let Some(kept) = self.kept.get() else { return Ok(()) };
+        kept.set_in_use(in_use)?;
+        self.let_code_go(in_use);
+        Ok(())
+    }
+
+    /// The first thing that callers have made and that nobody keeps, other than these functions of the template.
+    pub(crate) fn unkept(&self, of_template: &BTreeSet<String>) -> Option<String> {
+        if self.kept.get().is_some() {
+            return None;
+        }
+        self.lock().functions.keys().find(|name| !of_template.contains(*name)).cloned()
+    }
+
+    /// Whether code that is not used any more goes. When the worker ends it is still there for the next one.
+    pub(super) fn let_code_go(&self, may_go: bool) {
+        if let Some(kept) = self.kept.get() {
+            kept.may_go().store(may_go, Ordering::Relaxed);
+        }
+    }
+
+    /// Keeps what may have changed as it is now. Waits for the disk.
+    ///
+    /// # Errors
+    /// It could not be written.
+    pub(crate) fn keep(&self, changed: &Changed) -> Result<(), ApiError> {
+        let Some(kept) = self.kept.get() else { return Ok(()) };
+        let done = match changed {
+            Changed::Function(name) => {
+                kept.keep_function(name, || self.lock().functions.get(name).map(KeptFunction::of))
+            }
+            Changed::Layer(name) => kept.keep_layer(name, || {
+                let (latest, versions) = self.lock().published.history(name)?;
+                Some(KeptLayer { latest, versions: versions.iter().map(|layer| (**layer).clone()).collect() })
+            }),
+        };
+        done.map_err(|error| ApiError::service(format!("the change cannot be kept: {error:#}")))
+    }
+
+    /// What an earlier worker has kept: its layers are there when this returns, its functions are given.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub(crate) fn read_kept(&self) -> Result<Kept> {
+        let mut kept = self.kept.get().map_or_else(|| Ok(Kept::default()), |kept| kept.all())?;
+        let mut state = self.lock();
+        for (name, KeptLayer { latest, versions }) in std::mem::take(&mut kept.layers) {
+            state.published.again(&name, latest, versions.into_iter().map(Arc::new).collect());
+        }
+        Ok(kept)
+    }
+
+    /// Takes functions of an earlier worker into service. Those that the template has by now are the template's; one whose files
+    /// are gone is told of. From now on code that is not used any more goes.
+    pub(crate) fn restore(self: &Arc<Self>, kept: Kept) {
+        for (name, function) in kept.functions {
+            if self.function(&name).is_ok() {
+                tracing::info!("{name} is the template's: what was changed of it by the API is not kept");
+            } else if let Err(error) = self.restore_one(&name, function) {
+                tracing::error!("{name} is kept by --state, but cannot be served: {error:#}");
+            }
+        }
+        self.let_code_go(true);
+    }
+
+    fn restore_one(self: &Arc<Self>, name: &str, kept: KeptFunction) -> Result<()> {
+        let (id, numbers) = {
+            let mut state = self.lock();
+            let id = state.new_function_id();
+            (id, kept.versions.iter().map(|_| state.new_function_id()).collect::<Vec<_>>())
+        };
+        let deployment = self.deployment_again(name, id, id, kept.deployment)?;
+        let mut versions = BTreeMap::new();
+        for ((number, version), own) in kept.versions.into_iter().zip(numbers) {
+            versions.insert(number, self.deployment_again(name, own, id, version)?);
+        }
+        let function = Function {
+            deployment,
+            reserved: kept.reserved,
+            url: kept.url,
+            tags: kept.tags,
+            versions,
+            latest_version: kept.latest_version,
+            aliases: kept.aliases,
+            events: kept.events,
+            count: Arc::default(),
+        };
+        let mut state = self.lock();
+        for deployment in function.deployments() {
+            state.deployments.insert(deployment.function, deployment.clone());
+        }
+        let mut actions = state.pool.set_function(id, function.deployment.settings.memory_mib);
+        for version in function.versions.values() {
+            state.pool.add_version(version.function, id, version.settings.memory_mib);
+        }
+        actions.extend(state.pool.reserve(id, function.reserved));
+        state.functions.insert(name.to_string(), function);
+        self.carry_out(&mut state, actions);
+        Ok(())
+    }
+
+    fn deployment_again(
+        &self,
+        name: &str,
+        function: FunctionId,
+        whole: FunctionId,
+        kept: KeptDeployment,
+    ) -> Result<Arc<Deployment>> {
+        let folder = &kept.code.folder;
+        ensure!(folder.is_dir(), "{} is gone", folder.display());
+        self.options.python.provide(&kept.settings.runtime)?;
+        let layers = kept.layers.into_iter().map(Arc::new).collect();
+        let opt = Opt::new(layers, None, self.folder()).map_err(|error| anyhow!("{error}"))?;
+        Ok(Arc::new(Deployment {
+            function,
+            whole,
+            name: name.to_string(),
+            version: kept.version,
+            settings: kept.settings,
+            code: kept.code,
+            opt,
+            revision: kept.revision,
+            modified: kept.modified,
+        }))
+    }
+}

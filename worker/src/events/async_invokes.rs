@@ -1,0 +1,398 @@
+//! Asynchronous invocations: taken at once, run later, tried again when they fail, as Lambda does.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use anyhow::Result;
+use tokio::sync::Notify;
+
+use crate::base::error::ApiError;
+use crate::base::limits;
+use crate::base::lock::lock;
+use crate::base::name::{self, Target};
+use crate::base::time::now_ms;
+use crate::control::Worker;
+use crate::function::event_config::{self, Condition, after_failure, after_throttle};
+use crate::invocation::request::{Invocation, Outcome};
+use crate::state::event_store::{EventStore, Kept};
+use crate::state::handover::{Accepting, Predecessor, Told};
+
+/// Invocations that wait or run at once.
+const MOST: usize = 10_000;
+/// Their payloads together.
+const MOST_BYTES: usize = 256 * 1024 * 1024;
+
+/// The queue of asynchronous invocations.
+#[derive(Clone)]
+pub struct Events {
+    worker: Arc<Worker>,
+    size: Arc<QueueSize>,
+    store: Option<Arc<EventStore>>,
+    /// Ids of those that a function has now.
+    begun: Arc<Mutex<BTreeSet<String>>>,
+}
+
+#[derive(Default)]
+struct QueueSize {
+    count: AtomicUsize,
+    bytes: AtomicUsize,
+    /// Told whenever one is done.
+    fewer: Notify,
+}
+
+/// The place of one invocation in the queue.
+struct Place(Arc<QueueSize>, usize);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.count.fetch_sub(1, Ordering::Relaxed);
+        self.0.bytes.fetch_sub(self.1, Ordering::Relaxed);
+        self.0.fewer.notify_waiters();
+    }
+}
+
+/// Functions that are told of one another's ends, in a circle, stop here (Lambda's recursive loop detection).
+const MOST_HOPS: u32 = 16;
+
+/// What became of an event that a function had.
+enum Next {
+    /// It is done, or given up: and an event for who is told of that.
+    Done(Option<Box<Kept>>),
+    /// It is tried again after this time.
+    Again(Duration),
+}
+
+impl Events {
+    /// The queue as the worker's state has it: what an earlier worker has accepted and not done is run now, but for those that it still
+    /// runs, which are given.
+    ///
+    /// # Errors
+    /// The state cannot be read.
+    pub(crate) fn new(
+        worker: Arc<Worker>,
+        begun: &BTreeSet<String>,
+    ) -> Result<(Events, BTreeMap<String, Kept>)> {
+        let store = worker.options.state.as_deref().map(EventStore::open).transpose()?.map(Arc::new);
+        let events = Events { worker, size: Arc::default(), store, begun: Arc::default() };
+        let kept = events.store.as_ref().map_or_else(|| Ok(Vec::new()), |store| store.all())?;
+        let (elsewhere, kept): (Vec<_>, Vec<_>) =
+            kept.into_iter().partition(|event| begun.contains(&event.id));
+        if !kept.is_empty() {
+            tracing::info!("{} events of an earlier run are run now", kept.len());
+        }
+        for event in kept {
+            events.start(event);
+        }
+        Ok((events, elsewhere.into_iter().map(|event| (event.id.clone(), event)).collect()))
+    }
+
+    fn start(&self, event: Kept) {
+        let place = self.place(event.payload.len());
+        tokio::spawn(self.clone().run(event, place));
+    }
+
+    /// Hears what becomes of the events that an earlier worker has begun, on a thread of its own. Where it ends without a word, they are run
+    /// again.
+    ///
+    /// # Errors
+    /// There is no thread for it.
+    pub(crate) fn follow(
+        self,
+        mut predecessor: Predecessor,
+        mut elsewhere: BTreeMap<String, Kept>,
+    ) -> Result<()> {
+        let runtime = tokio::runtime::Handle::current();
+        let hear = move || {
+            let _in_runtime = runtime.enter();
+            let written = |change: Result<()>| {
+                if let Err(error) = change {
+                    tracing::error!("an event of the earlier worker: {error:#}");
+                }
+            };
+            while let Some(told) = predecessor.next() {
+                match (told, &self.store) {
+                    (Told::Done(id), Some(store)) => {
+                        elsewhere.remove(&id);
+                        written(store.forget(&id));
+                    }
+                    (Told::Again(event), Some(store)) => {
+                        elsewhere.remove(&event.id);
+                        written(store.keep(&event));
+                        self.start(event);
+                    }
+                    _ => {}
+                }
+            }
+            elsewhere.into_values().for_each(|event| self.start(event));
+        };
+        std::thread::Builder::new().name("predecessor".into()).spawn(hear)?;
+        Ok(())
+    }
+
+    /// Ids of events that functions have now.
+    pub(crate) fn begun(&self) -> BTreeSet<String> {
+        if self.store.is_some() { lock(&self.begun).clone() } else { BTreeSet::new() }
+    }
+
+    /// Closes what is kept, for another worker, or opens it again.
+    ///
+    /// # Errors
+    /// Another worker has it.
+    pub(crate) fn use_state(&self, in_use: bool) -> Result<()> {
+        self.store.as_ref().map_or(Ok(()), |store| store.set_in_use(in_use))
+    }
+
+    /// Waits until none is left that this worker has to run.
+    pub(crate) async fn none_left(&self) {
+        loop {
+            let fewer = self.size.fewer.notified();
+            tokio::pin!(fewer);
+            fewer.as_mut().enable();
+            if self.size.count.load(Ordering::Relaxed) == 0 {
+                return;
+            }
+            fewer.await;
+        }
+    }
+
+    /// Takes an invocation, which will be run; its outcome is only logged. Where the worker has a state, it is there when
+    /// this returns.
+    ///
+    /// # Errors
+    /// The queue is full, or the state cannot be written.
+    pub async fn accept(&self, target: &Target, invocation: Invocation) -> Result<(), ApiError> {
+        let bytes = invocation.payload.len();
+        let place = self.place(bytes);
+        let (count, held) =
+            (self.size.count.load(Ordering::Relaxed), self.size.bytes.load(Ordering::Relaxed));
+        if count > MOST || held > MOST_BYTES {
+            return Err(ApiError::throttled("CallerRateLimitExceeded", "too many events are waiting"));
+        }
+        let event = Kept::new(target, invocation, 0);
+        // All of it, whether or not the caller stays for the answer: one that is kept and not run would come after the next start.
+        let events = self.clone();
+        let accepting = tokio::spawn(async move {
+            events.write(&event, |store, event| store.keep(event)).await?;
+            tokio::spawn(events.run(event, place));
+            Ok(())
+        });
+        let accepted: Result<()> = accepting.await.unwrap_or_else(|error| Err(error.into()));
+        accepted.map_err(|error| ApiError::service(format!("the event cannot be kept: {error:#}")))
+    }
+
+    fn place(&self, bytes: usize) -> Place {
+        self.size.count.fetch_add(1, Ordering::Relaxed);
+        self.size.bytes.fetch_add(bytes, Ordering::Relaxed);
+        Place(self.size.clone(), bytes)
+    }
+
+    /// Changes the state, if there is one, on a thread that may wait for the disk.
+    async fn write(
+        &self,
+        event: &Kept,
+        change: impl FnOnce(&EventStore, &Kept) -> Result<()> + Send + 'static,
+    ) -> Result<()> {
+        let Some(store) = self.store.clone() else { return Ok(()) };
+        let event = event.clone();
+        tokio::task::spawn_blocking(move || change(&store, &event)).await?
+    }
+
+    /// Runs it until it is done or given up; or until it is another worker's, which has it from the state.
+    async fn run(self, mut event: Kept, place: Place) {
+        let mut throttled = 0;
+        while self.begin(&event.id).await {
+            let next = match self.attempt(&mut event, &mut throttled).await {
+                // A worker that ends fails everything: the next one runs what this one has kept.
+                None => break,
+                Some(next) => next,
+            };
+            match self.settle(&event, next).await {
+                Some(pause) => self.pause(pause).await,
+                None => break,
+            }
+        }
+        drop(place);
+    }
+
+    /// Whether this worker is to run it now.
+    async fn begin(&self, id: &str) -> bool {
+        let handed_over = self.worker.handed_over.read().await;
+        if handed_over.is_some() && self.store.is_some() {
+            return false;
+        }
+        lock(&self.begun).insert(id.into());
+        true
+    }
+
+    /// Has the function run it. None if nothing can be said of it, as the worker ends.
+    async fn attempt(&self, event: &mut Kept, throttled: &mut u32) -> Option<Next> {
+        let label = label(event);
+        let outcome = match name::parse(&event.function) {
+            Ok(target) => self.worker.invoke(&target, invocation(event)).await,
+            Err(error) => Err(error),
+        };
+        if self.store.is_some() && self.worker.is_closing() && !matches!(&outcome, Ok(ran) if !ran.failed) {
+            return None;
+        }
+        let target = name::parse(&event.function).ok();
+        let function = target.and_then(|target| self.worker.function(&target.name).ok());
+        let config = function.and_then(|function| function.events).unwrap_or_default();
+        let mut why = Condition::RetriesExhausted;
+        let pause = match &outcome {
+            Ok(outcome) if !outcome.failed => {
+                why = Condition::Success;
+                None
+            }
+            Ok(outcome) => {
+                event.failures += 1;
+                let text = String::from_utf8_lossy(&outcome.payload[..outcome.payload.len().min(500)]);
+                tracing::warn!("{label}, attempt {}: {text}", event.failures);
+                after_failure(event.failures, config.maximum_retry_attempts.unwrap_or(limits::EVENT_RETRIES))
+            }
+            Err(error) if error.status == 429 || error.status >= 500 => {
+                *throttled += 1;
+                Some(after_throttle(*throttled))
+            }
+            Err(error) => {
+                tracing::warn!("{label}: {error}");
+                None
+            }
+        };
+        if let Some(pause) = pause {
+            let age = Duration::from_millis(now_ms().saturating_sub(event.accepted_ms));
+            if age + pause < config.most_age() {
+                return Some(Next::Again(pause));
+            }
+            why = Condition::EventAgeExceeded;
+        }
+        if why != Condition::Success {
+            tracing::error!("{label} is given up after {} failures", event.failures);
+        }
+        let attempts = event.failures + u32::from(why == Condition::Success);
+        let told =
+            config.destination(why).and_then(|told| follow_up(event, &told, why, attempts, outcome.ok()));
+        Some(Next::Done(told.map(Box::new)))
+    }
+
+    /// Keeps what became of it. How long to wait for the next attempt, if there is to be one here.
+    async fn settle(&self, event: &Kept, next: Next) -> Option<Duration> {
+        let handed_over = self.worker.handed_over.read().await;
+        lock(&self.begun).remove(&event.id);
+        if let (Some(handed_over), Some(_)) = (&*handed_over, &self.store) {
+            // Who is told of its end comes first: better twice than never.
+            match next {
+                Next::Done(told) => {
+                    told.into_iter().for_each(|told| handed_over.tell(&Told::Again(*told)));
+                    handed_over.tell(&Told::Done(event.id.clone()));
+                }
+                Next::Again(_) => handed_over.tell(&Told::Again(event.clone())),
+            }
+            return None;
+        }
+        let (told, pause) = match next {
+            Next::Done(told) => (told, None),
+            Next::Again(pause) => (None, Some(pause)),
+        };
+        let kept = match (&told, pause) {
+            (Some(told), _) => {
+                let told = told.clone();
+                self.write(event, move |store, event| store.replace(&event.id, &told)).await
+            }
+            (None, None) => self.write(event, |store, event| store.forget(&event.id)).await,
+            (None, Some(_)) => self.write(event, |store, event| store.keep(event)).await,
+        };
+        if let Err(error) = kept {
+            tracing::error!("{}: what became of it is not kept: {error:#}", label(event));
+        }
+        told.into_iter().for_each(|told| self.start(*told));
+        pause
+    }
+
+    /// Waits; where the state is another worker's from now on, no longer than that.
+    async fn pause(&self, pause: Duration) {
+        let mut accepting = self.worker.accepting.subscribe();
+        let handed_over = accepting.wait_for(|accepting| *accepting == Accepting::NoMore);
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            _ = handed_over, if self.store.is_some() => {}
+        }
+    }
+}
+
+fn label(event: &Kept) -> String {
+    format!("[{}] event {}", event.function, event.id)
+}
+
+/// An event for who is told of the end of another; none where that has gone round too often.
+fn follow_up(
+    event: &Kept,
+    told: &Target,
+    condition: Condition,
+    attempts: u32,
+    response: Option<Outcome>,
+) -> Option<Kept> {
+    if event.hops >= MOST_HOPS {
+        tracing::error!("{}: {told} is not told: functions tell one another in a circle", label(event));
+        return None;
+    }
+    let of = invocation(event);
+    let payload = event_config::told(&of, condition, attempts, response.as_ref());
+    let next = Invocation::new(String::new(), payload.into(), None, Some(&event.trace_id));
+    Some(Kept::new(told, next, event.hops + 1))
+}
+
+/// Each attempt has the same id, so that the function can tell.
+fn invocation(event: &Kept) -> Invocation {
+    Invocation {
+        id: event.id.clone(),
+        payload: event.payload.clone().into(),
+        client_context: event.client_context.clone(),
+        arn: name::arn(&event.function),
+        trace_id: event.trace_id.clone(),
+        stream: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_kept_is_run_even_if_its_caller_has_gone() {
+        // One thread waits for the disk, so that what was written is there when it does the next thing.
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().max_blocking_threads(1).enable_all().build();
+        runtime.unwrap().block_on(async {
+            let folder = tempfile::tempdir().unwrap();
+            let worker = Worker::of_tests(folder.path());
+            let (events, _) = Events::new(worker, &BTreeSet::new()).unwrap();
+            let target = name::parse("nobody").unwrap();
+            let invocation = Invocation::new(name::arn("nobody"), "1".into(), None, None);
+            let mut accepted = Box::pin(events.accept(&target, invocation));
+            let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+            assert!(accepted.as_mut().poll(&mut context).is_pending());
+            drop(accepted);
+            events.none_left().await;
+            tokio::task::spawn_blocking(|| ()).await.unwrap();
+            assert_eq!(events.store.as_ref().unwrap().all().unwrap(), []);
+        });
+    }
+
+    #[tokio::test]
+    async fn the_age_of_an_event_is_not_that_of_the_worker() {
+        let folder = tempfile::tempdir().unwrap();
+        let worker = Worker::of_tests(folder.path());
+        worker.reserve("f", Some(0)).unwrap(); // so that each call is throttled
+        let (events, _) = Events::new(worker, &BTreeSet::new()).unwrap();
+        let attempted = async |hours: u64| {
+            let accepted_ms = now_ms() - hours * 3_600_000;
+            let invocation = Invocation::new(String::new(), "1".into(), None, None);
+            let mut event = Kept { accepted_ms, ..Kept::new(&name::parse("f").unwrap(), invocation, 0) };
+            events.attempt(&mut event, &mut 0).await
+        };
+        assert!(matches!(attempted(5).await, Some(Next::Again(_))));
+        assert!(matches!(attempted(6).await, Some(Next::Done(None))));
+    }
+}

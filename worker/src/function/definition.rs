@@ -1,0 +1,210 @@
+//! What a function is: settings and code as they are now, what was published of it, and what is said about it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::base::error::ApiError;
+use crate::base::name;
+use crate::base::time::lambda_time;
+use crate::code::Code;
+use crate::code::lambda_layers::{self, Opt};
+use crate::code::runtime::Runtime;
+use crate::function::event_config::EventConfig;
+use crate::function::settings::Settings;
+use crate::image::ImageConfig;
+use crate::invocation::counters::Count;
+use crate::pool::{FunctionId, InstanceId};
+
+/// All that an instance is started with. A change of the function makes a new one.
+#[derive(Clone, Debug)]
+pub struct Deployment {
+    /// The function, or the version of it, that has instances of its own.
+    pub function: FunctionId,
+    /// The function that it is a version of, or itself: all its versions share pages.
+    pub whole: FunctionId,
+    /// Its name.
+    pub name: String,
+    /// `$LATEST`, or the number of a version.
+    pub version: String,
+    /// Its settings.
+    pub settings: Settings,
+    /// Its code.
+    pub code: Code,
+    /// What the code needs, seen below /opt.
+    pub opt: Opt,
+    /// Changes with every change.
+    pub revision: String,
+    /// Of the last change.
+    pub modified: SystemTime,
+}
+
+/// The name of a function's log.
+pub(crate) fn log_group(function: &str) -> String {
+    format!("/aws/lambda/{function}")
+}
+
+/// A function of the worker.
+#[derive(Clone, Debug)]
+pub struct Function {
+    /// What new instances are started with.
+    pub deployment: Arc<Deployment>,
+    /// Concurrency that it alone may use.
+    pub reserved: Option<u32>,
+    /// Its URL, if it has one.
+    pub url: Option<FunctionUrl>,
+    /// Kept for those who ask.
+    pub tags: BTreeMap<String, String>,
+    /// What was published, by number; it does not change any more.
+    pub versions: BTreeMap<u64, Arc<Deployment>>,
+    /// The number of the latest version, which is never given again.
+    pub latest_version: u64,
+    /// Names for versions.
+    pub aliases: BTreeMap<String, Alias>,
+    /// What becomes of its `Event` invocations, where that was said.
+    pub events: Option<EventConfig>,
+    /// What has become of its requests since the worker began.
+    pub count: Arc<Count>,
+}
+
+/// A name for a version of a function, which may be moved to another.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Alias {
+    /// `$LATEST`, or the number of a version.
+    pub version: String,
+    /// Free text.
+    pub description: String,
+    /// Changes with every change.
+    pub revision: String,
+}
+
+impl Function {
+    /// What a version or an alias stands for; none is `$LATEST`.
+    ///
+    /// # Errors
+    /// There is no such version or alias.
+    pub fn qualified(&self, qualifier: Option<&str>) -> Result<&Arc<Deployment>, ApiError> {
+        let Some(qualifier) = qualifier else { return Ok(&self.deployment) };
+        let version = self.aliases.get(qualifier).map_or(qualifier, |alias| &alias.version);
+        let found = match version {
+            name::LATEST => Some(&self.deployment),
+            number => number.parse().ok().and_then(|number: u64| self.versions.get(&number)),
+        };
+        found.ok_or_else(|| name::no_such_function(&format!("{}:{qualifier}", self.deployment.name)))
+    }
+
+    /// What is and what was published of it.
+    pub fn deployments(&self) -> impl Iterator<Item = &Arc<Deployment>> {
+        std::iter::once(&self.deployment).chain(self.versions.values())
+    }
+}
+
+/// A function's URL.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FunctionUrl {
+    /// What stands in the path.
+    pub id: String,
+    /// The alias that it calls; none is `$LATEST`.
+    pub alias: Option<String>,
+    /// `NONE` or `AWS_IAM`.
+    pub auth_type: String,
+    /// `InvokeMode`: whether what the function streams is answered while it comes.
+    #[serde(default)]
+    pub streams: bool,
+    /// Lambda's time text.
+    pub created: String,
+    /// Lambda's time text.
+    pub modified: String,
+}
+
+impl Deployment {
+    /// The `FunctionConfiguration` that the API answers with.
+    pub fn configuration(&self) -> Value {
+        let settings = &self.settings;
+        let mut configuration = json!({
+            "FunctionName": self.name,
+            "FunctionArn": self.arn(),
+            "Role": settings.role,
+            "CodeSize": self.code.size_bytes,
+            "CodeSha256": self.code.sha256,
+            "Description": settings.description,
+            "Timeout": settings.timeout_s,
+            "MemorySize": settings.memory_mib,
+            "LastModified": lambda_time(self.modified),
+            "Version": self.version,
+            "TracingConfig": { "Mode": "PassThrough" },
+            "RevisionId": self.revision,
+            "State": "Active",
+            "LastUpdateStatus": "Successful",
+            "PackageType": "Zip",
+            "LoggingConfig": { "LogFormat": "Text", "LogGroup": self.log_group() },
+            "Architectures": ["x86_64"],
+            "EphemeralStorage": { "Size": settings.ephemeral_mib },
+            "SnapStart": { "ApplyOn": "None", "OptimizationStatus": "Off" },
+        });
+        match settings.runtime {
+            Runtime::Image => {
+                configuration["PackageType"] = "Image".into();
+                if settings.image_config != ImageConfig::default() {
+                    configuration["ImageConfigResponse"] = json!({ "ImageConfig": settings.image_config });
+                }
+            }
+            _ => {
+                configuration["Runtime"] = settings.runtime.name().into();
+                configuration["Handler"] = settings.handler.clone().into();
+            }
+        }
+        if !settings.environment.is_empty() {
+            configuration["Environment"] = json!({ "Variables": settings.environment });
+        }
+        if !self.opt.layers.is_empty() {
+            let layer = |layer: &Arc<lambda_layers::Layer>| json!({ "Arn": layer.arn(), "CodeSize": layer.code.size_bytes });
+            configuration["Layers"] = self.opt.layers.iter().map(layer).collect();
+        }
+        configuration
+    }
+
+    /// Where its code is, as `GetFunction` has it.
+    pub fn location(&self) -> Value {
+        match &self.code.image {
+            Some(image) => json!({
+                "RepositoryType": "Image",
+                "ImageUri": image.uri,
+                "ResolvedImageUri": format!("{}@sha256:{}", image.uri, self.code.sha256),
+            }),
+            None => json!({
+                "RepositoryType": "Folder",
+                "Location": format!("file://{}", self.code.folder.display()),
+            }),
+        }
+    }
+
+    /// Its ARN, with the number of a version that was published.
+    pub fn arn(&self) -> String {
+        match self.version.as_str() {
+            name::LATEST => name::arn(&self.name),
+            version => name::arn(&format!("{}:{version}", self.name)),
+        }
+    }
+
+    /// The name of its functions' logs.
+    pub fn log_group(&self) -> String {
+        log_group(&self.name)
+    }
+
+    /// The name of one instance's log, as long as any other's: the instance has it in its environment, and what is longer lies
+    /// elsewhere in memory. The tenth instance's pages with pointers were not like those of the nine before it.
+    pub fn log_stream(&self, instance: InstanceId) -> String {
+        format!("[{}]{}-{instance:010}", self.version, self.revision)
+    }
+
+    /// Whether both do the same, whatever they are called.
+    pub fn is_alike(&self, other: &Deployment) -> bool {
+        let described =
+            |deployment: &Deployment| Settings { description: String::new(), ..deployment.settings.clone() };
+        self.code.sha256 == other.code.sha256 && described(self) == described(other)
+    }
+}

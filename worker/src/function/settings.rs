@@ -1,0 +1,397 @@
+//! A function's settings, checked against Lambda's ranges.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::base::error::{ApiError, shown};
+use crate::base::limits;
+use crate::code::lambda_layers;
+use crate::code::runtime::Runtime;
+use crate::image::ImageConfig;
+
+/// Settings as a request or a template gives them; what is absent stays as it is.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub struct Wanted {
+    /// Free text.
+    pub description: Option<String>,
+    /// `python3.N` or `provided.*`.
+    pub runtime: Option<String>,
+    /// Where the function is in the code.
+    pub handler: Option<String>,
+    /// MiB.
+    pub memory_size: Option<u32>,
+    /// Seconds.
+    pub timeout: Option<u32>,
+    /// Variables.
+    pub environment: Option<Environment>,
+    /// Size of /tmp.
+    pub ephemeral_storage: Option<EphemeralStorage>,
+    /// Kept for `GetFunction`; nothing here acts in a role.
+    pub role: Option<String>,
+    /// `Zip` or `Image`.
+    pub package_type: Option<String>,
+    /// `x86_64`.
+    pub architectures: Option<Vec<String>>,
+    /// ARNs of versions of layers, the later over the earlier.
+    pub layers: Option<Vec<String>>,
+    /// What is to be different from what the image says.
+    pub image_config: Option<ImageConfig>,
+    /// What else a request may ask for; [`REFUSED`] says what of it cannot be had.
+    #[serde(flatten)]
+    pub other: BTreeMap<String, Value>,
+}
+
+/// What belongs to the call, and not to the function.
+const OF_THE_CALL: [&str; 2] = ["Publish", "RevisionId"];
+
+/// What cannot be had here, and why. Asking for it is refused, as is what nobody here has heard of, so that nobody believes to have
+/// it; its default is accepted.
+const REFUSED: [(&str, &str); 9] = [
+    ("DeadLetterConfig", "events that failed are only logged"),
+    ("VpcConfig", "there is no such network"),
+    ("TracingConfig", "there is no X-Ray"),
+    ("KMSKeyArn", "nothing is encrypted at rest"),
+    ("FileSystemConfigs", "there is no EFS"),
+    ("CodeSigningConfigArn", "signatures of code are not checked"),
+    ("SnapStart", "there is no SnapStart"),
+    ("LoggingConfig", "logs are plain text on the worker's stderr"),
+    ("RuntimeManagementConfig", "the runtime is the host's"),
+];
+
+/// `Environment`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub struct Environment {
+    /// Names and values.
+    #[serde(default)]
+    pub variables: BTreeMap<String, String>,
+}
+
+/// `EphemeralStorage`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub struct EphemeralStorage {
+    /// MiB.
+    pub size: u32,
+}
+
+/// Checked settings.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Settings {
+    /// Free text.
+    pub description: String,
+    /// What starts.
+    pub runtime: Runtime,
+    /// Where the function is in the code.
+    pub handler: String,
+    /// `MemorySize`.
+    pub memory_mib: u32,
+    /// `Timeout`.
+    pub timeout_s: u32,
+    /// The function's own variables.
+    pub environment: BTreeMap<String, String>,
+    /// Size of /tmp.
+    pub ephemeral_mib: u32,
+    /// As given.
+    pub role: String,
+    /// ARNs of versions of layers, the later over the earlier.
+    pub layers: Vec<String>,
+    /// `ImageConfig`.
+    #[serde(default)]
+    pub image_config: ImageConfig,
+    /// Processors it may use at most: `Metadata.Mayfly.Cpus` of its resource in a template.
+    pub processors: Option<f64>,
+    /// Whether it reaches the outside world: `Metadata.Mayfly.Network` of its resource in a template; otherwise as the worker
+    /// is set up.
+    pub outside: Option<bool>,
+    /// Its VM, with `--sandbox vm`: `Metadata.Mayfly.Vm` of its resource in a template; otherwise that of all who name none.
+    #[serde(default)]
+    pub vm: Option<String>,
+    /// Frozen for so long, its memory goes to the host's swap: `Metadata.Mayfly.PageOutAfter` of its resource in a template.
+    #[serde(default)]
+    pub page_out_after_s: Option<u32>,
+}
+
+/// Variables that Lambda sets and a function may not (Lambda's guide, "Defined runtime environment variables").
+const RESERVED_VARIABLES: [&str; 16] = [
+    "_HANDLER",
+    "_X_AMZN_TRACE_ID",
+    "AWS_DEFAULT_REGION",
+    "AWS_REGION",
+    "AWS_EXECUTION_ENV",
+    "AWS_LAMBDA_FUNCTION_NAME",
+    "AWS_LAMBDA_FUNCTION_MEMORY_SIZE",
+    "AWS_LAMBDA_FUNCTION_VERSION",
+    "AWS_LAMBDA_INITIALIZATION_TYPE",
+    "AWS_LAMBDA_LOG_GROUP_NAME",
+    "AWS_LAMBDA_LOG_STREAM_NAME",
+    "AWS_LAMBDA_RUNTIME_API",
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "LAMBDA_TASK_ROOT",
+    "LAMBDA_RUNTIME_DIR",
+];
+
+impl Settings {
+    /// The settings of a new function.
+    ///
+    /// # Errors
+    /// A value out of range, or one that is needed and missing.
+    pub fn new(wanted: &Wanted) -> Result<Settings, ApiError> {
+        let needed =
+            |what: &str| ApiError::invalid_parameter(format!("{what} is needed for a .zip or folder"));
+        let package = wanted.package_type.as_deref().unwrap_or("Zip");
+        let (runtime, handler) = match package {
+            "Image" => (Runtime::Image, String::new()),
+            _ => {
+                check(package == "Zip", "PackageType", package, "be Zip or Image")?;
+                let runtime = wanted.runtime.as_deref().ok_or_else(|| needed("Runtime"))?;
+                (Runtime::parse(runtime)?, wanted.handler.clone().ok_or_else(|| needed("Handler"))?)
+            }
+        };
+        let defaults = Settings {
+            description: String::new(),
+            runtime,
+            handler,
+            memory_mib: limits::DEFAULT_MEMORY_MIB,
+            timeout_s: limits::DEFAULT_TIMEOUT_S,
+            environment: BTreeMap::new(),
+            ephemeral_mib: *limits::EPHEMERAL_MIB.start(),
+            role: String::new(),
+            layers: Vec::new(),
+            image_config: ImageConfig::default(),
+            processors: None,
+            outside: None,
+            vm: None,
+            page_out_after_s: None,
+        };
+        defaults.changed(wanted)
+    }
+
+    /// These settings with what is wanted.
+    ///
+    /// # Errors
+    /// A value out of range.
+    pub fn changed(&self, wanted: &Wanted) -> Result<Settings, ApiError> {
+        let mut settings = self.clone();
+        self.check_package(wanted)?;
+        if let Some(config) = &wanted.image_config {
+            check_image_config(config)?;
+            settings.image_config.clone_from(config);
+        }
+        if let Some(text) = &wanted.description {
+            check(text.len() <= 256, "Description", text, "have at most 256 bytes")?;
+            settings.description.clone_from(text);
+        }
+        if let Some(text) = &wanted.runtime {
+            settings.runtime = Runtime::parse(text)?;
+        }
+        if let Some(text) = &wanted.handler {
+            let fits =
+                (1..=128).contains(&text.len()) && !text.contains(|c: char| c.is_whitespace() || c == '\0');
+            check(fits, "Handler", text, "have 1 to 128 bytes and no space")?;
+            settings.handler.clone_from(text);
+        }
+        if let Some(size) = wanted.memory_size {
+            check(limits::MEMORY_MIB.contains(&size), "MemorySize", &size.to_string(), "be 128 to 10240")?;
+            settings.memory_mib = size;
+        }
+        if let Some(seconds) = wanted.timeout {
+            check(limits::TIMEOUT_S.contains(&seconds), "Timeout", &seconds.to_string(), "be 1 to 900")?;
+            settings.timeout_s = seconds;
+        }
+        if let Some(storage) = &wanted.ephemeral_storage {
+            let fits = limits::EPHEMERAL_MIB.contains(&storage.size);
+            check(fits, "EphemeralStorage.Size", &storage.size.to_string(), "be 512 to 10240")?;
+            settings.ephemeral_mib = storage.size;
+        }
+        if let Some(environment) = &wanted.environment {
+            check_environment(&environment.variables)?;
+            settings.environment.clone_from(&environment.variables);
+        }
+        if let Some(role) = &wanted.role {
+            settings.role.clone_from(role);
+        }
+        for architecture in wanted.architectures.iter().flatten() {
+            check(architecture == "x86_64", "Architectures", architecture, "be x86_64")?;
+        }
+        if let Some(arns) = &wanted.layers {
+            lambda_layers::check(arns)?;
+            settings.layers.clone_from(arns);
+        }
+        for (name, value) in &wanted.other {
+            if !OF_THE_CALL.contains(&name.as_str()) && !is_default(value) {
+                let known = REFUSED.iter().find(|(refused, _)| refused == name);
+                let reason = known.map_or_else(String::new, |(_, reason)| format!(": {reason}"));
+                let text = format!("{} is not supported here{reason}", shown(name));
+                return Err(ApiError::invalid_parameter(text));
+            }
+        }
+        Ok(settings)
+    }
+
+    /// What belongs to the other kind of package is refused, as on Lambda.
+    fn check_package(&self, wanted: &Wanted) -> Result<(), ApiError> {
+        let given = |is_given: bool, what: &'static str| is_given.then_some(what);
+        let (wrong, kind) = match self.runtime {
+            Runtime::Image => {
+                let layers = wanted.layers.as_ref().is_some_and(|layers| !layers.is_empty());
+                let wrong = given(wanted.runtime.is_some(), "Runtime")
+                    .or(given(wanted.handler.is_some(), "Handler"))
+                    .or(given(layers, "Layers"));
+                (wrong, "Image")
+            }
+            _ => {
+                let config =
+                    wanted.image_config.as_ref().is_some_and(|config| *config != ImageConfig::default());
+                (given(config, "ImageConfig"), "Zip")
+            }
+        };
+        match wrong {
+            None => Ok(()),
+            Some(what) => Err(ApiError::invalid_parameter(format!(
+                "{what} is not supported for functions created with PackageType {kind}"
+            ))),
+        }
+    }
+}
+
+fn check_image_config(config: &ImageConfig) -> Result<(), ApiError> {
+    for word in config.entry_point.iter().chain(&config.command).chain(&config.working_directory) {
+        let fits = word.len() <= 1000 && !word.contains('\0');
+        check(fits, "ImageConfig", word, "have at most 1000 bytes, none of them zero")?;
+    }
+    let most = config.entry_point.len().max(config.command.len());
+    check(most <= 1500, "ImageConfig", &most.to_string(), "have at most 1500 words")
+}
+
+/// Whether a value asks for nothing: what clients send that fill in every field.
+fn is_default(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::String(text) => matches!(text.as_str(), "" | "PassThrough" | "None" | "Text"),
+        Value::Array(list) => list.is_empty(),
+        Value::Object(map) => map.values().all(is_default),
+        Value::Bool(true) | Value::Number(_) => false,
+    }
+}
+
+fn check(fits: bool, what: &str, value: &str, must: &str) -> Result<(), ApiError> {
+    if fits {
+        return Ok(());
+    }
+    Err(ApiError::invalid_parameter(format!("'{what}' is '{}' and must {must}", shown(value))))
+}
+
+fn check_environment(variables: &BTreeMap<String, String>) -> Result<(), ApiError> {
+    let bytes: usize = variables.iter().map(|(name, value)| name.len() + value.len()).sum();
+    if bytes > limits::ENVIRONMENT_BYTES {
+        return Err(ApiError::invalid_parameter(format!(
+            "Environment variables have {bytes} bytes and must have at most {}",
+            limits::ENVIRONMENT_BYTES
+        )));
+    }
+    for (name, value) in variables {
+        let mut bytes = name.bytes();
+        let letters = bytes.next().is_some_and(|byte| byte.is_ascii_alphabetic())
+            && name.len() >= 2
+            && bytes.all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+        check(letters, "Environment", name, "name variables by a letter, then letters, digits and _")?;
+        check(
+            !RESERVED_VARIABLES.contains(&name.as_str()),
+            "Environment",
+            name,
+            "not set what Lambda itself sets",
+        )?;
+        check(!value.contains('\0'), "Environment", name, "hold no zero byte")?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn wanted() -> Wanted {
+        Wanted { runtime: Some("provided.al2023".into()), handler: Some("h".into()), ..Wanted::default() }
+    }
+
+    fn refusal(change: impl Fn(&mut Wanted)) -> String {
+        let mut wanted = wanted();
+        change(&mut wanted);
+        Settings::new(&wanted).expect_err("must be refused").message
+    }
+
+    #[test]
+    fn defaults_are_lambdas() {
+        let settings = Settings::new(&wanted()).unwrap();
+        assert_eq!((settings.memory_mib, settings.timeout_s, settings.ephemeral_mib), (128, 3, 512));
+    }
+
+    #[test]
+    fn an_image_says_itself_what_starts() {
+        let image = || Wanted { package_type: Some("Image".into()), ..Wanted::default() };
+        let settings = Settings::new(&image()).unwrap();
+        assert_eq!((&settings.runtime, settings.handler.as_str()), (&Runtime::Image, ""));
+        let kept: Settings = serde_json::from_value(serde_json::to_value(&settings).unwrap()).unwrap();
+        assert_eq!(kept, settings, "as a worker keeps it");
+        assert!(Runtime::parse("Image").is_err(), "nobody asks for it by name");
+        let config = ImageConfig { command: vec!["app.handler".into()], ..ImageConfig::default() };
+        let changed = Settings::new(&Wanted { image_config: Some(config.clone()), ..image() }).unwrap();
+        assert_eq!(changed.image_config, config);
+        let zip = refusal(|w| w.image_config = Some(config.clone()));
+        assert!(zip.starts_with("ImageConfig is not supported"), "{zip}");
+        let layers = Wanted { layers: Some(vec!["a".into()]), ..image() };
+        assert!(Settings::new(&layers).unwrap_err().message.starts_with("Layers is not supported"));
+        let long = ImageConfig { working_directory: Some("x".repeat(1001)), ..config };
+        assert!(Settings::new(&Wanted { image_config: Some(long), ..image() }).is_err());
+    }
+
+    #[test]
+    fn values_out_of_range_are_refused_by_name() {
+        assert_eq!(refusal(|w| w.memory_size = Some(127)), "'MemorySize' is '127' and must be 128 to 10240");
+        assert!(refusal(|w| w.timeout = Some(0)).starts_with("'Timeout' is '0'"));
+        assert!(refusal(|w| w.timeout = Some(901)).starts_with("'Timeout'"));
+        assert!(refusal(|w| w.handler = Some("a b".into())).starts_with("'Handler'"));
+        assert!(refusal(|w| w.handler = None).starts_with("Handler is needed"));
+        assert!(refusal(|w| w.runtime = Some("cobol".into())).contains("not supported"));
+        assert!(refusal(|w| w.runtime = Some("python3.99".into())).contains("no python3.99"));
+        assert!(refusal(|w| w.runtime = Some("python3.../sh".into())).contains("not supported"));
+        assert!(refusal(|w| w.package_type = Some("Jar".into())).starts_with("'PackageType'"));
+        assert!(refusal(|w| w.package_type = Some("Image".into())).starts_with("Runtime is not supported"));
+        assert!(refusal(|w| w.architectures = Some(vec!["arm64".into()])).starts_with("'Architectures'"));
+        let other =
+            |name: &str, value: Value| Wanted { other: [(name.to_string(), value)].into(), ..wanted() };
+        for (name, value) in [
+            ("NewerThanThis", json!(1)),
+            ("DeadLetterConfig", json!({ "TargetArn": "arn:aws:sqs:x" })),
+            ("VpcConfig", json!({ "SubnetIds": ["a"], "SecurityGroupIds": [] })),
+            ("TracingConfig", json!({ "Mode": "Active" })),
+        ] {
+            let message = Settings::new(&other(name, value)).unwrap_err().message;
+            assert!(message.starts_with(name) && message.contains("not supported here"), "{message}");
+        }
+        for (name, value) in [
+            ("Publish", json!(true)),
+            ("NewerThanThis", json!({})),
+            ("DeadLetterConfig", json!({ "TargetArn": "" })),
+            ("VpcConfig", json!({ "SubnetIds": [], "SecurityGroupIds": [] })),
+            ("TracingConfig", json!({ "Mode": "PassThrough" })),
+        ] {
+            assert!(Settings::new(&other(name, value)).is_ok(), "{name}");
+        }
+        let variable = |name: &str, value: &str| {
+            let variables = BTreeMap::from([(name.to_string(), value.to_string())]);
+            refusal(|w| w.environment = Some(Environment { variables: variables.clone() }))
+        };
+        assert!(variable("LONG", &"x".repeat(4093)).contains("4097 bytes"));
+        assert!(variable("A=B", "").starts_with("'Environment'"));
+        assert!(variable("_HANDLER", "x").starts_with("'Environment'"));
+        assert!(variable("AWS_LAMBDA_RUNTIME_API", "x").contains("Lambda itself"));
+    }
+}

@@ -1,0 +1,89 @@
+//! How the worker is set up, and which of Mayfly's layers its instances are given.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use crate::code::python_packages::Clients;
+use crate::http::sigv4::Credentials;
+use crate::pool::Capacity;
+
+/// How the worker is set up.
+#[derive(Debug)]
+pub struct Options {
+    /// Where the Lambda API listens.
+    pub address: SocketAddr,
+    /// What the instances may use.
+    pub capacity: Capacity,
+    /// Requests must be signed with these, if given.
+    pub credentials: Option<Credentials>,
+    /// What instances are given to save memory.
+    pub layers: Layers,
+    /// Lambda's own clients of the Runtime API for functions in Python.
+    pub python: Clients,
+    /// `mayfly` itself, which becomes the monitor of each sandbox.
+    pub program: PathBuf,
+    /// Where unpacked code lies while the worker runs.
+    pub cache: PathBuf,
+    /// Folders below which callers may name code.
+    pub code_folders: Vec<PathBuf>,
+    /// Registries on this machine from which callers may name images.
+    pub image_registries: Vec<SocketAddr>,
+    /// The address of the server whose queues functions are called from.
+    pub queues: Option<SocketAddr>,
+    /// Whether functions that say nothing of it reach the outside world.
+    pub outside: bool,
+    /// Where what callers have made and events that were accepted are kept, so that they survive the worker; otherwise in memory.
+    pub state: Option<PathBuf>,
+}
+
+/// Mayfly's libraries for instances; what is absent is left out.
+#[derive(Clone, Debug, Default)]
+pub struct Layers {
+    /// `libmayfly_heap.so`, preloaded.
+    pub heap: Option<PathBuf>,
+    /// `libmayfly_merge.so`: instances of a function share pages.
+    pub merge: Option<PathBuf>,
+    /// `libmayfly_rest.so`, which makes use of both while an instance is idle.
+    pub rest: Option<PathBuf>,
+    /// What an idle instance advises to merge.
+    pub advise: Advise,
+}
+
+/// What an idle instance advises to merge.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Advise {
+    /// All its anonymous memory.
+    #[default]
+    Whole,
+    /// Only what the function's code has named (UPM §IV-C).
+    Named,
+}
+
+#[cfg(test)]
+impl Options {
+    /// Of a worker whose files all lie in this folder, its state too.
+    pub(crate) fn of_tests(folder: &std::path::Path) -> Options {
+        let second = std::time::Duration::from_secs(1);
+        Options {
+            address: ([127, 0, 0, 1], 0).into(),
+            capacity: Capacity {
+                concurrency: 1,
+                starting: 1,
+                memory_mib: 128,
+                queue: 1,
+                queue_wait: second,
+                keep_alive: second,
+            },
+            credentials: None,
+            layers: Layers::default(),
+            python: Clients::new(folder),
+            program: folder.into(),
+            cache: folder.into(),
+            code_folders: Vec::new(),
+            image_registries: Vec::new(),
+            queues: None,
+            outside: false,
+            state: Some(folder.join("state")),
+        }
+    }
+}

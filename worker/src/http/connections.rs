@@ -1,0 +1,307 @@
+//! The connections of a server, so that those who only hold one open cannot keep others out, nor fill its memory.
+//!
+//! A connection *waits* until a request has arrived whole, and again once that is answered; in between it *works*. Beyond
+//! [`WAITING`] of those that wait, or of as many as this process can have open, the one that has for longest is closed: a client
+//! that holds hundreds half-open loses those, and everybody else is served. Of answers that clients have not taken yet there are
+//! [`UNTAKEN_BYTES`] at most: beyond, the connection is closed whose client has taken nothing for longest.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use bytes::{Buf, Bytes};
+use tokio::sync::Notify;
+
+use crate::base::lock::lock;
+
+/// Connections that wait at once.
+const WAITING: usize = 1024;
+/// Connections at once; more are not accepted until one is done.
+const MOST: usize = 4096;
+/// Of all answers together, what their clients have not taken yet.
+const UNTAKEN_BYTES: usize = 256 * 1024 * 1024;
+
+/// All connections of a server.
+#[derive(Debug, Default)]
+pub struct Connections {
+    known: Mutex<Known>,
+    /// Told when one is gone.
+    freed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    next: u64,
+    open: BTreeMap<u64, Open>,
+    /// Numbers of those that wait, in the order in which they began to.
+    waiting: BTreeMap<u64, u64>,
+    untaken: usize,
+}
+
+#[derive(Debug, Default)]
+struct Open {
+    /// Told when it is to be closed, which is soon after `closes` is set.
+    closed: Arc<Notify>,
+    closes: bool,
+    /// Of answers, in bytes.
+    untaken: usize,
+    /// When that began, or something of it was taken.
+    since: u64,
+}
+
+impl Known {
+    fn now(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    fn close(&mut self, number: u64) {
+        if let Some(open) = self.open.get_mut(&number) {
+            self.untaken -= std::mem::take(&mut open.untaken);
+            open.closes = true;
+            open.closed.notify_one();
+        }
+    }
+
+    fn close_longest(&mut self) {
+        if let Some((_, number)) = self.waiting.pop_first() {
+            self.close(number);
+        }
+    }
+
+    fn count(&mut self, number: u64, bytes: usize) {
+        let now = self.now();
+        let Some(open) = self.open.get_mut(&number).filter(|open| !open.closes) else { return };
+        if open.untaken == 0 {
+            open.since = now;
+        }
+        open.untaken += bytes;
+        self.untaken += bytes;
+        while self.untaken > UNTAKEN_BYTES {
+            let takers = self.open.iter().filter(|(_, open)| open.untaken > 0);
+            let slowest = takers.min_by_key(|(_, open)| open.since).map(|(number, _)| *number);
+            self.close(slowest.expect("somebody has not taken that"));
+        }
+    }
+
+    fn taken(&mut self, number: u64, bytes: usize) {
+        let now = self.now();
+        let Some(open) = self.open.get_mut(&number).filter(|open| !open.closes) else { return };
+        open.since = now;
+        open.untaken -= bytes;
+        self.untaken -= bytes;
+    }
+}
+
+/// Who has a connection, as long as that is open.
+#[derive(Clone, Debug)]
+pub struct Client {
+    all: Arc<Connections>,
+    number: u64,
+}
+
+impl Client {
+    /// A part of an answer to it, which counts until it is dropped: once the client has taken it, or the connection is closed.
+    pub fn part(&self, bytes: impl Into<Bytes>) -> Part {
+        let bytes = bytes.into();
+        lock(&self.all.known).count(self.number, bytes.len());
+        Part { _untaken: Some(Untaken { client: self.clone(), bytes: bytes.len() }), bytes }
+    }
+}
+
+/// A part of an answer.
+#[derive(Debug)]
+pub struct Part {
+    bytes: Bytes,
+    _untaken: Option<Untaken>,
+}
+
+#[derive(Debug)]
+struct Untaken {
+    client: Client,
+    bytes: usize,
+}
+
+impl Drop for Untaken {
+    fn drop(&mut self) {
+        lock(&self.client.all.known).taken(self.client.number, self.bytes);
+    }
+}
+
+impl Part {
+    /// Of an answer to those who are so few that all their answers need no bound.
+    pub fn uncounted(bytes: Bytes) -> Part {
+        Part { bytes, _untaken: None }
+    }
+
+    /// Another form of it, about as long.
+    pub fn map(self, change: impl FnOnce(Bytes) -> Bytes) -> Part {
+        Part { bytes: change(self.bytes), ..self }
+    }
+
+    /// What is in it; it counts no more.
+    pub fn into_bytes(self) -> Bytes {
+        self.bytes
+    }
+}
+
+impl Buf for Part {
+    fn remaining(&self) -> usize {
+        self.bytes.remaining()
+    }
+
+    fn chunk(&self) -> &[u8] {
+        self.bytes.chunk()
+    }
+
+    fn advance(&mut self, count: usize) {
+        self.bytes.advance(count);
+    }
+}
+
+/// One connection, until it is dropped.
+pub struct Connection {
+    client: Client,
+    /// Where it stands in the order, while it waits.
+    turn: Mutex<Option<u64>>,
+    closed: Arc<Notify>,
+}
+
+impl Connections {
+    /// Waits until one more may be accepted.
+    pub async fn has_place(&self) {
+        self.fewer_than(MOST).await;
+    }
+
+    /// Waits until none is left.
+    pub async fn none_left(&self) {
+        self.fewer_than(1).await;
+    }
+
+    async fn fewer_than(&self, count: usize) {
+        loop {
+            let freed = self.freed.notified();
+            if lock(&self.known).open.len() < count {
+                return;
+            }
+            freed.await;
+        }
+    }
+
+    /// One more could not be accepted: the one goes that has waited for longest.
+    pub fn give_way(&self) {
+        lock(&self.known).close_longest();
+    }
+
+    /// Takes one, which waits for its first request.
+    pub fn add(self: &Arc<Self>) -> Connection {
+        let closed = Arc::new(Notify::new());
+        let number = {
+            let mut known = lock(&self.known);
+            let number = known.now();
+            known.open.insert(number, Open { closed: closed.clone(), ..Open::default() });
+            number
+        };
+        let client = Client { all: self.clone(), number };
+        let connection = Connection { client, turn: Mutex::default(), closed };
+        connection.waits();
+        connection
+    }
+}
+
+impl Connection {
+    /// Its next request is waited for, from now on.
+    pub fn waits(&self) {
+        self.works();
+        let mut known = lock(&self.client.all.known);
+        let turn = known.now();
+        known.waiting.insert(turn, self.client.number);
+        *lock(&self.turn) = Some(turn);
+        if known.waiting.len() > WAITING {
+            known.close_longest();
+        }
+    }
+
+    /// Its request has arrived: it is not closed before that is answered.
+    pub fn works(&self) {
+        let turn = lock(&self.turn).take();
+        if let Some(turn) = turn {
+            lock(&self.client.all.known).waiting.remove(&turn);
+        }
+    }
+
+    /// Waits until it is to be closed.
+    pub async fn closed(&self) {
+        self.closed.notified().await;
+    }
+
+    /// Who gets its answers.
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.works();
+        let mut known = lock(&self.client.all.known);
+        known.close(self.client.number);
+        known.open.remove(&self.client.number);
+        drop(known);
+        self.client.all.freed.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_closed(connection: &Connection) -> bool {
+        let closed = std::pin::pin!(connection.closed());
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        closed.poll(&mut context).is_ready()
+    }
+
+    #[test]
+    fn the_one_that_has_waited_for_longest_is_closed_and_none_that_works() {
+        let all = Arc::new(Connections::default());
+        let first: Vec<Connection> = (0..3).map(|_| all.add()).collect();
+        first[0].works();
+        let many: Vec<Connection> = (0..WAITING - 2).map(|_| all.add()).collect();
+        assert!(first.iter().chain(&many).all(|connection| !is_closed(connection)));
+        first[2].waits(); // it has sent a request, and had its answer
+        let one_more = all.add();
+        let closed: Vec<bool> = first.iter().map(is_closed).collect();
+        assert_eq!(closed, [false, true, false]);
+        first[0].waits();
+        assert!(is_closed(&many[0]) && !is_closed(&many[1]) && !is_closed(&one_more));
+        all.give_way();
+        assert!(is_closed(&many[1]) && !is_closed(&many[2]));
+        drop((first, many, one_more));
+        let known = lock(&all.known);
+        assert_eq!((known.open.len(), known.waiting.len()), (0, 0));
+    }
+
+    #[test]
+    fn who_has_taken_nothing_of_an_answer_for_longest_makes_room() {
+        let all = Arc::new(Connections::default());
+        let clients: Vec<Connection> = (0..4).map(|_| all.add()).collect();
+        let quarter = Bytes::from(vec![0; UNTAKEN_BYTES / 4]);
+        let part = |client: usize| clients[client].client().part(quarter.clone());
+        let (first, second) = ((part(0), part(0)), part(1));
+        let third = part(2);
+        drop(first.0); // something was taken
+        let closed = || clients.iter().map(is_closed).collect::<Vec<_>>();
+        let fourth = part(3);
+        assert_eq!(closed(), [false; 4], "all of it is used");
+        let more = part(3);
+        assert_eq!(closed(), [false, true, false, false]);
+        drop((second, part(1))); // what it still had and gets is nobody's loss
+        let last = part(0);
+        assert_eq!(closed(), [false, false, true, false]);
+        assert_eq!(lock(&all.known).untaken, UNTAKEN_BYTES);
+        drop((first.1, third, fourth, more, last));
+        assert_eq!(lock(&all.known).untaken, 0);
+        drop(part(0).map(|bytes| bytes.slice(..5)));
+        assert_eq!(lock(&all.known).untaken, 0);
+    }
+}

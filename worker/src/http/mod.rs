@@ -1,0 +1,292 @@
+//! HTTP/1.1 connections with bounds: on headers, on time, on bodies and on the memory that all bodies take.
+
+pub(crate) mod client;
+pub(crate) mod connections;
+pub mod sigv4;
+
+use std::convert::Infallible;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use bytes::{Buf, Bytes, BytesMut};
+use http_body_util::BodyExt;
+use hyper::body::{Body, Frame, Incoming, SizeHint};
+use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderValue};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{HeaderMap, Request, Response, StatusCode, Version};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+
+use crate::http::connections::{Client, Part};
+
+/// An answer.
+pub type Answer = Response<AnswerBody>;
+
+/// What is in an answer.
+#[derive(Debug)]
+pub enum AnswerBody {
+    /// All of it.
+    Whole(Option<Part>),
+    /// Part by part as it comes. An error breaks the connection off, so that nobody takes what came for the whole.
+    Parts(mpsc::Receiver<io::Result<Part>>),
+}
+
+impl AnswerBody {
+    /// What is whole counts from now on until the client has taken it. Whether it is.
+    pub fn counted(&mut self, client: &Client) -> bool {
+        let AnswerBody::Whole(part) = self else { return false };
+        *part = part.take().map(|part| client.part(part.into_bytes()));
+        true
+    }
+}
+
+impl Body for AnswerBody {
+    type Data = Part;
+    type Error = io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<io::Result<Frame<Part>>>> {
+        let part = match &mut *self {
+            AnswerBody::Whole(part) => Poll::Ready(part.take().map(Ok)),
+            AnswerBody::Parts(parts) => parts.poll_recv(context),
+        };
+        part.map(|part| part.map(|part| part.map(Frame::data)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        matches!(self, AnswerBody::Whole(None))
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            AnswerBody::Whole(part) => SizeHint::with_exact(part.as_ref().map_or(0, Buf::remaining) as u64),
+            AnswerBody::Parts(_) => SizeHint::default(),
+        }
+    }
+}
+
+/// A request's headers must arrive within this time, and the next request of a connection begin.
+const HEADERS: Duration = Duration::from_secs(30);
+/// A request's body must arrive within this time.
+const BODY: Duration = Duration::from_secs(60);
+/// Something of it must arrive within this time.
+const STALL: Duration = Duration::from_secs(10);
+/// A client must take something of an answer within this time.
+pub const UNTAKEN: Duration = Duration::from_secs(30);
+/// All headers of one request together.
+const HEADER_BYTES: usize = 64 * 1024;
+const HEADER_COUNT: usize = 100;
+const KIB: usize = 1024;
+
+/// Has the kernel close a connection whose other side has taken nothing of what waits for it for so long, or is gone without a word:
+/// its answer would wait for ever, and keep a place and its memory.
+///
+/// # Errors
+/// It is closed already.
+pub fn close_untaken(stream: &TcpStream, after: Duration) -> io::Result<()> {
+    Ok(rustix::net::sockopt::set_tcp_user_timeout(stream, after.as_millis() as u32)?)
+}
+
+/// Serves one connection until it is closed. The caller may drop the future at any time, which closes it.
+pub async fn serve<S, F, A>(stream: S, handler: F)
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+    F: Fn(Request<Incoming>) -> A,
+    A: Future<Output = Answer>,
+{
+    let service = service_fn(|request| {
+        let wrong = broken_rule(&request);
+        let answer = wrong.is_none().then(|| handler(request));
+        async move {
+            Ok::<_, Infallible>(match (wrong, answer) {
+                (Some(wrong), _) => wrong,
+                (None, Some(answer)) => answer.await,
+                (None, None) => unreachable!("one of both is there"),
+            })
+        }
+    });
+    let served = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADERS)
+        .max_buf_size(HEADER_BYTES)
+        .max_headers(HEADER_COUNT)
+        .serve_connection(TokioIo::new(stream), service)
+        .await;
+    if let Err(error) = served {
+        // The other side went away or spoke no HTTP: nothing of ours is wrong.
+        tracing::debug!("connection: {error}");
+    }
+}
+
+/// What HTTP's own rules refuse: a request of version 1.1 names one host (RFC 9112 §3.2); and the bound on headers, which the
+/// parser's buffer only keeps about.
+fn broken_rule(request: &Request<Incoming>) -> Option<Answer> {
+    let headers = request.headers();
+    let refused = |status, text: &'static str| Some(answer(status, "text/plain", text));
+    let hosts = headers.get_all(HOST).iter().count();
+    if hosts > 1 || (hosts == 0 && request.version() == Version::HTTP_11) {
+        return refused(400, "a request must have one Host header\n");
+    }
+    if !are_bounded(headers) {
+        return refused(431, "all headers together may have 65536 bytes\n");
+    }
+    None
+}
+
+/// Whether these headers are no longer than those of a request may be.
+pub fn are_bounded(headers: &HeaderMap) -> bool {
+    let bytes = headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4);
+    bytes.sum::<usize>() <= HEADER_BYTES
+}
+
+/// Why a body could not be read.
+#[derive(Debug, PartialEq, Eq)]
+pub enum BodyError {
+    /// Longer than the limit.
+    TooLong,
+    /// It took too long to arrive.
+    TooSlow,
+    /// The connection broke.
+    Broken,
+    /// Other bodies take all the memory that there is for bodies.
+    NoRoom,
+}
+
+/// Memory for bodies that are being received or handled.
+#[derive(Clone)]
+pub struct BodyMemory(Arc<Semaphore>);
+
+impl BodyMemory {
+    /// This much at most.
+    pub fn new(bytes: usize) -> BodyMemory {
+        BodyMemory(Arc::new(Semaphore::new(bytes / KIB)))
+    }
+
+    /// Reads a body of at most `limit` bytes. What has arrived counts, until the permit is dropped: whoever announces much
+    /// and sends nothing takes nothing from others.
+    ///
+    /// # Errors
+    /// See [`BodyError`].
+    pub async fn read(
+        &self,
+        body: Incoming,
+        limit: usize,
+    ) -> Result<(Bytes, OwnedSemaphorePermit), BodyError> {
+        let none = || self.0.clone().try_acquire_many_owned(0).map_err(|_| BodyError::NoRoom);
+        let (mut permit, mut counted) = (none()?, 0);
+        let body = read(body, limit, |bytes| {
+            let wanted = bytes.div_ceil(KIB);
+            let more = (wanted - counted) as u32;
+            permit.merge(self.0.clone().try_acquire_many_owned(more).map_err(|_| BodyError::NoRoom)?);
+            counted = wanted;
+            Ok(())
+        });
+        let body = body.await?;
+        Ok((body, permit))
+    }
+}
+
+/// Reads a body of at most `limit` bytes, where connections are so few that their sum needs no bound.
+///
+/// # Errors
+/// See [`BodyError`].
+pub async fn read_alone(body: Incoming, limit: usize) -> Result<Bytes, BodyError> {
+    read(body, limit, |_| Ok(())).await
+}
+
+/// `count` is told how much there is, before more is kept.
+async fn read(
+    mut body: Incoming,
+    limit: usize,
+    mut count: impl FnMut(usize) -> Result<(), BodyError>,
+) -> Result<Bytes, BodyError> {
+    if body.size_hint().lower() > limit as u64 {
+        return Err(BodyError::TooLong);
+    }
+    let deadline = Instant::now() + BODY;
+    let mut whole = BytesMut::new();
+    loop {
+        let patience = STALL.min(deadline.saturating_duration_since(Instant::now()));
+        let frame = tokio::time::timeout(patience, body.frame()).await.map_err(|_| BodyError::TooSlow)?;
+        let Some(frame) = frame else { return Ok(whole.freeze()) };
+        let Ok(part) = frame.map_err(|_| BodyError::Broken)?.into_data() else { continue };
+        if whole.len() + part.len() > limit {
+            return Err(BodyError::TooLong);
+        }
+        count(whole.len() + part.len())?;
+        whole.extend_from_slice(&part);
+    }
+}
+
+/// An answer with this body.
+pub fn answer(status: u16, content_type: &str, body: impl Into<Bytes>) -> Answer {
+    let body = body.into();
+    let mut answer = with_body(status, AnswerBody::Whole(None));
+    let headers = answer.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_str(content_type).expect("content types are valid"));
+    headers.insert(CONTENT_LENGTH, body.len().into());
+    if !body.is_empty() {
+        *answer.body_mut() = AnswerBody::Whole(Some(Part::uncounted(body)));
+    }
+    answer
+}
+
+/// An answer whose body comes part by part.
+pub fn in_parts(status: u16, parts: mpsc::Receiver<io::Result<Part>>) -> Answer {
+    with_body(status, AnswerBody::Parts(parts))
+}
+
+fn with_body(status: u16, body: AnswerBody) -> Answer {
+    let mut answer = Response::new(body);
+    *answer.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    answer
+}
+
+/// An answer in JSON.
+pub fn json(status: u16, value: &serde_json::Value) -> Answer {
+    answer(status, "application/json", value.to_string())
+}
+
+/// An answer without a body.
+pub fn empty(status: u16) -> Answer {
+    with_body(status, AnswerBody::Whole(None))
+}
+
+/// The text of a header, if there is one.
+pub fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    headers.get(name)?.to_str().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncWriteExt;
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn who_takes_nothing_of_an_answer_loses_the_connection() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let silent = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (mut stream, _) = listener.accept().await.unwrap();
+        close_untaken(&stream, Duration::from_secs(1)).unwrap();
+        let endless = async {
+            loop {
+                if let Err(error) = stream.write_all(&[0; 1 << 16]).await {
+                    return error;
+                }
+            }
+        };
+        let error = tokio::time::timeout(Duration::from_secs(60), endless).await.expect("it is closed");
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        drop(silent);
+    }
+}

@@ -1,0 +1,138 @@
+//! Lambda's Extensions API, as an extension inside an instance sees it on AWS_LAMBDA_RUNTIME_API.
+//!
+//! `POST /2020-01-01/extension/register`, `GET .../event/next`, `POST .../init/error`, `.../exit/error`.
+
+use std::sync::Arc;
+
+use hyper::body::Incoming;
+use hyper::header::HeaderValue;
+use hyper::{Method, Request};
+use serde::Deserialize;
+use serde_json::json;
+
+use crate::base::name;
+use crate::http::{self, Answer};
+use crate::instance::{Instance, Refused, Wishes};
+
+/// Where its paths begin.
+pub(crate) const ROOT: &str = "/2020-01-01/extension/";
+const NAME: &str = "lambda-extension-name";
+const ID: &str = "lambda-extension-identifier";
+const ERROR: &str = "lambda-extension-function-error-type";
+const EVENT: &str = "lambda-extension-event-identifier";
+const NAME_BYTES: usize = 128;
+const REGISTRATION_BYTES: usize = 4096;
+const ERROR_BYTES: usize = 256 * 1024;
+
+/// Answers one request of an extension; `below` is its path below [`ROOT`].
+pub(crate) async fn handle(instance: Arc<Instance>, below: &str, request: Request<Incoming>) -> Answer {
+    match (request.method(), below) {
+        (&Method::POST, "register") => register(&instance, request).await,
+        (&Method::GET, "event/next") => next(&instance, &request).await,
+        (&Method::POST, "init/error") => failed(&instance, request, "Extension.InitError").await,
+        (&Method::POST, "exit/error") => failed(&instance, request, "Extension.ExitError").await,
+        _ => message(404, "UnknownPath", "the Extensions API has no such path"),
+    }
+}
+
+/// What extensions may ask for and is not here, by its path.
+pub(crate) fn unsupported(path: &str) -> Option<&'static str> {
+    match path {
+        "/2022-07-01/telemetry" => Some("Telemetry"),
+        "/2020-08-15/logs" => Some("Logs"),
+        _ => None,
+    }
+}
+
+/// An extension that subscribes is told by name that nothing will come, as by the emulator that AWS publishes, and goes on without.
+pub(crate) async fn not_supported(instance: &Instance, request: Request<Incoming>, kind: &str) -> Answer {
+    let _ = http::read_alone(request.into_body(), REGISTRATION_BYTES).await;
+    tracing::warn!("{}: an extension asks for the {kind} API, which is not supported", instance.label());
+    message(202, &format!("{kind}.NotSupported"), &format!("{kind} API is not supported"))
+}
+
+#[derive(Deserialize)]
+struct Registration {
+    #[serde(default)]
+    events: Vec<String>,
+}
+
+async fn register(instance: &Instance, request: Request<Incoming>) -> Answer {
+    let fits = |name: &&str| (1..=NAME_BYTES).contains(&name.len());
+    let Some(name) = http::header(request.headers(), NAME).filter(fits).map(String::from) else {
+        return message(400, "Extension.InvalidExtensionName", "the header Lambda-Extension-Name is needed");
+    };
+    let body = http::read_alone(request.into_body(), REGISTRATION_BYTES).await.unwrap_or_default();
+    let Ok(registration) = serde_json::from_slice::<Registration>(&body) else {
+        return message(400, "InvalidRequestFormat", "the body should be {\"events\": [...]}");
+    };
+    let mut wishes = Wishes::default();
+    for event in &registration.events {
+        match event.as_str() {
+            "INVOKE" => wishes.invoke = true,
+            "SHUTDOWN" => wishes.shutdown = true,
+            _ => return message(400, "Extension.InvalidEventType", "events are INVOKE and SHUTDOWN"),
+        }
+    }
+    let id = match instance.register_extension(&name, wishes) {
+        Ok(id) => id,
+        Err(wrong) => return refused(&wrong),
+    };
+    let deployment = &instance.deployment;
+    let told = json!({
+        "functionName": deployment.name,
+        "functionVersion": deployment.version,
+        "handler": deployment.settings.handler,
+        "accountId": name::ACCOUNT,
+    });
+    with_header(http::json(200, &told), ID, &id)
+}
+
+async fn next(instance: &Instance, request: &Request<Incoming>) -> Answer {
+    let id = http::header(request.headers(), ID).unwrap_or_default();
+    let next = match instance.next_for_extension(id) {
+        Ok(next) => next,
+        Err(wrong) => return refused(&wrong),
+    };
+    match next.await {
+        Ok(event) => with_header(http::json(200, &event), EVENT, &uuid::Uuid::new_v4().to_string()),
+        // Another connection of its asks, or the instance is being ended.
+        Err(_) => std::future::pending().await,
+    }
+}
+
+async fn failed(instance: &Instance, request: Request<Incoming>, kind: &str) -> Answer {
+    let id = http::header(request.headers(), ID).unwrap_or_default();
+    let name = match instance.extension(id) {
+        Ok(name) => name,
+        Err(wrong) => return refused(&wrong),
+    };
+    let Some(told) = http::header(request.headers(), ERROR).map(String::from) else {
+        return message(
+            400,
+            "Extension.MissingHeader",
+            "the header Lambda-Extension-Function-Error-Type is needed",
+        );
+    };
+    // What else it says is in its own words, and in the log.
+    let _ = http::read_alone(request.into_body(), ERROR_BYTES).await;
+    let told: String = told.chars().take(NAME_BYTES).collect();
+    instance.extension_failed(kind, &format!("Error: {name}: {told}"));
+    http::json(202, &json!({ "status": "OK" }))
+}
+
+fn with_header(mut answer: Answer, name: &'static str, id: &str) -> Answer {
+    answer.headers_mut().insert(name, HeaderValue::from_str(id).expect("a UUID is a header"));
+    answer
+}
+
+fn refused(wrong: &Refused) -> Answer {
+    match wrong {
+        Refused::Registration(reason) => message(403, "Extension.RegistrationError", reason),
+        Refused::Unknown => message(403, "Extension.UnknownExtensionIdentifier", "register first"),
+    }
+}
+
+fn message(status: u16, kind: &str, text: &str) -> Answer {
+    http::json(status, &json!({ "errorType": kind, "errorMessage": text }))
+}

@@ -1,0 +1,271 @@
+//! Lambda's Runtime API, as the runtime inside an instance sees it on AWS_LAMBDA_RUNTIME_API.
+//!
+//! `GET /2018-06-01/runtime/invocation/next`, `POST .../invocation/ID/response`, `.../ID/error`, `.../init/error`. An answer may be
+//! streamed.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use bytes::{Bytes, BytesMut};
+use http_body_util::BodyExt;
+use hyper::body::{Body, Frame, Incoming};
+use hyper::header::{HeaderMap, HeaderValue};
+use hyper::{Method, Request};
+use serde_json::json;
+
+use crate::base::error::shown;
+use crate::base::limits;
+use crate::http::{self, Answer, BodyError};
+use crate::instance::extension_api;
+use crate::instance::{Instance, Misuse};
+use crate::invocation::request::{Invocation, Outcome};
+
+/// Errors are answered with a longer description than this cut off.
+const ERROR_BYTES: usize = 256 * 1024;
+/// Says that the answer is streamed.
+const MODE: &str = "lambda-runtime-function-response-mode";
+const REST_BYTES: usize = 4096;
+/// After how long without work a runtime wants to rest, if it does: one number, or two.
+const RESTS_AFTER_MS: &str = "mayfly-rests-after-ms";
+/// The most that is read of a body that nobody wants.
+const UNREAD_BYTES: usize = 64 * 1024;
+/// By then, the end of a connection has been noticed.
+const NOTICED: Duration = Duration::from_secs(2);
+
+/// Answers one request of the runtime.
+pub(crate) async fn handle(instance: Arc<Instance>, request: Request<Incoming>) -> Answer {
+    let path = request.uri().path().to_string();
+    if let Some(kind) = extension_api::unsupported(&path) {
+        return extension_api::not_supported(&instance, request, kind).await;
+    }
+    if let Some(below) = path.strip_prefix(extension_api::ROOT) {
+        return extension_api::handle(instance, below, request).await;
+    }
+    let Some(below) = path.strip_prefix("/2018-06-01/runtime/") else { return unknown(&path) };
+    let parts: Vec<&str> = below.split('/').collect();
+    match (request.method(), &parts[..]) {
+        (&Method::GET, ["invocation", "next"]) => next(&instance, &request).await,
+        (&Method::POST, ["invocation", id, "response"]) => response(&instance, id, request).await,
+        (&Method::POST, ["invocation", id, "error"]) => error(&instance, id, request).await,
+        (&Method::POST, ["init", "error"]) => init_error(&instance, request).await,
+        (&Method::POST, ["mayfly", "rest"]) => rest(&instance, request).await,
+        _ => unread(request, unknown(&path)).await,
+    }
+}
+
+async fn next(instance: &Instance, request: &Request<Incoming>) -> Answer {
+    let rests_after: Vec<Duration> = http::header(request.headers(), RESTS_AFTER_MS)
+        .into_iter()
+        .flat_map(|text| text.split(','))
+        .filter_map(|text| text.trim().parse().ok().map(Duration::from_millis))
+        .collect();
+    let work = match instance.next(&rests_after) {
+        Ok(work) => work,
+        Err(misuse) => return refused(&misuse),
+    };
+    match work.await {
+        Ok(invocation) => {
+            instance.begin(&invocation);
+            hand_out(instance, &invocation)
+        }
+        // It is being ended, and need not know.
+        Err(_) => std::future::pending().await,
+    }
+}
+
+fn hand_out(instance: &Instance, invocation: &Invocation) -> Answer {
+    let mut answer = http::answer(200, "application/json", invocation.payload.clone());
+    let deadline = instance.deadline_ms().to_string();
+    let headers = [
+        ("lambda-runtime-aws-request-id", Some(invocation.id.as_str())),
+        ("lambda-runtime-deadline-ms", Some(&deadline)),
+        ("lambda-runtime-invoked-function-arn", Some(&invocation.arn)),
+        ("lambda-runtime-trace-id", Some(&invocation.trace_id)),
+        ("lambda-runtime-client-context", invocation.client_context.as_deref()),
+    ];
+    for (name, value) in headers {
+        // Only a client's own context may hold what no header may; then it is left out.
+        if let Some(value) = value.and_then(|text| HeaderValue::from_str(text).ok()) {
+            answer.headers_mut().insert(name, value);
+        }
+    }
+    answer
+}
+
+async fn response(instance: &Instance, id: &str, request: Request<Incoming>) -> Answer {
+    let _answering = match Answering::begin(instance, id).await {
+        Ok(answering) => answering,
+        Err(misuse) => return unread(request, refused(&misuse)).await,
+    };
+    if http::header(request.headers(), MODE) == Some("streaming") {
+        return streamed(instance, id, request).await;
+    }
+    match http::read_alone(request.into_body(), limits::PAYLOAD_BYTES).await {
+        Ok(payload) => accepted(instance.answer(id, payload, false)),
+        Err(BodyError::TooLong) => too_large(instance, id, limits::PAYLOAD_BYTES),
+        Err(_) => message(400, "InvalidRequest", "the body is incomplete"),
+    }
+}
+
+fn too_large(instance: &Instance, id: &str, limit: usize) -> Answer {
+    match instance.finish(id, Outcome::too_large(limit)) {
+        Ok(()) => message(413, "RequestEntityTooLarge", "Exceeded maximum allowed payload size."),
+        Err(misuse) => refused(&misuse),
+    }
+}
+
+/// An answer that comes while the function makes it. It goes to its caller piece by piece, or all at once where the caller has not asked
+/// for pieces. An error in the middle comes as trailers.
+async fn streamed(instance: &Instance, id: &str, request: Request<Incoming>) -> Answer {
+    let Some(invocation) = instance.invocation(id) else { return refused(&Misuse::State) };
+    let limit = if invocation.stream.is_some() { limits::STREAM_BYTES } else { limits::PAYLOAD_BYTES };
+    if let Some(stream) = &invocation.stream {
+        let kind = http::header(request.headers(), "content-type").unwrap_or("application/octet-stream");
+        stream.begin(kind).await;
+    }
+    let (mut body, mut whole, mut bytes) = (request.into_body(), BytesMut::new(), 0);
+    let mut error = None;
+    // How long it may take is the function's Timeout to say, which ends the instance.
+    while let Some(frame) = body.frame().await {
+        match frame.map(Frame::into_data) {
+            Ok(Ok(data)) => {
+                bytes += data.len();
+                if bytes > limit {
+                    return too_large(instance, id, limit);
+                }
+                match &invocation.stream {
+                    Some(stream) => stream.send(data).await,
+                    None => whole.extend_from_slice(&data),
+                }
+            }
+            Ok(Err(frame)) => {
+                error = frame.into_trailers().ok().and_then(|trailers| trailing_error(&trailers))
+            }
+            Err(_) => {
+                let _ = instance.finish(id, Outcome::cut_off());
+                return message(400, "InvalidRequest", "the body is incomplete");
+            }
+        }
+    }
+    match error {
+        Some(payload) => accepted(instance.answer(id, payload, true)),
+        None => accepted(instance.answer(id, whole.freeze(), false)),
+    }
+}
+
+/// What the trailers of an answer say that failed.
+fn trailing_error(trailers: &HeaderMap) -> Option<Bytes> {
+    let kind = http::header(trailers, "lambda-runtime-function-error-type")?;
+    let body = http::header(trailers, "lambda-runtime-function-error-body")
+        .and_then(|text| BASE64.decode(text).ok())
+        .filter(|body| serde_json::from_slice::<serde::de::IgnoredAny>(body).is_ok());
+    Some(body.map_or_else(|| json!({ "errorType": kind }).to_string().into(), Bytes::from))
+}
+
+/// The right to answer a request; without an answer, another may.
+struct Answering<'a>(&'a Instance, &'a str);
+
+impl Answering<'_> {
+    /// Where an earlier attempt has the right, it may be that its connection is closed and nobody has noticed yet.
+    async fn begin<'a>(instance: &'a Instance, id: &'a str) -> Result<Answering<'a>, Misuse> {
+        let wait = async {
+            loop {
+                let mut ends = pin!(instance.answering_ends().notified());
+                ends.as_mut().enable();
+                match instance.begin_answer(id) {
+                    Err(Misuse::Answering) => ends.await,
+                    begun => return begun,
+                }
+            }
+        };
+        let begun = tokio::time::timeout(NOTICED, wait).await.unwrap_or(Err(Misuse::Answering));
+        begun.map(|()| Answering(instance, id))
+    }
+}
+
+impl Drop for Answering<'_> {
+    fn drop(&mut self) {
+        self.0.abandon_answer(self.1);
+    }
+}
+
+async fn error(instance: &Instance, id: &str, request: Request<Incoming>) -> Answer {
+    let _answering = match Answering::begin(instance, id).await {
+        Ok(answering) => answering,
+        Err(misuse) => return unread(request, refused(&misuse)).await,
+    };
+    match described_error(request).await {
+        Ok(payload) => accepted(instance.answer(id, payload, true)),
+        Err(answer) => answer,
+    }
+}
+
+async fn init_error(instance: &Instance, request: Request<Incoming>) -> Answer {
+    if !instance.is_starting() {
+        return unread(request, refused(&Misuse::State)).await;
+    }
+    match described_error(request).await {
+        Ok(payload) => accepted(instance.init_failed(payload)),
+        Err(answer) => answer,
+    }
+}
+
+/// Not Lambda's: Mayfly's bootstrap tells of a rest.
+async fn rest(instance: &Instance, request: Request<Incoming>) -> Answer {
+    let body = http::read_alone(request.into_body(), REST_BYTES).await.unwrap_or_default();
+    match serde_json::from_slice(&body) {
+        Ok(rest) => {
+            instance.rested(&rest);
+            http::empty(204)
+        }
+        Err(_) => message(400, "InvalidRequest", "not a rest"),
+    }
+}
+
+/// The body if it is JSON, or else a description made of the header that names the error.
+async fn described_error(request: Request<Incoming>) -> Result<Bytes, Answer> {
+    let kind = http::header(request.headers(), "lambda-runtime-function-error-type")
+        .unwrap_or("Runtime.UnknownReason")
+        .to_string();
+    match http::read_alone(request.into_body(), ERROR_BYTES).await {
+        Ok(body) if serde_json::from_slice::<serde::de::IgnoredAny>(&body).is_ok() => Ok(body),
+        Ok(_) | Err(BodyError::TooLong) => Ok(json!({ "errorType": kind }).to_string().into()),
+        Err(_) => Err(message(400, "InvalidRequest", "the body is incomplete")),
+    }
+}
+
+/// Answers a request whose body nobody wants. A small one is read all the same: the connection of one that was not could not be used
+/// again, and the runtime's next request on it would fail.
+async fn unread(request: Request<Incoming>, answer: Answer) -> Answer {
+    if request.body().size_hint().upper().is_some_and(|bytes| bytes <= UNREAD_BYTES as u64) {
+        let _ = http::read_alone(request.into_body(), UNREAD_BYTES).await;
+    }
+    answer
+}
+
+fn accepted(outcome: Result<(), Misuse>) -> Answer {
+    match outcome {
+        Ok(()) => http::json(202, &json!({ "status": "OK" })),
+        Err(misuse) => refused(&misuse),
+    }
+}
+
+fn refused(misuse: &Misuse) -> Answer {
+    match misuse {
+        Misuse::State | Misuse::Answering => {
+            message(403, "InvalidStateTransition", "Transition from the current state is not allowed")
+        }
+        Misuse::RequestId => message(400, "InvalidRequestID", "Invalid request ID"),
+    }
+}
+
+fn unknown(path: &str) -> Answer {
+    message(404, "UnknownPath", &format!("the Runtime API has no {}", shown(path)))
+}
+
+fn message(status: u16, kind: &str, text: &str) -> Answer {
+    http::json(status, &json!({ "errorType": kind, "errorMessage": text }))
+}

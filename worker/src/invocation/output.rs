@@ -1,0 +1,209 @@
+//! What a function prints: shown in the worker's log with the function's name, its end kept for `LogType=Tail`.
+
+use std::collections::VecDeque;
+use std::io::ErrorKind;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use tokio::net::unix::pipe;
+
+use crate::base::limits::LOG_TAIL_BYTES;
+use crate::base::lock::lock;
+use crate::invocation::logs::Stream;
+
+/// Lines are cut after this many bytes.
+const LINE_BYTES: usize = 8 * 1024;
+/// Of one instance, shown in one second; more is counted, not shown.
+const SHOWN_BYTES_A_SECOND: usize = 256 * 1024;
+/// Of one instance, read in one second; then it waits in `write`.
+const READ_BYTES_A_SECOND: usize = 4 * 1024 * 1024;
+/// Read before an answer is given, so that a function that prints without end cannot hold it up.
+const READ_BYTES_BEFORE_ANSWER: usize = 256 * 1024;
+
+/// The output of one instance.
+pub struct Output {
+    label: String,
+    log: Stream,
+    receiver: pipe::Receiver,
+    state: Mutex<State>,
+}
+
+struct State {
+    line: Vec<u8>,
+    tail: VecDeque<u8>,
+    second: Instant,
+    read: usize,
+    shown: usize,
+    dropped: usize,
+}
+
+impl Output {
+    /// `label` stands before each line; what is shown is kept in `log`, too.
+    pub fn new(label: String, log: Stream, receiver: pipe::Receiver) -> Output {
+        let state = State {
+            line: Vec::new(),
+            tail: VecDeque::new(),
+            second: Instant::now(),
+            read: 0,
+            shown: 0,
+            dropped: 0,
+        };
+        Output { label, log, receiver, state: Mutex::new(state) }
+    }
+
+    /// Reads until nobody can write any more.
+    pub async fn follow(&self) {
+        while self.receiver.readable().await.is_ok() {
+            let read = lock(&self.state).read;
+            if !self.read_at_most(READ_BYTES_A_SECOND.saturating_sub(read)) {
+                return;
+            }
+            let pause = {
+                let mut state = lock(&self.state);
+                let left = Duration::from_secs(1).checked_sub(state.second.elapsed());
+                if left.is_none() {
+                    state.next_second(&self.label);
+                }
+                left.filter(|_| state.read >= READ_BYTES_A_SECOND)
+            };
+            if let Some(pause) = pause {
+                tokio::time::sleep(pause).await;
+            }
+        }
+    }
+
+    /// Reads what has been printed so far.
+    pub fn catch_up(&self) {
+        self.read_at_most(READ_BYTES_BEFORE_ANSWER);
+    }
+
+    /// The tail begins anew.
+    pub fn begin(&self) {
+        lock(&self.state).tail.clear();
+    }
+
+    /// Adds a line of the worker's own.
+    pub fn say(&self, line: &str) {
+        let mut state = lock(&self.state);
+        state.keep(line.as_bytes());
+        state.keep(b"\n");
+        self.show(line.as_bytes());
+    }
+
+    /// The end of what was printed since [`Output::begin`].
+    pub fn tail(&self) -> Vec<u8> {
+        lock(&self.state).tail.iter().copied().collect()
+    }
+
+    /// False once the other end is closed.
+    fn read_at_most(&self, most: usize) -> bool {
+        let mut state = lock(&self.state);
+        let mut buffer = [0; 16 * 1024];
+        let mut read = 0;
+        while read < most {
+            match self.receiver.try_read(&mut buffer) {
+                Ok(0) => return false,
+                Ok(length) => {
+                    read += length;
+                    self.take(&mut state, &buffer[..length]);
+                }
+                Err(error) => return error.kind() == ErrorKind::WouldBlock,
+            }
+        }
+        true
+    }
+
+    fn take(&self, state: &mut State, bytes: &[u8]) {
+        state.keep(bytes);
+        state.read += bytes.len();
+        for part in bytes.split_inclusive(|byte| *byte == b'\n') {
+            state.line.extend(part);
+            if part.ends_with(b"\n") || state.line.len() >= LINE_BYTES {
+                let line = std::mem::take(&mut state.line);
+                if state.shown < SHOWN_BYTES_A_SECOND {
+                    state.shown += line.len();
+                    self.show(line.strip_suffix(b"\n").unwrap_or(&line));
+                } else {
+                    state.dropped += line.len();
+                }
+            }
+        }
+    }
+
+    fn show(&self, line: &[u8]) {
+        // What steers a terminal is not passed on to one.
+        let text = String::from_utf8_lossy(line);
+        let plain: String = text.chars().map(|c| if c.is_control() && c != '\t' { ' ' } else { c }).collect();
+        self.log.keep(&text);
+        tracing::info!(target: "function", "{} {plain}", self.label);
+    }
+}
+
+impl State {
+    fn keep(&mut self, bytes: &[u8]) {
+        let bytes = &bytes[bytes.len().saturating_sub(LOG_TAIL_BYTES)..];
+        let excess = (self.tail.len() + bytes.len()).saturating_sub(LOG_TAIL_BYTES);
+        self.tail.drain(..excess);
+        self.tail.extend(bytes);
+    }
+
+    fn next_second(&mut self, label: &str) {
+        if self.dropped > 0 {
+            tracing::warn!(target: "function", "{label} prints too much: {} bytes are not shown", self.dropped);
+        }
+        (self.second, self.read, self.shown, self.dropped) = (Instant::now(), 0, 0, 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::os::fd::OwnedFd;
+
+    fn output() -> (Output, std::io::PipeWriter) {
+        let (reader, writer) = std::io::pipe().unwrap();
+        let log = std::sync::Arc::new(crate::invocation::logs::Logs::default()).stream("f", "s");
+        (Output::new("f".into(), log, pipe::Receiver::from_owned_fd(OwnedFd::from(reader)).unwrap()), writer)
+    }
+
+    #[tokio::test]
+    async fn the_tail_is_the_end_of_this_invocation() {
+        let (output, mut writer) = output();
+        writer.write_all(b"before\n").unwrap();
+        output.receiver.readable().await.unwrap();
+        output.catch_up();
+        output.begin();
+        writer.write_all("x".repeat(5000).as_bytes()).unwrap();
+        writer.write_all(b"end").unwrap();
+        output.receiver.readable().await.unwrap();
+        output.catch_up();
+        output.say("REPORT");
+        let tail = output.tail();
+        assert_eq!(tail.len(), LOG_TAIL_BYTES);
+        assert!(tail.ends_with(b"xxendREPORT\n"), "{}", String::from_utf8_lossy(&tail));
+        drop(writer);
+        tokio::time::timeout(Duration::from_secs(5), output.follow())
+            .await
+            .expect("it ends with its writers");
+    }
+
+    #[tokio::test]
+    async fn endless_output_is_read_at_a_bounded_rate() {
+        let (output, mut writer) = output();
+        let began = Instant::now();
+        let printing = std::thread::spawn(move || {
+            let mut written = 0_usize;
+            while writer.write_all(&[b'y'; 4096]).is_ok() {
+                written += 4096;
+            }
+            written
+        });
+        assert!(tokio::time::timeout(Duration::from_millis(500), output.follow()).await.is_err());
+        drop(output);
+        let written = printing.join().unwrap();
+        // A busy machine may let seconds pass: each allows as much again, and a reader without a bound far more.
+        let seconds = 1 + began.elapsed().as_secs() as usize;
+        assert!(written < seconds * READ_BYTES_A_SECOND + (1 << 20), "{written} bytes in {seconds} s");
+    }
+}

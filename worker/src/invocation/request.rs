@@ -1,0 +1,193 @@
+//! One invocation: what the caller sent, what comes back, and the lines that Lambda's log has for it.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use bytes::Bytes;
+use serde_json::json;
+use tokio::sync::mpsc;
+
+use crate::base::time::since_1970;
+use crate::http::connections::{Client, Part};
+
+/// What a function is called with.
+#[derive(Debug)]
+pub struct Invocation {
+    /// `RequestId`, a UUID.
+    pub id: String,
+    /// The event, JSON.
+    pub payload: Bytes,
+    /// `X-Amz-Client-Context`, decoded: JSON.
+    pub client_context: Option<String>,
+    /// The function's ARN.
+    pub arn: String,
+    /// `X-Amzn-Trace-Id`.
+    pub trace_id: String,
+    /// Where the answer goes as it comes, if its caller wants that.
+    pub stream: Option<Stream>,
+}
+
+/// Where an answer goes while the function makes it.
+#[derive(Debug)]
+pub struct Stream {
+    pieces: mpsc::Sender<Piece>,
+    client: Client,
+}
+
+/// What a function streams.
+#[derive(Debug)]
+pub enum Piece {
+    /// First of all: the `Content-Type` that the runtime gives.
+    Kind(String),
+    /// A part of the answer.
+    Data(Part),
+}
+
+/// Pieces on their way: a function that makes them faster than its caller reads them waits.
+const PIECES: usize = 16;
+
+/// A stream, and where what is put into it comes out.
+pub fn stream(client: Client) -> (Stream, mpsc::Receiver<Piece>) {
+    let (pieces, receiver) = mpsc::channel(PIECES);
+    (Stream { pieces, client }, receiver)
+}
+
+impl Stream {
+    /// Waits until there is room. A caller who has gone away misses it, and nobody else.
+    pub async fn begin(&self, content_type: &str) {
+        let _ = self.pieces.send(Piece::Kind(content_type.into())).await;
+    }
+
+    /// The same, of a part of the answer.
+    pub async fn send(&self, data: Bytes) {
+        let _ = self.pieces.send(Piece::Data(self.client.part(data))).await;
+    }
+}
+
+/// Of a caller's `X-Amzn-Trace-Id`; a longer one names no trace, and would be kept with each event that waits.
+const TRACE_BYTES: usize = 1024;
+
+impl Invocation {
+    /// An invocation with a new id.
+    pub fn new(
+        arn: String,
+        payload: Bytes,
+        client_context: Option<String>,
+        trace_id: Option<&str>,
+    ) -> Invocation {
+        let id = uuid::Uuid::new_v4();
+        let trace_id = match trace_id.filter(|given| given.len() <= TRACE_BYTES) {
+            Some(given) => given.to_string(),
+            None => {
+                let random = uuid::Uuid::new_v4().simple().to_string();
+                format!("Root=1-{:08x}-{random:.24};Sampled=0", since_1970().as_secs())
+            }
+        };
+        Invocation { id: id.to_string(), payload, client_context, arn, trace_id, stream: None }
+    }
+}
+
+/// What a function answered, or how it failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// The answer, or a description of the error: JSON.
+    pub payload: Bytes,
+    /// Whether it is an error of the function (`X-Amz-Function-Error: Unhandled`).
+    pub failed: bool,
+    /// The end of its log.
+    pub log_tail: Vec<u8>,
+}
+
+impl Outcome {
+    /// An error as Lambda describes it.
+    pub fn error(kind: &str, message: &str) -> Outcome {
+        let payload = json!({ "errorType": kind, "errorMessage": message }).to_string().into();
+        Outcome { payload, failed: true, log_tail: Vec::new() }
+    }
+
+    /// The function did not answer in time.
+    pub fn timed_out(id: &str, timeout_s: u32) -> Outcome {
+        Outcome::error(
+            "Sandbox.Timedout",
+            &format!("RequestId: {id} Error: Task timed out after {timeout_s}.00 seconds"),
+        )
+    }
+
+    /// The runtime did not end what it had begun to stream.
+    pub fn cut_off() -> Outcome {
+        Outcome::error("Runtime.TruncatedResponse", "The response was cut off")
+    }
+
+    /// The answer is longer than allowed.
+    pub fn too_large(limit: usize) -> Outcome {
+        let message = format!(
+            "Response payload size (more than {limit} bytes) exceeded maximum allowed payload size ({limit} bytes)."
+        );
+        Outcome::error("Function.ResponseSizeTooLarge", &message)
+    }
+}
+
+/// The figures of Lambda's `REPORT` line.
+#[derive(Clone, Copy, Debug)]
+pub struct Figures {
+    /// From dispatch to answer.
+    pub duration: Duration,
+    /// From the instance's start until it asked for work, of a cold start.
+    pub init: Option<Duration>,
+    /// `MemorySize`.
+    pub memory_mib: u32,
+    /// The most memory that the instance has used.
+    pub peak_bytes: Option<u64>,
+}
+
+/// Lambda's `REPORT` line.
+pub fn report_line(id: &str, figures: &Figures) -> String {
+    let ms = |duration: Duration| duration.as_secs_f64() * 1e3;
+    let init = figures.init.unwrap_or_default();
+    let mut line = format!(
+        "REPORT RequestId: {id}\tDuration: {:.2} ms\tBilled Duration: {:.0} ms\tMemory Size: {} MB\t",
+        ms(figures.duration),
+        ms(figures.duration + init).ceil(),
+        figures.memory_mib,
+    );
+    let mut add = |text: std::fmt::Arguments<'_>| line.write_fmt(text).expect("strings take all");
+    if let Some(bytes) = figures.peak_bytes {
+        add(format_args!("Max Memory Used: {} MB\t", bytes.div_ceil(1 << 20)));
+    }
+    if figures.init.is_some() {
+        add(format_args!("Init Duration: {:.2} ms\t", ms(init)));
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_report_line_is_lambdas() {
+        let mut figures = Figures {
+            duration: Duration::from_micros(1_234),
+            init: None,
+            memory_mib: 128,
+            peak_bytes: Some((40 << 20) + 1),
+        };
+        assert_eq!(
+            report_line("x", &figures),
+            "REPORT RequestId: x\tDuration: 1.23 ms\tBilled Duration: 2 ms\tMemory Size: 128 MB\tMax Memory Used: 41 MB\t"
+        );
+        figures.init = Some(Duration::from_millis(100));
+        let line = report_line("x", &figures);
+        assert!(line.contains("Billed Duration: 102 ms\t"), "{line}");
+        assert!(line.ends_with("Init Duration: 100.00 ms\t"), "{line}");
+    }
+
+    #[test]
+    fn trace_ids_have_the_form_of_x_ray() {
+        let id = Invocation::new(String::new(), Bytes::new(), None, None).trace_id;
+        assert_eq!(id.len(), "Root=1-01234567-0123456789abcdef01234567;Sampled=0".len(), "{id}");
+        assert_eq!(Invocation::new(String::new(), Bytes::new(), None, Some("Root=y")).trace_id, "Root=y");
+        let long = "x".repeat(TRACE_BYTES + 1);
+        assert_ne!(Invocation::new(String::new(), Bytes::new(), None, Some(&long)).trace_id, long);
+    }
+}

@@ -1,0 +1,186 @@
+//! The monitor and process 1 of a sandbox: what runs between the worker and the function's runtime.
+
+use std::io::Read;
+use std::net::TcpListener;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{
+    PidfdFlags, Resource, Signal, getegid, geteuid, kill_process, pidfd_open,
+    set_parent_process_death_signal, setsid,
+};
+use rustix::system::sethostname;
+use rustix::thread::UnshareFlags;
+use vm_sandbox::syscalls::{Placement, confine};
+use vm_sandbox::{extensions, network};
+
+use super::{INSIDE_USER, Spec, freezer, root, syscalls, worker_is_root};
+use crate::base::limits;
+use crate::sandbox::interface::RUNTIME_PORT;
+
+/// Where the control socket is kept; 0 becomes the function's stdin.
+const CONTROL: RawFd = 3;
+/// First byte of a message to the worker: the listener comes with it, and the names of extensions, a line each.
+pub(super) const LISTENS: u8 = b'L';
+/// First byte of a message to the worker: the network namespace is there, and waits for a way out.
+pub(super) const CONNECTS: u8 = b'C';
+/// First byte of a message to the worker: a line of text follows that says what failed.
+pub(super) const FAILED: u8 = b'F';
+/// First byte of a message to the worker: an extension's wait status follows, and its name.
+pub(super) const CRASHED: u8 = b'E';
+/// First byte of a message to the worker: the runtime's wait status follows, four bytes.
+pub(super) const EXITED: u8 = b'X';
+
+/// The whole life of a monitor; returns its exit code. Called first thing in `main`, while there is one thread.
+pub fn launch() -> i32 {
+    match keep() {
+        Ok(()) => 0,
+        Err(error) => {
+            let mut message = vec![FAILED];
+            message.extend(format!("{error:#}").bytes().take(2000));
+            // Without a control socket, somebody has typed the verb: tell them.
+            if syscalls::send_with(CONTROL, &message, None).is_err() {
+                eprintln!("mayfly: {error:#}");
+            }
+            1
+        }
+    }
+}
+
+fn keep() -> Result<()> {
+    // Before anything else: a monitor whose worker has died meanwhile must not go on.
+    syscalls::die_with_parent()?;
+    syscalls::duplicate_to(0, CONTROL, true).context("no control socket")?;
+    let nothing = std::fs::File::open("/dev/null")?;
+    syscalls::duplicate_to(nothing.as_raw_fd(), 0, false)?;
+    // SAFETY: this process has just made the descriptor and owns it; it lives until the process ends.
+    let mut control = std::mem::ManuallyDrop::new(unsafe { UnixStream::from_raw_fd(CONTROL) });
+    let mut length = [0; 4];
+    let disk = match syscalls::receive_with(CONTROL, &mut length) {
+        Ok((4, disk)) => disk,
+        _ => bail!("`mayfly up` starts this, it is not a command of its own"),
+    };
+    let mut text = vec![0; u32::from_le_bytes(length) as usize];
+    control.read_exact(&mut text).context("the worker's order is cut short")?;
+    let spec: Spec = serde_json::from_slice(&text).context("the worker's order is wrong")?;
+    let thawing = match &spec.freezer {
+        // It must thaw what it kills, so it must not be killed itself: the control socket tells it of the worker's end.
+        Some(folder) => {
+            set_parent_process_death_signal(None)?;
+            Some(freezer::thawing(folder).with_context(|| format!("no freezer in {}", folder.display()))?)
+        }
+        None => None,
+    };
+    ensure!(std::os::unix::process::parent_id() == spec.worker, "the worker has ended");
+    for file in &spec.cgroup_procs {
+        std::fs::write(file, "0").with_context(|| format!("cannot enter the cgroup {}", file.display()))?;
+    }
+    setsid()?;
+    enter_namespaces().context("cannot make namespaces")?;
+    if spec.resolvers.is_some() {
+        // The worker, which is outside, makes the interfaces, and says when they are there.
+        syscalls::send_with(CONTROL, &[CONNECTS], None).context("the worker has ended")?;
+        control.read_exact(&mut [0]).context("the worker made no network")?;
+    }
+    match syscalls::fork()? {
+        None => {
+            syscalls::die_with_parent()?;
+            Err(run_inside(&spec, disk).expect_err("process 1 ends by itself only when it fails"))
+        }
+        Some(init) => {
+            drop(disk);
+            let ended = pidfd_open(init, PidfdFlags::empty())?;
+            let mut both = [PollFd::new(&ended, PollFlags::IN), PollFd::new(&*control, PollFlags::IN)];
+            while poll(&mut both, None).is_err() {}
+            if both[0].revents().is_empty() {
+                let _ = kill_process(init, Signal::KILL);
+                if let Some(thawing) = thawing {
+                    freezer::thaw(&thawing).context("cannot thaw the sandbox")?;
+                }
+            }
+            // Process 1 can be waited for once everything in its namespace has ended.
+            syscalls::wait(Some(init)).map(drop).context("cannot wait for the sandbox")
+        }
+    }
+}
+
+/// As root the user namespace stays: the function becomes a user that owns nothing. Otherwise a user namespace is
+/// what allows the rest.
+fn enter_namespaces() -> Result<()> {
+    let namespaces = UnshareFlags::NEWNS
+        | UnshareFlags::NEWPID
+        | UnshareFlags::NEWNET
+        | UnshareFlags::NEWIPC
+        | UnshareFlags::NEWUTS
+        | UnshareFlags::NEWCGROUP;
+    let (user, group) = (geteuid().as_raw(), getegid().as_raw());
+    if user == 0 {
+        return Ok(syscalls::unshare(namespaces)?);
+    }
+    syscalls::unshare(UnshareFlags::NEWUSER | namespaces)?;
+    std::fs::write("/proc/self/setgroups", "deny")?;
+    std::fs::write("/proc/self/uid_map", format!("{INSIDE_USER} {user} 1"))?;
+    std::fs::write("/proc/self/gid_map", format!("{INSIDE_USER} {group} 1"))?;
+    Ok(())
+}
+
+/// Process 1: prepares the inside, starts the runtime and reaps. Returns only with an error.
+fn run_inside(spec: &Spec, disk: Option<OwnedFd>) -> Result<()> {
+    let was_root = worker_is_root();
+    if let Some(folder) = &spec.freezer {
+        freezer::enter(folder).with_context(|| format!("cannot enter the freezer {}", folder.display()))?;
+    }
+    root::enter(spec, disk)?;
+    sethostname(spec.host_name.as_bytes())?;
+    network::loopback_up().context("cannot bring up the loopback device")?;
+    let listener = TcpListener::bind(("127.0.0.1", RUNTIME_PORT)).context("cannot listen")?;
+    let names = extensions::names()?;
+    let mut message = vec![LISTENS];
+    message.extend(names.join("\n").bytes());
+    syscalls::send_with(CONTROL, &message, Some(listener.as_raw_fd())).context("the worker has ended")?;
+    drop(listener);
+    syscalls::limit(Resource::Core, 0)?;
+    syscalls::limit(Resource::Nofile, limits::OPEN_FILES)?;
+    syscalls::drop_bounding_set()?;
+    if was_root {
+        syscalls::become_user(spec.user)?;
+    }
+    syscalls::drop_privileges()?;
+    // A change of user has cleared it.
+    syscalls::die_with_parent()?;
+    if spec.fixed_layout {
+        syscalls::fix_layout().context("cannot fix the layout")?;
+    }
+    confine(Placement::Free).context("cannot confine the system calls")?;
+    let environment = spec.environment.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+    let mut extensions = extensions::start(&names, environment)?;
+    let Some(runtime) = syscalls::fork()? else {
+        setsid()?;
+        let folder = &spec.folder;
+        std::env::set_current_dir(folder).with_context(|| format!("cannot start in the folder {folder}"))?;
+        let (program, arguments) = spec.command.split_first().context("no program to run")?;
+        let error = Command::new(program).args(arguments).env_clear().envs(spec.environment.clone()).exec();
+        return Err(error).with_context(|| format!("cannot run {program}"));
+    };
+    loop {
+        let (child, status) = syscalls::wait(None)?;
+        if child == runtime {
+            let mut message = vec![EXITED];
+            message.extend(status.to_le_bytes());
+            // If nobody hears it, the worker has ended and so do we.
+            let _ = syscalls::send_with(CONTROL, &message, None);
+            std::process::exit(0);
+        }
+        if let Some(name) = extensions.ended(child.as_raw_pid() as u32, status) {
+            let mut message = vec![CRASHED];
+            message.extend(status.to_le_bytes());
+            message.extend(name.bytes());
+            let _ = syscalls::send_with(CONTROL, &message, None);
+            std::process::exit(0);
+        }
+    }
+}

@@ -1,0 +1,332 @@
+//! Makes containers: a cgroup, a page store's socket, a network where one is wanted, and the processes.
+
+use std::net::TcpListener;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, Once};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use tokio::net::unix::pipe;
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use worker_page::data;
+
+use super::cgroup::{Cgroup, Hierarchy, Limits};
+use super::disk::Disks;
+use super::freezer::Freezer;
+use super::page_store::Stores;
+use super::spawn::{Container, Spawner};
+use super::{Spec, page_out, worker_is_root};
+use crate::base::limits;
+use crate::base::lock::lock;
+use crate::base::owned_folder::Folder;
+use crate::base::process_memory::Memory;
+use crate::code::runtime::Runtime;
+use crate::function::worker_options::Options;
+use crate::http;
+use crate::pool::FunctionId;
+use crate::sandbox::environment::{self, Endpoint, Sharing, Sources};
+use crate::sandbox::interface::{CONNECTIONS, Ended, Handler, Kind, Later, Maker, Order, Overall, Sandbox};
+use crate::sandbox::network::{self, Outside};
+
+/// Programs of the host that no package has brought.
+const LOCAL: &str = "/usr/local";
+/// Python packages of the host, which a function shall not depend on.
+const HOST_PACKAGES: &str = "dist-packages";
+
+/// Makes instances that are processes of this host.
+pub(crate) struct Containers {
+    options: Arc<Options>,
+    /// The worker's own.
+    folder: PathBuf,
+    stores: Arc<Stores>,
+    /// Goes after the stores.
+    _store_folder: Folder,
+    outside: Outside,
+    cgroups: Arc<Hierarchy>,
+    spawner: Spawner,
+    /// None where the worker is not root.
+    disks: Option<Arc<Disks>>,
+    /// Why there are none is said once.
+    no_disk: Once,
+}
+
+impl Containers {
+    /// None yet. `folder` is the worker's own.
+    ///
+    /// # Errors
+    /// No cgroup or folder can be made.
+    pub fn new(options: Arc<Options>, folder: &Path) -> Result<Containers> {
+        // Stores are users of their own where the worker is root, whose cache is closed to others.
+        let store_folder = Folder::new(if worker_is_root() { Path::new("/run") } else { &options.cache })?;
+        let spawner = Spawner::new(options.program.clone())?;
+        let cgroups = Arc::new(Hierarchy::new()?);
+        let place = store_folder.path().to_path_buf();
+        let stores =
+            Arc::new(Stores::new(spawner.clone(), cgroups.clone(), place, options.capacity.memory_mib));
+        let folder = folder.to_path_buf();
+        let disks = worker_is_root().then(|| Arc::new(Disks::new(folder.clone())));
+        let (outside, no_disk, _store_folder) = (Outside::default(), Once::new(), store_folder);
+        Ok(Containers { options, folder, stores, _store_folder, outside, cgroups, spawner, disks, no_disk })
+    }
+
+    /// Where /tmp lies, if not in memory.
+    async fn disk(&self, mib: u32) -> Option<OwnedFd> {
+        let disk = self.disks.as_ref()?.take(mib).await;
+        let complain = |error| {
+            self.no_disk
+                .call_once(|| tracing::warn!("/tmp is the function's memory, as there is no disk: {error:#}"))
+        };
+        disk.map_err(complain).ok()
+    }
+
+    async fn make(&self, order: &Order) -> Result<Instance> {
+        let settings = &order.deployment.settings;
+        let limits = Limits {
+            memory_mib: settings.memory_mib,
+            share_of_mib: settings.memory_mib,
+            processes: limits::PROCESSES,
+            processors: settings.processors,
+            may_swap: settings.page_out_after_s.is_some(),
+        };
+        let cgroup = self.cgroups.create(&format!("instance-{}", order.id), limits)?;
+        let mount_point = self.folder.join(format!("root-{}", order.id));
+        match self.make_in(order, &cgroup, &mount_point).await {
+            Ok((mut container, listener)) => {
+                let store = self.shares(order).then(|| (self.stores.clone(), order.deployment.whole));
+                let output = Mutex::new(Some(container.take_output()));
+                let extensions = std::mem::take(&mut container.extensions);
+                let container = tokio::sync::Mutex::new(Some(container));
+                Ok(Instance {
+                    label: order.label(),
+                    container,
+                    listener,
+                    output,
+                    cgroup,
+                    mount_point,
+                    extensions,
+                    store,
+                })
+            }
+            Err(error) => {
+                cgroup.remove_when_empty().await;
+                let _ = std::fs::remove_dir(&mount_point);
+                Err(error)
+            }
+        }
+    }
+
+    async fn make_in(
+        &self,
+        order: &Order,
+        cgroup: &Cgroup,
+        mount_point: &Path,
+    ) -> Result<(Container, TcpListener)> {
+        std::fs::create_dir(mount_point).with_context(|| format!("cannot make {}", mount_point.display()))?;
+        let endpoint = match self.shares(order) {
+            true => Some(self.stores.prepare(order.deployment.whole)?),
+            false => None,
+        };
+        let spec = self.spec(order, mount_point.to_path_buf(), cgroup, endpoint.as_ref());
+        let connect = async |monitor| {
+            let network = self.outside.network().await?;
+            tokio::task::spawn_blocking(move || network.connect(monitor)).await?
+        };
+        let disk = self.disk(spec.tmp_mib).await;
+        self.spawner.spawn(&spec, disk, connect).await
+    }
+
+    /// Whether the instance shares pages by its function's store.
+    fn shares(&self, order: &Order) -> bool {
+        self.options.layers.merge.is_some() && environment::may_share(order)
+    }
+
+    /// What the monitor is told.
+    fn spec(&self, order: &Order, mount_point: PathBuf, cgroup: &Cgroup, store: Option<&Endpoint>) -> Spec {
+        let settings = &order.deployment.settings;
+        let sharing = store.map_or(Sharing::No, Sharing::Store);
+        let Sources { binds, command, environment, user, root, folder, fixed_layout } =
+            environment::sources_of(order, &self.options, &self.folder, sharing);
+        let mut hidden = Vec::new();
+        let mut needs_local = false;
+        if let Runtime::Python(program, _) | Runtime::Node(program, _) = &settings.runtime {
+            needs_local = program.starts_with(LOCAL);
+        }
+        if let Runtime::Python(_, name) = &settings.runtime {
+            hidden.push(Path::new("/usr/lib/python3").join(HOST_PACKAGES));
+            hidden.push(Path::new(LOCAL).join("lib").join(name).join(HOST_PACKAGES));
+        }
+        // What the operator has installed by hand is nobody's business, but for an interpreter.
+        if !needs_local && root.is_none() {
+            hidden.push(LOCAL.into());
+        }
+        Spec {
+            worker: std::process::id(),
+            mount_point,
+            image: root,
+            binds,
+            hidden,
+            tmp_mib: settings.ephemeral_mib,
+            memory_mib: settings.memory_mib,
+            user,
+            host_name: format!("instance-{}", order.id),
+            cgroup_procs: cgroup.procs_files(),
+            freezer: cgroup.freezer().and_then(Freezer::own_folder).cloned(),
+            fixed_layout,
+            resolvers: order.reaches_out(&self.options).then(network::resolvers),
+            command,
+            folder,
+            environment,
+        }
+    }
+}
+
+impl Maker for Containers {
+    fn start(self: Arc<Self>, order: Order) -> Later<'static, Result<Arc<dyn Sandbox>>> {
+        Box::pin(async move { Ok(Arc::new(self.make(&order).await?) as Arc<dyn Sandbox>) })
+    }
+
+    /// A store that ends frees its memory, which takes time, and whoever asks for that holds what everybody waits for.
+    fn forget(&self, function: FunctionId) {
+        let stores = self.stores.clone();
+        drop(tokio::task::spawn_blocking(move || stores.end(function)));
+    }
+
+    fn memory(&self) -> Overall {
+        let (stores, bytes) = self.stores.figures();
+        Overall { store: data::Store { bytes, stores }, vm: None }
+    }
+
+    fn kind(&self) -> Kind {
+        Kind { sandbox: "process", partitions: "none" }
+    }
+}
+
+/// An instance as processes of this host.
+struct Instance {
+    label: String,
+    /// Until it is ended.
+    container: tokio::sync::Mutex<Option<Container>>,
+    /// The socket inside the instance's network namespace.
+    listener: TcpListener,
+    output: Mutex<Option<pipe::Receiver>>,
+    cgroup: Cgroup,
+    /// Empty for us: what is mounted there is seen by the container alone.
+    mount_point: PathBuf,
+    extensions: Vec<String>,
+    /// All stores, and whose is its own; none where it shares no pages.
+    store: Option<(Arc<Stores>, FunctionId)>,
+}
+
+impl Instance {
+    async fn accept(&self, handler: Handler) -> Result<()> {
+        let listener = self.listener.try_clone()?;
+        listener.set_nonblocking(true)?;
+        let listener = tokio::net::TcpListener::from_std(listener)?;
+        let places = Arc::new(Semaphore::new(CONNECTIONS));
+        let mut connections = JoinSet::new();
+        loop {
+            let place = places.clone().acquire_owned().await.expect("it is never closed");
+            while connections.try_join_next().is_some() {}
+            match listener.accept().await {
+                Ok((stream, _)) => {
+                    let _ = stream.set_nodelay(true); // answers are short and waited for
+                    let handler = handler.clone();
+                    connections.spawn(async move {
+                        http::serve(stream, |request| handler(request)).await;
+                        drop(place);
+                    });
+                }
+                Err(error) => {
+                    tracing::warn!("{}: {error}", self.label);
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+            }
+        }
+    }
+}
+
+impl Sandbox for Instance {
+    fn take_output(&self) -> pipe::Receiver {
+        let mut output = lock(&self.output);
+        output.take().expect("the output is taken once")
+    }
+
+    fn serve(&self, handler: Handler) -> Later<'_, ()> {
+        Box::pin(async move {
+            if let Err(error) = self.accept(handler).await {
+                tracing::error!("{}: {error}", self.label);
+            }
+        })
+    }
+
+    fn extensions(&self) -> &[String] {
+        &self.extensions
+    }
+
+    fn ending(&self) -> Later<'_, Ended> {
+        Box::pin(async move {
+            let container = self.container.lock().await;
+            match container.as_ref() {
+                Some(container) => {
+                    let how = container.ending().await;
+                    Ended { how, out_of_memory: self.cgroup.was_out_of_memory() }
+                }
+                None => std::future::pending().await,
+            }
+        })
+    }
+
+    fn memory(&self) -> Memory {
+        Memory::of_processes(self.cgroup.processes())
+    }
+
+    fn counted_bytes(&self) -> Option<u64> {
+        self.cgroup.bytes()
+    }
+
+    fn peak_bytes(&self) -> Option<u64> {
+        self.cgroup.peak_bytes()
+    }
+
+    fn may_rest(&self) {
+        if let Some((stores, function)) = &self.store {
+            stores.begin(*function);
+        }
+    }
+
+    fn freeze(&self) -> bool {
+        self.cgroup.freezer().is_some_and(Freezer::freeze)
+    }
+
+    fn thaw(&self) {
+        if let Some(freezer) = self.cgroup.freezer() {
+            freezer.thaw();
+        }
+    }
+
+    fn page_out(&self) -> Later<'_, u64> {
+        let processes = self.cgroup.processes();
+        let work = tokio::task::spawn_blocking(move || page_out::page_out(&processes));
+        Box::pin(async { work.await.unwrap_or(0) })
+    }
+
+    fn give_way(&self, gives_way: bool) {
+        self.cgroup.give_way(gives_way);
+    }
+
+    fn end(&self) -> Later<'_, ()> {
+        Box::pin(async move {
+            // Of version 2, the monitor itself is frozen, and hears of nothing.
+            self.thaw();
+            if let Some(container) = self.container.lock().await.take() {
+                container.end().await;
+            }
+            if let Err(error) = std::fs::remove_dir(&self.mount_point) {
+                tracing::error!("cannot remove {}: {error}", self.mount_point.display());
+            }
+            self.cgroup.remove_when_empty().await;
+        })
+    }
+}

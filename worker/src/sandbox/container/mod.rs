@@ -1,0 +1,79 @@
+//! Instances as processes of this host: namespaces, a read-only root, a private /tmp, cgroup limits, seccomp, no privileges.
+//!
+//! ```text
+//!   worker ──spawn──► monitor ──unshare, fork──► init, process 1 inside ──fork──► the function's runtime
+//!      │                │ dies with the worker      │ dies with the monitor
+//!      └── control ─────┘ and ends init when        └ everything inside dies with process 1
+//!          socket         the socket closes
+//! ```
+//! The monitor is this same program, started under [`LAUNCHER_VERB`]. The Runtime API's socket is made inside the
+//! instance's own network namespace and handed out to the worker, so the function reaches it on its loopback
+//! device and reaches nothing else.
+
+mod cgroup;
+mod disk;
+mod freezer;
+mod launcher;
+mod maker;
+mod mounts;
+mod page_out;
+mod page_store;
+mod root;
+mod spawn;
+mod syscalls;
+
+pub use launcher::launch;
+pub(crate) use maker::Containers;
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::sandbox::interface::Bind;
+
+/// The first argument under which `mayfly` becomes the monitor of a sandbox, reading a [`Spec`] from its stdin.
+pub const LAUNCHER_VERB: &str = "sandbox-monitor";
+/// The user that a function sees itself as where the worker is not root.
+const INSIDE_USER: u32 = 993;
+
+/// All that the monitor needs to know.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Spec {
+    /// The worker's process id.
+    pub worker: u32,
+    /// An empty folder on which the root is assembled; only the sandbox sees what is mounted there.
+    pub mount_point: PathBuf,
+    /// In place of the system's own programs and libraries: the root of an image.
+    pub image: Option<PathBuf>,
+    /// Beside the system's own programs and libraries.
+    pub binds: Vec<Bind>,
+    /// Folders of the host's that look empty inside.
+    pub hidden: Vec<PathBuf>,
+    /// Size of /tmp, where it is memory: where no disk comes with the order.
+    pub tmp_mib: u32,
+    /// Memory of the instance, which is what it sees of the machine's.
+    pub memory_mib: u32,
+    /// Host user and group of the function's processes, where the worker is root.
+    pub user: u32,
+    /// Host name inside.
+    pub host_name: String,
+    /// The `cgroup.procs` files that the monitor writes itself into.
+    pub cgroup_procs: Vec<PathBuf>,
+    /// The freezer's cgroup that process 1 enters and the monitor does not, in version 1.
+    pub freezer: Option<PathBuf>,
+    /// Whether all instances have the same addresses (no ASLR), so that pages with pointers are alike.
+    pub fixed_layout: bool,
+    /// Whether there is a network beside the loopback device, which the worker makes: what /etc/resolv.conf says.
+    pub resolvers: Option<String>,
+    /// Program and arguments.
+    pub command: Vec<String>,
+    /// Where they are started.
+    pub folder: String,
+    /// All of its environment.
+    pub environment: Vec<(String, String)>,
+}
+
+/// Whether this process may give others a user of their own.
+pub fn worker_is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}

@@ -1,0 +1,57 @@
+//! Memory of an instance that has been frozen for long goes to the host's swap. It is a rest that asks nothing of the runtime:
+//! for those that cannot share their pages, where swap is memory that is compressed (zram).
+
+use std::fs;
+
+use mappings::Area;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use super::syscalls;
+
+/// Has the kernel page out what is the processes' own, and says how many bytes of theirs are in the swap then.
+pub fn page_out(processes: &[i32]) -> u64 {
+    let swapped = |process: &i32| {
+        // One that has ended has nothing there.
+        let handle =
+            Pid::from_raw(*process).and_then(|process| pidfd_open(process, PidfdFlags::empty()).ok());
+        if let (Some(handle), Ok(maps)) = (handle, fs::read(format!("/proc/{process}/maps"))) {
+            for area in mappings::each(&maps).filter(is_own) {
+                // Locked memory, or no swap: it stays where it is.
+                let _ = syscalls::page_out(&handle, area.range);
+            }
+        }
+        swapped_bytes(&fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default())
+    };
+    processes.iter().map(swapped).sum()
+}
+
+/// Whether it is memory of no file. The page store's belongs to all, and what else a file has is read from there again.
+fn is_own(area: &Area<&[u8]>) -> bool {
+    area.writable && !area.shared && area.file.is_none()
+}
+
+fn swapped_bytes(status: &str) -> u64 {
+    let line = status.lines().find_map(|line| line.strip_prefix("VmSwap:"));
+    line.and_then(|line| line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()).unwrap_or(0) << 10
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_memory_of_no_file_is_paged_out() {
+        let maps = b"\
+1000-3000 rw-p 00000000 00:00 0
+3000-5000 rw-p 00001000 00:01 77                         /memfd:mayfly-pages (deleted)
+5000-6000 rw-p 00000000 00:00 0                          [heap]
+8000-9000 r--p 00000000 00:00 0
+a000-b000 rw-p 00000000 fe:00 9                          /usr/lib/x.so
+c000-d000 rw-s 00000000 00:00 0
+";
+        let own: Vec<usize> = mappings::each(maps).filter(is_own).map(|area| area.range.start).collect();
+        assert_eq!(own, [0x1000, 0x5000]);
+        assert_eq!(swapped_bytes("VmRSS:\t 9 kB\nVmSwap:\t   12 kB\n"), 12 << 10);
+        assert_eq!(page_out(&[i32::MAX]), 0, "it has ended");
+    }
+}

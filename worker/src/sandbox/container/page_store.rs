@@ -1,0 +1,341 @@
+//! Page stores: one for each function, so that no function can read or time the pages of another (UPM §IV-E).
+//!
+//! A store is a `mayfly share` of its own. Its folder is there for the function's first instance; it runs from when one
+//! of them may rest, so that no start waits for it or shares a processor with it. Its socket lies in that folder, which
+//! only that function's sandboxes show. All their users may call it (`--domain everyone`): who sees the folder is the
+//! trust domain. Where the worker is root, the store is a user of its own, whose only right is to ask who still uses a
+//! segment (CAP_LEASE).
+//!
+//! A store that dies is started anew at the same place, for the instances that are there: what they share stays
+//! theirs, and what they advise next finds the new one.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use tokio::io::unix::AsyncFd;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::runtime::Handle;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use super::cgroup::{Cgroup, Hierarchy, Limits};
+use super::spawn::Spawner;
+use super::syscalls::{ending_of, own_user_with_leases};
+use super::worker_is_root;
+use crate::base::lock::lock;
+use crate::pool::FunctionId;
+use crate::sandbox::environment::Endpoint;
+
+/// What runs here. Its path may lead through folders that let a store's user not in: root's home, or a user's.
+const OWN_PROGRAM: &str = "/proc/self/exe";
+/// The first host user of stores; instances' users end below.
+const FIRST_USER: u32 = 2_001_000_000;
+const SOCKET: &str = "share.socket";
+/// Not in the folder that instances see.
+const FIGURES: &str = "figures.socket";
+/// Of the memory for all instances, what one store may hold at most.
+const PART: u64 = 4;
+/// A store's own memory, beside the pages that it keeps.
+const OWN_MIB: u32 = 64;
+/// Those that it works for rest, and give way: it has no more than an instance, however much it may hold.
+const SHARE_OF_MIB: u32 = 256;
+const PROCESSES: u64 = 64;
+/// A store answers at once; those that are stuck must not hold up a sample.
+const PATIENCE: Duration = Duration::from_millis(200);
+/// How long the next one waits where one has died, so that a store which dies at once does not keep the host busy.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// All page stores of a worker.
+pub struct Stores {
+    spawner: Spawner,
+    cgroups: Arc<Hierarchy>,
+    folder: PathBuf,
+    limit_mib: u32,
+    stores: Mutex<BTreeMap<FunctionId, Store>>,
+}
+
+#[derive(Default)]
+struct Store {
+    /// Whether it is kept running from now on.
+    begun: bool,
+    /// `None` while it is being started, and from one's death to the next one's start.
+    running: Option<Running>,
+}
+
+/// A store's process, and the cgroup that bounds it.
+struct Running {
+    child: Child,
+    cgroup: Cgroup,
+}
+
+impl Running {
+    /// It keeps nothing that must be written: what instances share stays theirs.
+    fn end(mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        self.cgroup.remove();
+    }
+}
+
+impl Store {
+    /// For good.
+    fn end(self, place: &Path) {
+        if let Some(running) = self.running {
+            running.end();
+        }
+        let _ = std::fs::remove_dir_all(place);
+    }
+}
+
+impl Stores {
+    /// No store yet. `memory_mib` is what all instances together may have; a store holds a part of that at most.
+    pub fn new(spawner: Spawner, cgroups: Arc<Hierarchy>, folder: PathBuf, memory_mib: u64) -> Stores {
+        let limit_mib = u32::try_from((memory_mib / PART).max(1)).unwrap_or(u32::MAX - OWN_MIB);
+        Stores { spawner, cgroups, folder, limit_mib, stores: Mutex::default() }
+    }
+
+    fn place(&self, function: FunctionId) -> PathBuf {
+        self.folder.join(format!("store-{function}"))
+    }
+
+    fn endpoint(&self, function: FunctionId) -> Endpoint {
+        let user = worker_is_root().then(|| FIRST_USER + (function % 1_000_000) as u32);
+        Endpoint { folder: self.place(function).join("socket"), socket: SOCKET, user }
+    }
+
+    /// The way to a function's store, which need not run yet.
+    ///
+    /// # Errors
+    /// Its folder cannot be made.
+    pub fn prepare(&self, function: FunctionId) -> Result<Endpoint> {
+        let endpoint = self.endpoint(function);
+        if let Entry::Vacant(none) = lock(&self.stores).entry(function) {
+            make_folder(&self.place(function), &endpoint)?;
+            none.insert(Store::default());
+        }
+        Ok(endpoint)
+    }
+
+    /// An instance of the function may soon rest: its store runs from now on.
+    pub fn begin(self: &Arc<Self>, function: FunctionId) {
+        let mut stores = lock(&self.stores);
+        let Some(store) = stores.get_mut(&function) else { return };
+        if !std::mem::replace(&mut store.begun, true) {
+            tokio::spawn(keep(Arc::downgrade(self), function));
+        }
+    }
+
+    /// Starts a function's store. What is returned becomes readable when the store has died; none, if the function was
+    /// deleted meanwhile.
+    async fn run(&self, function: FunctionId) -> Result<Option<AsyncFd<OwnedFd>>> {
+        let place = self.place(function);
+        let running = self.start(function, &place).await?;
+        let ended = match ending_of(&running.child) {
+            Ok(ended) => ended,
+            Err(error) => {
+                running.end();
+                return Err(error).context("cannot watch it");
+            }
+        };
+        let mut stores = lock(&self.stores);
+        match stores.get_mut(&function) {
+            Some(store) => store.running = Some(running),
+            None => {
+                Store { begun: true, running: Some(running) }.end(&place);
+                return Ok(None);
+            }
+        }
+        Ok(Some(ended))
+    }
+
+    /// Puts away a function's store that has died. Whether the function is still there.
+    fn has_died(&self, function: FunctionId) -> bool {
+        let mut stores = lock(&self.stores);
+        let Some(store) = stores.get_mut(&function) else { return false };
+        if let Some(running) = store.running.take() {
+            running.end();
+        }
+        true
+    }
+
+    async fn start(&self, function: FunctionId, place: &Path) -> Result<Running> {
+        let endpoint = self.endpoint(function);
+        let mut command = Command::new(OWN_PROGRAM);
+        command
+            .arg0("mayfly")
+            .arg("share")
+            .arg("--socket")
+            .arg(endpoint.folder.join(SOCKET))
+            .args(["--domain", "everyone", "--limit", &format!("{}MiB", self.limit_mib)])
+            .arg("--metrics")
+            .arg(place.join(FIGURES))
+            .env_clear()
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .process_group(0);
+        own_user_with_leases(&mut command, endpoint.user);
+        let limits = Limits {
+            memory_mib: self.limit_mib + OWN_MIB,
+            share_of_mib: SHARE_OF_MIB,
+            processes: PROCESSES,
+            processors: None,
+            may_swap: false,
+        };
+        let cgroup = self.cgroups.create(&format!("store-{function}"), limits)?;
+        let child = match self.spawner.run(command).await.context("cannot start a page store") {
+            Ok(child) => child,
+            Err(error) => {
+                cgroup.remove();
+                return Err(error);
+            }
+        };
+        let id = child.id();
+        let running = Running { child, cgroup };
+        if let Err(error) = running.cgroup.take_in(id) {
+            running.end();
+            return Err(error);
+        }
+        Ok(running)
+    }
+
+    /// Ends a function's store: it was deleted, and its last instance is gone.
+    pub fn end(&self, function: FunctionId) {
+        let removed = lock(&self.stores).remove(&function);
+        if let Some(store) = removed {
+            store.end(&self.place(function));
+        }
+    }
+
+    /// How many stores run, and what their pages occupy. Waits; not on a thread that serves.
+    pub fn figures(&self) -> (u64, u64) {
+        let running = |(function, store): (&FunctionId, &Store)| store.running.is_some().then_some(*function);
+        let functions: Vec<FunctionId> = lock(&self.stores).iter().filter_map(running).collect();
+        let sockets = functions.iter().map(|function| self.place(*function).join(FIGURES));
+        (functions.len() as u64, pages_of_all(sockets) * 4096)
+    }
+}
+
+/// The folder of a store and of its socket, which are its user's.
+fn make_folder(place: &Path, endpoint: &Endpoint) -> Result<()> {
+    std::fs::create_dir_all(&endpoint.folder)
+        .with_context(|| format!("cannot make {}", endpoint.folder.display()))?;
+    if let Some(user) = endpoint.user {
+        // Closed to all others; a sandbox shows the inner one.
+        std::fs::set_permissions(place, std::fs::Permissions::from_mode(0o700))?;
+        // The inner one first: in a folder that is its own, the store's user could have put a link in its place.
+        for folder in [&*endpoint.folder, place] {
+            std::os::unix::fs::chown(folder, Some(user), Some(user))
+                .with_context(|| format!("cannot give {} to its store", folder.display()))?;
+        }
+    }
+    Ok(())
+}
+
+/// Keeps a function's store running until the function is deleted or the worker ends. Without it instances serve as
+/// well: they share nothing.
+async fn keep(stores: Weak<Stores>, function: FunctionId) {
+    loop {
+        let Some(all) = stores.upgrade() else { return };
+        let begun = all.run(function).await;
+        drop(all);
+        match begun {
+            Ok(Some(ended)) => drop(ended.readable().await),
+            Ok(None) => return,
+            Err(error) => tracing::warn!("the page store of function {function} does not start: {error:#}"),
+        }
+        if !stores.upgrade().is_some_and(|stores| stores.has_died(function)) {
+            return;
+        }
+        tokio::time::sleep(AGAIN).await;
+    }
+}
+
+impl Drop for Stores {
+    fn drop(&mut self) {
+        let stores = std::mem::take(&mut *lock(&self.stores));
+        for (function, store) in stores {
+            store.end(&self.place(function));
+        }
+    }
+}
+
+/// What stores say of themselves, all asked at once. Waits. Where the runtime ends meanwhile, nobody is asked any more.
+fn pages_of_all(sockets: impl Iterator<Item = PathBuf>) -> u64 {
+    let mut asked: JoinSet<Option<u64>> = sockets.map(pages_of).collect();
+    Handle::current().block_on(async {
+        let mut pages = 0;
+        while let Some(said) = asked.join_next().await {
+            pages += said.ok().flatten().unwrap_or(0);
+        }
+        pages
+    })
+}
+
+/// What the store says of itself, if it does.
+async fn pages_of(socket: PathBuf) -> Option<u64> {
+    let asked = async {
+        let mut stream = UnixStream::connect(socket).await?;
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: store\r\n\r\n").await?;
+        let mut text = String::new();
+        stream.take(1 << 20).read_to_string(&mut text).await?;
+        std::io::Result::Ok(store_pages(&text))
+    };
+    timeout(PATIENCE, asked).await.ok()?.ok()
+}
+
+/// The sum over the store's domains; there is one, or none before the first call.
+fn store_pages(figures: &str) -> u64 {
+    let lines = figures.lines().filter(|line| line.starts_with("mayfly_share_store_pages{"));
+    lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_read_from_the_figures() {
+        let text = "# TYPE mayfly_share_store_pages gauge\nmayfly_share_store_pages{domain=\"everyone\"} 12\n\
+                    mayfly_share_store_pages_other{} 5\n";
+        assert_eq!((store_pages(text), store_pages("")), (12, 0));
+    }
+
+    #[test]
+    fn a_worker_that_ends_while_stores_are_asked_does_not_panic() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = folder.path().join("figures");
+        let silent = std::os::unix::net::UnixListener::bind(&place).unwrap();
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+        let (tell, told) = std::sync::mpsc::channel();
+        runtime.spawn_blocking(move || tell.send(pages_of_all([place].into_iter())));
+        // It has been asked by now.
+        silent.accept().unwrap();
+        drop(runtime);
+        assert_eq!(told.recv(), Ok(0));
+    }
+
+    #[tokio::test]
+    async fn a_store_that_is_stuck_holds_up_nobody() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = folder.path().join("figures");
+        // It takes no connections, so that at some time nobody can even wait for it.
+        let stuck = std::os::unix::net::UnixListener::bind(&place).unwrap();
+        rustix::net::listen(&stuck, 1).unwrap();
+        let asked = || timeout(Duration::from_secs(60), pages_of(place.clone()));
+        assert_eq!(asked().await, Ok(None));
+        let mut waiting = Vec::new();
+        while let Ok(one) = UnixStream::connect(&place).await {
+            waiting.push(one);
+        }
+        assert_eq!(asked().await, Ok(None));
+    }
+}

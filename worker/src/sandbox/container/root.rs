@@ -1,0 +1,247 @@
+//! The root that a function sees: the host's /usr read-only and its own code, or an image; an empty /tmp, and little else; of /proc what
+//! is its own, and little of the machine.
+
+use std::ffi::CString;
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use rustix::fs::CWD;
+use rustix::mount::{
+    MountFlags, MountPropagationFlags, MoveMountFlags, UnmountFlags, mount, mount_bind, mount_bind_recursive,
+    mount_change, move_mount, unmount,
+};
+use rustix::process::pivot_root;
+
+use super::{INSIDE_USER, Spec, syscalls, worker_is_root};
+use crate::sandbox::interface::Bind;
+
+const DEVICES: [&str; 5] = ["null", "zero", "full", "random", "urandom"];
+/// Of the host's /etc; those that exist.
+const ETC: [&str; 6] = ["ld.so.cache", "ssl/certs", "ca-certificates", "alternatives", "mime.types", "fonts"];
+/// Of /proc, beside processes: what programs look at to work. The rest tells of the machine, its owner and its other guests.
+const PROC: [&str; 13] = [
+    "cpuinfo",
+    "filesystems",
+    "loadavg",
+    "meminfo", // the instance's own
+    "mounts",
+    "net",
+    "self",
+    "stat",
+    "sys",
+    "thread-self",
+    "uptime",
+    "version",
+    "cgroups",
+];
+const HOSTS: &str = "127.0.0.1 localhost\n";
+/// What is shown in place of the rest.
+const MASK: &str = ".mask";
+/// What is not an image's in a root.
+const OWN: [&str; 4] = ["dev", "proc", "tmp", MASK];
+/// Top folders that are links into /usr on most systems, folders on others.
+const USR_LINKS: [&str; 5] = ["bin", "sbin", "lib", "lib32", "lib64"];
+
+/// Assembles the root on `spec.mount_point`, with the disk as its /tmp, and changes into it. Runs as process 1 of the new namespaces.
+///
+/// # Errors
+/// What could not be mounted, and why.
+pub fn enter(spec: &Spec, disk: Option<OwnedFd>) -> Result<()> {
+    let root = &spec.mount_point;
+    mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)
+        .context("cannot make the mounts private")?;
+    let flags = MountFlags::NOSUID | MountFlags::NODEV;
+    mount("none", root, "tmpfs", flags, c"size=1m,nr_inodes=1k,mode=755")
+        .with_context(|| format!("cannot mount a root on {}", root.display()))?;
+    match &spec.image {
+        Some(image) => show_image(image, root)?,
+        None => show_system(root)?,
+    }
+    fs::create_dir(root.join("dev"))?;
+    for name in DEVICES {
+        fs::File::create(root.join("dev").join(name))?;
+    }
+    symlink("/proc/self/fd", root.join("dev/fd"))?;
+    for (number, name) in ["stdin", "stdout", "stderr"].iter().enumerate() {
+        symlink(format!("/proc/self/fd/{number}"), root.join("dev").join(name))?;
+    }
+    for folder in ["tmp", "proc"] {
+        fs::create_dir(root.join(folder))?;
+    }
+    let mask = root.join(MASK);
+    fs::create_dir_all(mask.join("folder"))?;
+    fs::write(mask.join("file"), "")?;
+    fs::write(mask.join("meminfo"), meminfo(spec.memory_mib))?;
+    match &spec.image {
+        Some(image) => image_etc(spec, image, &mask)?,
+        None => system_etc(spec)?,
+    }
+    for Bind { source, target } in &spec.binds {
+        bind(source, &root.join(target.strip_prefix("/").unwrap_or(target)))?;
+    }
+    // Everything so far may be read and executed, not written, and is no device.
+    let attributes = libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
+    syscalls::restrict_mount(root, attributes).context("cannot make the root read-only")?;
+    for name in DEVICES {
+        mount_at(&Path::new("/dev").join(name), &root.join("dev").join(name))?;
+    }
+    for folder in &spec.hidden {
+        let inside = root.join(folder.strip_prefix("/").unwrap_or(folder));
+        if inside.is_dir() {
+            mount("none", &inside, "tmpfs", flags | MountFlags::RDONLY, c"size=4k,nr_inodes=1,mode=755")?;
+        }
+    }
+    let tmp = root.join("tmp");
+    match disk {
+        Some(disk) => move_mount(disk, "", CWD, &tmp, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
+            .context("cannot mount the disk on /tmp")?,
+        None => {
+            // Inodes are limited too: each costs memory that the size does not count.
+            let inodes = u64::from(spec.tmp_mib) * 64;
+            let options = CString::new(format!("size={}m,nr_inodes={inodes},mode=1777", spec.tmp_mib))?;
+            mount("none", &tmp, "tmpfs", flags, &*options).context("cannot mount /tmp")?;
+        }
+    }
+    mount("none", root.join("proc"), "proc", flags | MountFlags::NOEXEC, c"")
+        .context("cannot mount /proc")?;
+    mask_proc(&root.join("proc"), &mask)?;
+    std::env::set_current_dir(root)?;
+    // The old root is stacked upon the new one, where the second call finds it (pivot_root(2)).
+    pivot_root(".", ".")
+        .and_then(|()| unmount(".", UnmountFlags::DETACH))
+        .context("cannot change the root")?;
+    Ok(std::env::set_current_dir("/")?)
+}
+
+/// Shows the host's programs and libraries.
+fn show_system(root: &Path) -> Result<()> {
+    bind_system(Path::new("/usr"), &root.join("usr"))?;
+    for name in USR_LINKS {
+        let host = Path::new("/").join(name);
+        match fs::read_link(&host) {
+            Ok(target) => symlink(target, root.join(name))?,
+            Err(_) if host.is_dir() => bind_system(&host, &root.join(name))?,
+            Err(_) => {}
+        }
+    }
+    Ok(())
+}
+
+/// Of /etc what programs look at, and who the function is.
+fn system_etc(spec: &Spec) -> Result<()> {
+    let root = &spec.mount_point;
+    for name in ETC {
+        let host = Path::new("/etc").join(name);
+        if host.exists() {
+            bind_system(&host, &root.join("etc").join(name))?;
+        }
+    }
+    let user = if worker_is_root() { spec.user } else { INSIDE_USER };
+    fs::write(root.join("etc/passwd"), format!("function:x:{user}:{user}:function:/tmp:/bin/sh\n"))?;
+    fs::write(root.join("etc/group"), format!("function:x:{user}:\n"))?;
+    fs::write(root.join("etc/hosts"), HOSTS)?;
+    let hosts = if spec.resolvers.is_some() { "files dns" } else { "files" };
+    fs::write(root.join("etc/nsswitch.conf"), format!("passwd: files\ngroup: files\nhosts: {hosts}\n"))?;
+    if let Some(resolvers) = &spec.resolvers {
+        fs::write(root.join("etc/resolv.conf"), resolvers)?;
+    }
+    for folder in ["opt", "var/task", "var/runtime"] {
+        fs::create_dir_all(root.join(folder))?;
+    }
+    Ok(())
+}
+
+/// Shows what an image has, part by part: nothing is ever written through one of its links, nor mounted there.
+fn show_image(image: &Path, root: &Path) -> Result<()> {
+    for entry in fs::read_dir(image).with_context(|| format!("cannot read {}", image.display()))? {
+        let entry = entry?;
+        let (name, target) = (entry.file_name(), root.join(entry.file_name()));
+        if OWN.iter().any(|own| name == *own) {
+            continue;
+        }
+        match entry.file_type()? {
+            kind if kind.is_symlink() => symlink(fs::read_link(entry.path())?, &target)?,
+            _ => bind(&entry.path(), &target)?,
+        }
+    }
+    Ok(())
+}
+
+/// The instance's own hosts and resolvers, where the image has files for them, as unpacking sees to.
+fn image_etc(spec: &Spec, image: &Path, mask: &Path) -> Result<()> {
+    let etc = image.join("etc");
+    let is =
+        |path: &Path, what: fn(&fs::Metadata) -> bool| fs::symlink_metadata(path).is_ok_and(|it| what(&it));
+    let files = [("hosts", HOSTS), ("resolv.conf", spec.resolvers.as_deref().unwrap_or_default())];
+    for (name, text) in files {
+        if is(&etc, fs::Metadata::is_dir) && is(&etc.join(name), fs::Metadata::is_file) {
+            fs::write(mask.join(name), text)?;
+            mount_at(&mask.join(name), &spec.mount_point.join("etc").join(name))?;
+        }
+    }
+    Ok(())
+}
+
+/// Hides of /proc what is the machine's.
+fn mask_proc(proc: &Path, mask: &Path) -> Result<()> {
+    for entry in fs::read_dir(proc)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let name = name.to_str().unwrap_or_default();
+        let is_process = name.bytes().all(|byte| byte.is_ascii_digit());
+        let shown = match name {
+            "meminfo" => "meminfo",
+            _ if is_process || PROC.contains(&name) => continue,
+            _ if entry.file_type()?.is_dir() => "folder",
+            _ => "file",
+        };
+        mount_at(&mask.join(shown), &entry.path())?;
+    }
+    Ok(())
+}
+
+/// What /proc/meminfo says to a machine of this size that has nothing else to do.
+fn meminfo(memory_mib: u32) -> String {
+    let all = u64::from(memory_mib) << 10;
+    let line = |(name, kib): (&str, u64)| format!("{:<15} {kib:>8} kB\n", format!("{name}:"));
+    let empty =
+        ["Buffers", "Cached", "SwapCached", "Active", "Inactive", "SwapTotal", "SwapFree", "Shmem", "Slab"];
+    let full = ["MemTotal", "MemFree", "MemAvailable"].map(|name| (name, all));
+    full.into_iter().chain(empty.map(|name| (name, 0))).map(line).collect()
+}
+
+/// Shows a part of the syscalls, with what is mounted below it.
+fn bind_system(source: &Path, target: &Path) -> Result<()> {
+    make_place(source, target)?;
+    mount_bind_recursive(source, target).with_context(|| cannot_show(source))
+}
+
+/// Makes `target`, which may not exist yet, show `source`, and nothing that is mounted below it.
+fn bind(source: &Path, target: &Path) -> Result<()> {
+    make_place(source, target)?;
+    mount_at(source, target)
+}
+
+fn make_place(source: &Path, target: &Path) -> Result<()> {
+    let made = || -> io::Result<()> {
+        if source.is_dir() {
+            fs::create_dir_all(target)
+        } else {
+            fs::create_dir_all(target.parent().unwrap_or(target))?;
+            fs::File::create(target).map(drop)
+        }
+    };
+    made().with_context(|| cannot_show(source))
+}
+
+fn mount_at(source: &Path, target: &Path) -> Result<()> {
+    mount_bind(source, target).with_context(|| cannot_show(source))
+}
+
+fn cannot_show(source: &Path) -> String {
+    format!("cannot show {} inside the sandbox", source.display())
+}

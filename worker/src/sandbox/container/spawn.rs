@@ -1,0 +1,235 @@
+//! The worker's side of a sandbox: starting the monitor, hearing from it, ending it.
+
+use std::io::{Error, ErrorKind};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::net::unix::pipe;
+use tokio::sync::oneshot;
+
+use super::launcher::{CONNECTS, CRASHED, EXITED, FAILED, LISTENS};
+use super::{LAUNCHER_VERB, Spec, syscalls};
+use crate::sandbox::interface::Ending;
+use crate::sandbox::network::Pair;
+
+/// The longest that the namespaces and mounts of one sandbox may take.
+const PREPARATION: Duration = Duration::from_secs(20);
+/// How long the monitor may take to end everything before it is killed, which ends everything as well.
+const GRACE: Duration = Duration::from_secs(3);
+
+/// What was sent before the monitor ended is there.
+const LAST_MESSAGE: Duration = Duration::from_millis(100);
+
+type Order = (Command, oneshot::Sender<std::io::Result<Child>>);
+
+/// Starts monitors, on a thread that lasts as long as the worker: a monitor dies with the *thread* that started it.
+#[derive(Clone)]
+pub struct Spawner {
+    orders: mpsc::Sender<Order>,
+    program: PathBuf,
+}
+
+impl Spawner {
+    /// `program` is `mayfly`, which becomes the monitor.
+    ///
+    /// # Errors
+    /// No thread can be started.
+    pub fn new(program: PathBuf) -> Result<Spawner> {
+        let (orders, inbox) = mpsc::channel::<Order>();
+        std::thread::Builder::new().name("spawner".into()).spawn(move || {
+            for (mut command, reply) in inbox {
+                // Nobody waits for it any more if the send fails; then the control socket is closed, too.
+                let _ = reply.send(command.spawn());
+            }
+        })?;
+        Ok(Spawner { orders, program })
+    }
+
+    /// Starts another program of the worker's, which ends with it if it has asked for that.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub async fn run(&self, command: Command) -> Result<Child> {
+        let (reply, answer) = oneshot::channel();
+        self.orders.send((command, reply)).ok().context("the spawner has ended")?;
+        Ok(answer.await.context("the spawner has ended")??)
+    }
+
+    /// Starts a sandbox; the function's runtime runs when this returns. `disk` is the mount that its /tmp is. Where the order wants a network, `connect` makes it, for
+    /// the namespace of the process that it is given; what it returns lives as long as the sandbox.
+    ///
+    /// # Errors
+    /// What could not be set up.
+    pub async fn spawn(
+        &self,
+        spec: &Spec,
+        disk: Option<OwnedFd>,
+        connect: impl AsyncFnOnce(u32) -> Result<Pair>,
+    ) -> Result<(Container, std::net::TcpListener)> {
+        let (ours, theirs) = UnixStream::pair().context("no socket for a new sandbox")?;
+        let (output, output_in) = pipe_pair().context("no pipe for a new sandbox")?;
+        let mut command = Command::new(&self.program);
+        command
+            .arg(LAUNCHER_VERB)
+            .env_clear()
+            .stdin(OwnedFd::from(theirs))
+            .stdout(output_in.try_clone()?)
+            .stderr(Stdio::from(output_in));
+        let child = self.run(command).await.context("cannot start a sandbox's monitor")?;
+        let mut sandbox = Container {
+            ended: syscalls::ending_of(&child)?,
+            child,
+            control: None,
+            output: Some(output),
+            network: None,
+            extensions: Vec::new(),
+        };
+        if let Err(error) = sandbox.order(&ours, spec, disk) {
+            sandbox.end().await;
+            return Err(error);
+        }
+        sandbox.control = Some(tokio::net::UnixStream::from_std(ours)?);
+        if spec.resolvers.is_some()
+            && let Err(error) = sandbox.connect(connect).await
+        {
+            sandbox.end().await;
+            return Err(error);
+        }
+        let preparation = tokio::time::timeout(PREPARATION, sandbox.message());
+        match preparation.await.unwrap_or_else(|_| Err(anyhow!("the sandbox was not ready in time"))) {
+            Ok((LISTENS, names, Some(socket))) => {
+                sandbox.extensions = String::from_utf8_lossy(&names).lines().map(String::from).collect();
+                Ok((sandbox, std::net::TcpListener::from(socket)))
+            }
+            Ok((FAILED, text, _)) => {
+                sandbox.end().await;
+                bail!("{}", String::from_utf8_lossy(&text))
+            }
+            Ok(_) => {
+                sandbox.end().await;
+                bail!("the sandbox's monitor ended at once")
+            }
+            Err(error) => {
+                sandbox.end().await;
+                Err(error)
+            }
+        }
+    }
+}
+
+/// What a wait status says.
+fn how(status: [u8; 4]) -> Ending {
+    let status = i32::from_le_bytes(status);
+    if libc::WIFSIGNALED(status) {
+        Ending::Signal(libc::WTERMSIG(status))
+    } else {
+        Ending::Exit(libc::WEXITSTATUS(status))
+    }
+}
+
+/// Our end is read without blocking, the sandbox's blocks as programs expect.
+fn pipe_pair() -> std::io::Result<(pipe::Receiver, OwnedFd)> {
+    let (reader, writer) = std::io::pipe()?;
+    Ok((pipe::Receiver::from_owned_fd(OwnedFd::from(reader))?, OwnedFd::from(writer)))
+}
+
+/// A running sandbox. Dropping it ends it, but only [`Container::end`] waits until it has.
+pub struct Container {
+    child: Child,
+    ended: AsyncFd<OwnedFd>,
+    control: Option<tokio::net::UnixStream>,
+    output: Option<pipe::Receiver>,
+    network: Option<Pair>,
+    /// The extensions that start with the runtime.
+    pub extensions: Vec<String>,
+}
+
+impl Container {
+    /// Makes the network when the monitor waits for it, and has it go on.
+    async fn connect(&mut self, connect: impl AsyncFnOnce(u32) -> Result<Pair>) -> Result<()> {
+        match self.message().await? {
+            (CONNECTS, ..) => {}
+            (FAILED, text, _) => bail!("{}", String::from_utf8_lossy(&text)),
+            _ => bail!("the sandbox's monitor ended at once"),
+        }
+        self.network = Some(connect(self.child.id()).await.context("no network for the sandbox")?);
+        let control = self.control.as_mut().context("the control socket is there until the end")?;
+        tokio::io::AsyncWriteExt::write_all(control, &[0])
+            .await
+            .context("the sandbox's monitor ended at once")
+    }
+
+    /// Tells the monitor what to do.
+    fn order(&self, control: &UnixStream, spec: &Spec, disk: Option<OwnedFd>) -> Result<()> {
+        let text = serde_json::to_vec(spec)?;
+        let mut order = (text.len() as u32).to_le_bytes().to_vec();
+        order.extend(text);
+        // Orders are shorter than a socket's buffer, so this does not block.
+        let disk = disk.as_ref().map(AsRawFd::as_raw_fd);
+        syscalls::send_with(control.as_raw_fd(), &order, disk)
+            .context("the sandbox's monitor ended at once")?;
+        Ok(control.set_nonblocking(true)?)
+    }
+
+    /// What the function prints, stdout and stderr in one.
+    pub fn take_output(&mut self) -> pipe::Receiver {
+        self.output.take().expect("the output is taken once")
+    }
+
+    /// Waits until the runtime has ended by itself.
+    pub async fn ending(&self) -> Ending {
+        let message = tokio::select! {
+            biased;
+            message = self.message() => message,
+            // What it held frozen cannot tell.
+            _ = self.ended.readable() => match tokio::time::timeout(LAST_MESSAGE, self.message()).await {
+                Ok(message) => message,
+                Err(_) => return Ending::Killed,
+            },
+        };
+        match message {
+            Ok((EXITED, status, _)) if status.len() == 4 => how([status[0], status[1], status[2], status[3]]),
+            Ok((CRASHED, told, _)) if told.len() > 4 => {
+                let name = String::from_utf8_lossy(&told[4..]).into_owned();
+                Ending::Extension(name, Box::new(how([told[0], told[1], told[2], told[3]])))
+            }
+            Ok((FAILED, reason, _)) => Ending::NotStarted(String::from_utf8_lossy(&reason).into_owned()),
+            _ => Ending::Killed,
+        }
+    }
+
+    /// Ends everything inside and waits until it has.
+    pub async fn end(mut self) {
+        self.control = None;
+        if tokio::time::timeout(GRACE, self.ended.readable()).await.is_err() {
+            // Ignored: it can only fail because the monitor has ended meanwhile.
+            let _ = self.child.kill();
+            let _ = self.ended.readable().await;
+        }
+        if let Err(error) = self.child.wait() {
+            tracing::warn!("cannot wait for a sandbox's monitor: {error}");
+        }
+    }
+
+    /// The next message of the monitor or of process 1: its kind, the rest, a descriptor. Kind 0: there is none.
+    async fn message(&self) -> Result<(u8, Vec<u8>, Option<OwnedFd>)> {
+        let Some(control) = &self.control else { return Ok((0, Vec::new(), None)) };
+        let mut buffer = [0; 2048];
+        let (length, descriptor) = control
+            .async_io(Interest::READABLE, || syscalls::receive_with(control.as_raw_fd(), &mut buffer))
+            .await
+            .or_else(|error: Error| match error.kind() {
+                ErrorKind::ConnectionReset => Ok((0, None)),
+                _ => Err(error),
+            })?;
+        let text = buffer.get(1..length).unwrap_or_default();
+        Ok((if length == 0 { 0 } else { buffer[0] }, text.to_vec(), descriptor))
+    }
+}

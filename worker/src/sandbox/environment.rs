@@ -1,0 +1,333 @@
+//! What a function finds in its instance: programs, folders and variables, as Lambda's guide describes them.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use crate::base::name::REGION;
+use crate::code::python_packages::{self, RUNTIME};
+use crate::code::runtime::Runtime;
+use crate::code::runtime_files;
+use crate::function::settings::Settings;
+use crate::function::worker_options::{Advise, Layers, Options};
+use crate::image::Image;
+use crate::sandbox::interface::{Bind, Order, RUNTIME_PORT};
+
+/// Files of the worker's own, inside.
+const BOOTSTRAP_NODE: &str = "/var/mayfly/bootstrap.mjs";
+const BOOTSTRAP_OF_IMAGES: &str = "/var/mayfly/image";
+const PACKAGES: &str = "/var/mayfly/python";
+pub(crate) const TASK: &str = "/var/task";
+const PATH: &str = "/usr/local/bin:/usr/bin:/bin:/opt/bin";
+const HEAP: &str = "/var/mayfly/lib/libmayfly_heap.so";
+const MERGE: &str = "/var/mayfly/lib/libmayfly_merge.so";
+const REST: &str = "/var/mayfly/lib/libmayfly_rest.so";
+/// Of a small instance's huge pages most would lie idle.
+const HEAP_PAGES: &str = "base";
+/// The folder with the page store's socket.
+const STORE: &str = "/var/mayfly/store";
+/// Lambda's own client of the Runtime API.
+const CLIENT: &str = "awslambdaric";
+/// The first host user that instances run as, where the worker is root; far from those that people have.
+const FIRST_USER: u32 = 2_000_000_000;
+const USERS: u64 = 1_000_000;
+
+/// What an instance is made of, whatever its sandbox.
+pub(crate) struct Sources {
+    pub binds: Vec<Bind>,
+    pub command: Vec<String>,
+    pub environment: Vec<(String, String)>,
+    pub user: u32,
+    /// In place of the host's own files, those of an image.
+    pub root: Option<PathBuf>,
+    /// Where the command is started.
+    pub folder: String,
+    /// No ASLR: pages with pointers are alike in all instances of a function.
+    pub fixed_layout: bool,
+}
+
+/// What an instance must know of its store.
+#[derive(Clone)]
+pub struct Endpoint {
+    /// To be shown inside.
+    pub folder: PathBuf,
+    /// The name of the socket in it.
+    pub socket: &'static str,
+    /// The store's user, where it has one of its own.
+    pub user: Option<u32>,
+}
+
+/// Who keeps the pages that an instance has in common with others.
+#[derive(Clone, Copy)]
+pub(crate) enum Sharing<'a> {
+    /// Nobody.
+    No,
+    /// The function's page store.
+    Store(&'a Endpoint),
+    /// The kernel that it runs on, with Mayfly's UPM series.
+    Kernel,
+}
+
+/// What the instance is made of; `folder` is the worker's own.
+pub(crate) fn sources_of(order: &Order, options: &Options, folder: &Path, sharing: Sharing) -> Sources {
+    let deployment = &order.deployment;
+    let settings = &deployment.settings;
+    let user = FIRST_USER + (order.id % USERS) as u32;
+    if let Some(image) = &deployment.code.image {
+        return of_image(order, image, options, folder, sharing, user);
+    }
+    let mut binds = vec![bind(&deployment.code.folder, TASK)];
+    binds.extend(deployment.opt.folder.iter().map(|folder| bind(folder, "/opt")));
+    binds.extend(common(options, folder));
+    if let Sharing::Store(endpoint) = sharing {
+        binds.push(bind(&endpoint.folder, STORE));
+    }
+    let layers = &options.layers;
+    let command = match &settings.runtime {
+        Runtime::Provided(_) | Runtime::Image => vec![format!("{TASK}/bootstrap")],
+        Runtime::Node(program, _) => {
+            // What is left is for buffers, code and the stack.
+            let heap = format!("--max-old-space-size={}", u64::from(settings.memory_mib) * 3 / 4);
+            vec![program.to_string_lossy().into_owned(), heap, BOOTSTRAP_NODE.into()]
+        }
+        Runtime::Python(program, _) => {
+            let program = program.to_string_lossy().into_owned();
+            let module = if layers.rest.is_some() { python_packages::BOOTSTRAP } else { CLIENT };
+            vec![program, "-m".into(), module.into(), settings.handler.clone()]
+        }
+    };
+    if is_python(settings) {
+        binds.push(bind(&folder.join(runtime_files::PACKAGES), PACKAGES));
+        binds.extend(options.python.of(&settings.runtime).map(|client| bind(&client, RUNTIME)));
+    }
+    Sources {
+        binds,
+        command,
+        environment: variables(order, options, sharing),
+        user,
+        fixed_layout: layers.merge.is_some(),
+        root: None,
+        folder: TASK.into(),
+    }
+}
+
+/// Nothing but the image, and the heap: that is one library for glibc and musl, of any version. Where [`may_share`] says so, the
+/// bootstrap tries whether what rests and merges fits the image's own libraries.
+fn of_image(
+    order: &Order,
+    image: &Image,
+    options: &Options,
+    own: &Path,
+    sharing: Sharing,
+    user: u32,
+) -> Sources {
+    let deployment = &order.deployment;
+    let (layers, config) = (&options.layers, &deployment.settings.image_config);
+    let (mut command, arguments) = command_of(order, image);
+    // Runtime interface clients take it from either: of what the image's command has, the last is the handler.
+    let handler = arguments.last().cloned();
+    command.extend(arguments);
+    let folder = config.working_directory.clone().filter(|folder| !folder.is_empty());
+    let mut variables: BTreeMap<String, String> = [
+        ("PATH", PATH),
+        ("LANG", "C.UTF-8"),
+        ("TZ", ":UTC"),
+        ("HOME", "/tmp"),
+        ("LAMBDA_TASK_ROOT", TASK),
+        ("LAMBDA_RUNTIME_DIR", RUNTIME),
+    ]
+    .map(|(name, value)| (name.into(), value.into()))
+    .into();
+    variables.extend(handler.map(|handler| ("_HANDLER".into(), handler)));
+    let shares = matches!(sharing, Sharing::Store(_));
+    let mut binds: Vec<Bind> =
+        libraries(layers).filter(|it| shares || it.target == Path::new(HEAP)).collect();
+    if let Sharing::Store(endpoint) = sharing {
+        binds.push(bind(&endpoint.folder, STORE));
+        binds.push(bind(&own.join(runtime_files::OF_IMAGES), BOOTSTRAP_OF_IMAGES));
+        command[2] = format!("{}.image", python_packages::BOOTSTRAP);
+        let told = sharing_variables(order, options, sharing, true).into_iter();
+        variables.extend(told.map(|(name, value)| (name, in_image(&value))));
+    }
+    if layers.heap.is_some() {
+        variables.insert("MAYFLY_HEAP_PAGES".into(), HEAP_PAGES.into());
+    }
+    variables.extend(image.environment.iter().cloned());
+    if layers.heap.is_some() {
+        // After what the image itself preloads.
+        let preloaded = variables.entry("LD_PRELOAD".into()).or_default();
+        *preloaded = joined(&[preloaded, &in_image(HEAP)]);
+    }
+    variables.extend(about(order));
+    variables.extend(deployment.settings.environment.clone());
+    if shares {
+        let path = variables.entry("PYTHONPATH".into()).or_default();
+        *path = joined(&[&in_image(BOOTSTRAP_OF_IMAGES), path]);
+    }
+    for bind in &mut binds {
+        bind.target = in_image(&bind.target.to_string_lossy()).into();
+    }
+    Sources {
+        binds,
+        command,
+        environment: variables.into_iter().collect(),
+        user,
+        root: Some(deployment.code.folder.clone()),
+        folder: folder.or_else(|| image.folder.clone()).unwrap_or_else(|| "/".into()),
+        fixed_layout: shares,
+    }
+}
+
+/// The program of an image and its arguments.
+fn command_of(order: &Order, image: &Image) -> (Vec<String>, Vec<String>) {
+    let config = &order.deployment.settings.image_config;
+    let or =
+        |own: &Vec<String>, images: &Vec<String>| if own.is_empty() { images.clone() } else { own.clone() };
+    (or(&config.entry_point, &image.entry_point), or(&config.command, &image.command))
+}
+
+/// Whether instances of a function can share pages by a store. Those of an image can if it starts with `PYTHON -m awslambdaric`, as
+/// AWS has it for images of others: the bootstrap stands in for that client.
+pub(crate) fn may_share(order: &Order) -> bool {
+    let Some(image) = &order.deployment.code.image else { return true };
+    let (program, arguments) = command_of(order, image);
+    let command = [program, arguments].concat();
+    let [python, flag, module, ..] = &command[..] else { return false };
+    let name = Path::new(python).file_name().unwrap_or_default();
+    name.to_string_lossy().starts_with("python") && flag == "-m" && module == CLIENT
+}
+
+/// Where in an image lies what is elsewhere below /var/mayfly. All else there is the image's, whose folders are read-only and whose
+/// links nobody may follow before it is entered; /dev is made for each instance.
+fn in_image(path: &str) -> String {
+    path.replace("/var/mayfly/lib/", "/dev/mayfly/").replace("/var/mayfly/", "/dev/mayfly/")
+}
+
+/// A path of several parts, some of which may be empty.
+fn joined(parts: &[&str]) -> String {
+    parts.iter().filter(|part| !part.is_empty()).copied().collect::<Vec<_>>().join(":")
+}
+
+/// What all instances see: the layers' libraries, the bootstraps in the worker's `folder`.
+pub(crate) fn common(options: &Options, folder: &Path) -> Vec<Bind> {
+    let node = bind(&folder.join(runtime_files::BOOTSTRAP_NODE), BOOTSTRAP_NODE);
+    libraries(&options.layers).chain([node]).collect()
+}
+
+fn libraries(layers: &Layers) -> impl Iterator<Item = Bind> {
+    let all = [(&layers.heap, HEAP), (&layers.merge, MERGE), (&layers.rest, REST)];
+    all.into_iter().filter_map(|(library, target)| Some(bind(library.as_ref()?, target)))
+}
+
+fn bind(source: &Path, target: &str) -> Bind {
+    Bind { source: source.into(), target: target.into() }
+}
+
+fn is_python(settings: &Settings) -> bool {
+    matches!(settings.runtime, Runtime::Python(..))
+}
+
+/// What Lambda tells every function of itself.
+fn about(order: &Order) -> Vec<(String, String)> {
+    let deployment = &order.deployment;
+    [
+        ("AWS_REGION", REGION.to_string()),
+        ("AWS_DEFAULT_REGION", REGION.into()),
+        ("AWS_LAMBDA_FUNCTION_NAME", deployment.name.clone()),
+        ("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", deployment.settings.memory_mib.to_string()),
+        ("AWS_LAMBDA_FUNCTION_VERSION", deployment.version.clone()),
+        ("AWS_LAMBDA_INITIALIZATION_TYPE", "on-demand".into()),
+        ("AWS_LAMBDA_LOG_GROUP_NAME", deployment.log_group()),
+        ("AWS_LAMBDA_LOG_STREAM_NAME", deployment.log_stream(order.id)),
+        ("AWS_LAMBDA_RUNTIME_API", format!("127.0.0.1:{RUNTIME_PORT}")),
+    ]
+    .map(|(name, value)| (name.to_string(), value))
+    .to_vec()
+}
+
+fn variables(order: &Order, options: &Options, sharing: Sharing) -> Vec<(String, String)> {
+    let deployment = &order.deployment;
+    let settings = &deployment.settings;
+    let layers = &options.layers;
+    let mut variables: Vec<(String, String)> = [
+        ("PATH", PATH.to_string()),
+        ("LD_LIBRARY_PATH", format!("{TASK}:{TASK}/lib:/opt/lib")),
+        ("LANG", "C.UTF-8".into()),
+        ("TZ", ":UTC".into()),
+        ("HOME", "/tmp".into()),
+        ("_HANDLER", settings.handler.clone()),
+        ("LAMBDA_TASK_ROOT", TASK.into()),
+        ("LAMBDA_RUNTIME_DIR", RUNTIME.into()),
+        ("AWS_EXECUTION_ENV", format!("AWS_Lambda_{}", settings.runtime.name())),
+    ]
+    .map(|(name, value)| (name.to_string(), value))
+    .to_vec();
+    variables.extend(about(order));
+    variables.extend(sharing_variables(order, options, sharing, is_python(settings)));
+    let mut add = |name: &str, value: String| variables.push((name.to_string(), value));
+    let version = settings.runtime.name();
+    // A function that advises runs where nothing is merged, too.
+    let path = format!("/opt/python:/opt/python/lib/{version}/site-packages:{RUNTIME}:{PACKAGES}");
+    let mut preloaded = Vec::new();
+    if !matches!(sharing, Sharing::No) {
+        preloaded.push(REST);
+    }
+    if layers.heap.is_some() {
+        preloaded.push(HEAP);
+        add("MAYFLY_HEAP_PAGES", HEAP_PAGES.into());
+    }
+    match &settings.runtime {
+        Runtime::Python(..) => add("PYTHONPATH", path),
+        Runtime::Node(_, name) => {
+            let folder = name.trim_end_matches(".x").replace("nodejs", "node");
+            add("NODE_PATH", format!("/opt/nodejs/{folder}/node_modules:/opt/nodejs/node_modules:{TASK}"));
+        }
+        Runtime::Provided(_) | Runtime::Image => {}
+    }
+    if !preloaded.is_empty() {
+        add("LD_PRELOAD", preloaded.join(":"));
+    }
+    // The function's own may replace those that Lambda does not reserve.
+    variables.retain(|(name, _)| !settings.environment.contains_key(name));
+    variables.extend(settings.environment.iter().map(|(name, value)| (name.clone(), value.clone())));
+    variables
+}
+
+/// How an instance shares, and with whom; `rests` where mayfly_bootstrap runs it.
+fn sharing_variables(
+    order: &Order,
+    options: &Options,
+    sharing: Sharing,
+    rests: bool,
+) -> Vec<(String, String)> {
+    let layers = &options.layers;
+    let mut variables = Vec::new();
+    let mut add = |name: &str, value| variables.push((name.to_string(), value));
+    if layers.rest.is_some() {
+        add("MAYFLY_REST_LIBRARY", REST.into());
+    }
+    match sharing {
+        Sharing::No => return variables,
+        Sharing::Store(endpoint) => {
+            add("MAYFLY_SHARE_SOCKET", format!("{STORE}/{}", endpoint.socket));
+            if let Some(user) = endpoint.user {
+                add("MAYFLY_SHARE_UID", user.to_string());
+            }
+        }
+        Sharing::Kernel => add("MAYFLY_MERGE_PATH", "kernel".into()),
+    }
+    add("MAYFLY_MERGE_LIBRARY", MERGE.into());
+    match layers.advise {
+        Advise::Named => {}
+        Advise::Whole => add("MAYFLY_REST_ADVISE", "whole".into()),
+    }
+    // Strings hash alike in all instances of the function, so dicts are alike; callers cannot tell how.
+    let seed = u32::from_str_radix(&order.deployment.revision[..8], 16).unwrap_or(1);
+    add("PYTHONHASHSEED", seed.to_string());
+    if layers.heap.is_some() && rests {
+        // Where objects lie shall not depend on time, so that pages with pointers are alike (UPM §IV-B): one lifetime
+        // class, and a clock that stands still until the instance has rested once, which mayfly_bootstrap sees to.
+        add("MAYFLY_HEAP_LIFETIMES", "fixed:inf".into());
+        add("MAYFLY_HEAP_CLOCK", "settled".into());
+    }
+    variables
+}

@@ -1,0 +1,214 @@
+//! A VM for each trust domain of a template: `Metadata.Mayfly.Vm` of a function names its own, and those that name none have one together.
+//! Each has a code disk, a kernel and partitions of its own; what happens in one is no other's concern.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use anyhow::{Context, Result};
+use worker_page::data;
+
+use super::code_disk::Disk;
+use super::{Host, Machine, Part, Plan, lifecycle, word};
+use crate::function::worker_options::Options;
+use crate::sandbox::history::History;
+use crate::sandbox::interface::{Kind, Later, Maker, Order, Overall, Sandbox};
+use crate::sandbox::network::Outside;
+
+/// An emulated processor is that much slower.
+const SLOWER: u32 = 6;
+
+/// Functions that live in one VM.
+#[derive(Debug)]
+pub struct Domain {
+    /// As they name it.
+    pub name: Option<String>,
+    /// Memory of the largest of them.
+    pub largest_mib: u32,
+    /// What their instances see of the host.
+    pub parts: Vec<Part>,
+}
+
+/// The VMs.
+pub struct Domains {
+    plan: Plan,
+    host: Arc<Host>,
+    machines: Mutex<Machines>,
+}
+
+#[derive(Default)]
+struct Machines {
+    /// For those that come.
+    now: BTreeMap<Option<String>, Arc<Machine>>,
+    /// Replaced ones, until their last instance is gone.
+    leaving: Vec<Arc<Machine>>,
+    /// How many there ever were.
+    made: usize,
+}
+
+impl Domains {
+    /// None yet. `folder` is the worker's own.
+    pub fn new(plan: Plan, options: Arc<Options>, folder: &Path, history: Arc<History>) -> Domains {
+        let host = Host { options, folder: folder.into(), history, outside: Outside::default() };
+        Domains { plan, host: Arc::new(host), machines: Mutex::default() }
+    }
+
+    /// Has a VM for each of these domains and for no other. One that suits its domain as it is stays; others are booted, one after the
+    /// other, before anything changes. Each has room for as many instances as the plan says: memory that is not plugged costs nothing,
+    /// and how many there are in all the pool sees to. Gives the domains that had another one before, whose functions' instances are
+    /// still there.
+    ///
+    /// # Errors
+    /// A code disk cannot be made, or a VM does not come up.
+    pub fn provide(&self, domains: Vec<Domain>) -> Result<BTreeSet<Option<String>>> {
+        let wanted: BTreeSet<Option<String>> = domains.iter().map(|domain| domain.name.clone()).collect();
+        let mut booted: BTreeMap<Option<String>, Arc<Machine>> = BTreeMap::new();
+        for domain in domains {
+            let there = self.lock().now.get(&domain.name).cloned();
+            if there.is_some_and(|machine| machine.suits(&domain)) {
+                continue;
+            }
+            let name = domain.name.clone();
+            match self.boot(domain) {
+                Ok(machine) => drop(booted.insert(name, machine)),
+                Err(error) => {
+                    booted.values().for_each(Machine::replace);
+                    return Err(error);
+                }
+            }
+        }
+        let mut machines = self.lock();
+        machines.leaving.retain(|machine| machine.running.borrow().is_some());
+        let mut replaced = BTreeSet::new();
+        for (name, machine) in booted {
+            if let Some(earlier) = machines.now.insert(name.clone(), machine) {
+                replaced.insert(name);
+                machines.leaving.push(earlier);
+            }
+        }
+        let gone: Vec<_> = machines.now.keys().filter(|name| !wanted.contains(*name)).cloned().collect();
+        let gone: Vec<_> = gone.iter().filter_map(|name| machines.now.remove(name)).collect();
+        machines.leaving.extend(gone);
+        machines.leaving.iter().for_each(Machine::replace);
+        Ok(replaced)
+    }
+
+    fn boot(&self, domain: Domain) -> Result<Arc<Machine>> {
+        let number = {
+            let mut machines = self.lock();
+            machines.made += 1;
+            machines.made
+        };
+        let own = self.host.folder.join(format!("vm-{number}"));
+        let booted = self.boot_in(&own, domain, number);
+        if booted.is_err() {
+            // Whoever reads a template anew until it is right would fill the disk.
+            let _ = fs::remove_dir_all(&own);
+        }
+        booted
+    }
+
+    fn boot_in(&self, own: &Path, domain: Domain, number: usize) -> Result<Arc<Machine>> {
+        // QEMU is a user of its own, whatever this process's umask is.
+        let made =
+            fs::create_dir(own).and_then(|()| fs::set_permissions(own, fs::Permissions::from_mode(0o711)));
+        made.with_context(|| format!("cannot make {}", own.display()))?;
+        let disk = Disk::make(own, domain.parts.clone())?;
+        let machine = Arc::new(Machine::new(&self.plan, &domain, number, disk, self.host.clone())?);
+        machine.boot()?;
+        Ok(machine)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Machines> {
+        self.machines.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does something with all VMs at once.
+    fn each<T: Send>(&self, what: impl Fn(&Machine) -> T + Sync) -> Vec<T> {
+        let (what, machines) = (&what, self.all());
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = machines.iter().map(|machine| scope.spawn(move || what(machine))).collect();
+            threads.into_iter().filter_map(|thread| thread.join().ok()).collect()
+        })
+    }
+
+    fn all(&self) -> Vec<Arc<Machine>> {
+        let machines = self.lock();
+        machines.now.values().chain(&machines.leaving).cloned().collect()
+    }
+}
+
+impl Maker for Domains {
+    fn start(self: Arc<Self>, order: Order) -> Later<'static, Result<Arc<dyn Sandbox>>> {
+        Box::pin(async move {
+            let machine = self.lock().now.get(&order.deployment.settings.vm).map(Machine::take);
+            let machine = machine.context("it has no VM: functions come from the template")?;
+            Ok(Arc::new(lifecycle::start(machine, order).await?) as Arc<dyn Sandbox>)
+        })
+    }
+
+    fn slower(&self) -> u32 {
+        SLOWER
+    }
+
+    fn memory(&self) -> Overall {
+        let all = self.each(Machine::memory_now).into_iter().flatten();
+        Overall { store: data::Store::default(), vm: all.reduce(together) }
+    }
+
+    fn kind(&self) -> Kind {
+        Kind { sandbox: "vm", partitions: word(self.plan.mode) }
+    }
+
+    fn takes_code(&self) -> bool {
+        false
+    }
+
+    fn closing(&self) {
+        self.all().iter().for_each(|machine| machine.closing());
+    }
+
+    /// Powers them off.
+    fn close(&self) {
+        self.each(Machine::close);
+        self.host.outside.close();
+    }
+}
+
+/// Two VMs as one.
+fn together(one: data::Vm, other: data::Vm) -> data::Vm {
+    data::Vm {
+        resident_bytes: one.resident_bytes + other.resident_bytes,
+        partitions: one.partitions + other.partitions,
+        plugged: one.plugged + other.plugged,
+        used: one.used + other.used,
+        plugged_bytes: one.plugged_bytes + other.plugged_bytes,
+        merged_bytes: one.merged_bytes + other.merged_bytes,
+        mapped_merged_bytes: one.mapped_merged_bytes + other.mapped_merged_bytes,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_stays_of_a_vm_that_does_not_come_up() {
+        let folder = tempfile::tempdir().unwrap();
+        let (kernel, initrd) = (folder.path().join("kernel"), folder.path().join("initrd"));
+        let image = vm::image::Image { kernel, initrd, disk: None, append: String::new(), hotmem: false };
+        let plan = Plan { mode: vm::protocol::Mode::Nodes, partitions: 1, image };
+        let options = Arc::new(Options::of_tests(folder.path()));
+        let history = Arc::new(History::new(std::time::Instant::now()));
+        let own = folder.path().join("own");
+        fs::create_dir(&own).unwrap();
+        let domains = Domains::new(plan, options, &own, history);
+        let source = folder.path().join("missing");
+        let part = Part { source, name: "0".into(), content: String::new(), is_root: false };
+        let domain = Domain { name: None, largest_mib: 128, parts: vec![part] };
+        assert!(domains.provide(vec![domain]).is_err());
+        assert_eq!(fs::read_dir(&own).unwrap().count(), 0);
+    }
+}

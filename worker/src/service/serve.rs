@@ -1,0 +1,383 @@
+//! The whole service in the foreground: functions of a template, the API, a clean end.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::net::TcpSocket;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use crate::api;
+use crate::code::python_packages::Clients;
+use crate::code::runtime::Runtime;
+use crate::code::runtime_files;
+use crate::control::Worker;
+use crate::control::sampler;
+use crate::events::async_invokes::Events;
+use crate::events::event_sources::Sources;
+use crate::function::definition::FunctionUrl;
+use crate::function::template::Source;
+use crate::function::worker_options::{Layers, Options};
+use crate::http::sigv4::Credentials;
+use crate::pool::Capacity;
+use crate::sandbox::container::Containers;
+use crate::sandbox::environment;
+use crate::sandbox::interface::Maker;
+use crate::sandbox::vm::{Domain, Domains, Part, Plan};
+use crate::service::stack::{self, Ready, Stack};
+use crate::service::systemd;
+use crate::state::function_store::Kept;
+use crate::state::handover::{Accepting, HandedOver, Predecessor, State, Successor};
+
+/// How requests that run are given time when the service ends.
+const GRACE: Duration = Duration::from_secs(5);
+/// Connections that the kernel holds while nobody takes them, such as when a new version takes over.
+const BACKLOG: u32 = 4096;
+/// Of a function; what a VM has room for that has none.
+const SMALLEST_MIB: u32 = 128;
+/// How often time-outs of the pool are looked at.
+const TICK: Duration = Duration::from_millis(200);
+
+/// What the service is started with.
+#[derive(Debug)]
+pub struct Service {
+    /// A SAM template, if functions shall be there from the start.
+    pub template: Option<PathBuf>,
+    /// Where the Lambda API listens.
+    pub address: SocketAddr,
+    /// What the instances may use.
+    pub capacity: Capacity,
+    /// Requests must be signed with these, if given.
+    pub credentials: Option<Credentials>,
+    /// What instances are given to save memory.
+    pub layers: Layers,
+    /// The VM that instances live in; otherwise they are processes of this host.
+    pub machine: Option<Plan>,
+    /// `mayfly` itself.
+    pub program: PathBuf,
+    /// Installed packages stay here.
+    pub cache: PathBuf,
+    /// Folders below which callers of the API may name code.
+    pub code_folders: Vec<PathBuf>,
+    /// Registries on this machine from which callers of the API may name images.
+    pub image_registries: Vec<SocketAddr>,
+    /// The server of the queues that functions are called from.
+    pub queues: Option<SocketAddr>,
+    /// Whether functions that say nothing of it reach the outside world.
+    pub outside: bool,
+    /// Where what callers have made and events that were accepted are kept, so that they survive the worker; otherwise in memory.
+    pub state: Option<PathBuf>,
+}
+
+/// Serves until SIGTERM or SIGINT. `ready` is called with the address once requests are taken.
+///
+/// # Errors
+/// What hinders it from starting: the template, the packages, the address, the cgroups.
+pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
+    open_many_files();
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start threads")?;
+    let _in_runtime = runtime.enter();
+    let (mut predecessor, listener) = match Predecessor::of_this_process()? {
+        Some((predecessor, listener)) => (Some(predecessor), listener),
+        None => (None, listen(service.address)?),
+    };
+    let read = |template: &Path| Stack::read(template, &service.cache);
+    let declared = service.template.as_deref().map(read).transpose()?.unwrap_or_default();
+    let python = Clients::new(&service.cache);
+    let default_python = Runtime::parse("python3.11").ok();
+    for runtime in declared.functions().map(|function| &function.settings.runtime).chain(&default_python) {
+        python.provide(runtime)?;
+    }
+    if let Some(plan) = &service.machine {
+        // Memory is the VM's: a place for each partition.
+        service.capacity.concurrency = service.capacity.concurrency.min(plan.partitions);
+        service.capacity.memory_mib = memory_of(plan, &declared);
+    }
+    declared.check(service.outside, service.machine.is_some(), service.queues.is_some())?;
+    runtime.block_on(async {
+        // Before anybody may send one: they would end the process.
+        let (hangup, hand_over) = (signal(SignalKind::hangup())?, signal(SignalKind::user_defined2())?);
+        let worker = Worker::new(Options {
+            address: service.address,
+            capacity: service.capacity,
+            credentials: service.credentials,
+            layers: service.layers,
+            python,
+            program: service.program,
+            cache: service.cache,
+            code_folders: service.code_folders,
+            image_registries: service.image_registries,
+            queues: service.queues,
+            outside: service.outside,
+            state: service.state,
+        })?;
+        let queues = declared.sources();
+        // From then on what is kept is this worker's.
+        let mut take = || -> Result<State> {
+            let earlier = predecessor.as_mut().map(Predecessor::state).transpose()?.unwrap_or_default();
+            worker.open_state().map(|()| earlier)
+        };
+        let (earlier, kept, functions, maker, machines): (_, _, _, Arc<dyn Maker>, _) = match service.machine
+        {
+            None => {
+                let (earlier, kept) = (take()?, worker.read_kept()?);
+                let functions = declared.ready(&worker)?;
+                let maker = Containers::new(worker.options.clone(), worker.folder())?;
+                (earlier, kept, functions, Arc::new(maker), None)
+            }
+            Some(plan) => {
+                let functions = declared.ready(&worker)?;
+                let (options, history) = (worker.options.clone(), worker.history.clone());
+                let domains = Arc::new(Domains::new(plan.clone(), options, worker.folder(), history));
+                let (booted, wanted) = (domains.clone(), domains_of(&worker, &functions));
+                let boot = move || booted.provide(wanted).inspect_err(|_| booted.close());
+                tokio::task::spawn_blocking(boot).await??;
+                // An earlier worker serves until the VMs are there. Functions come from the template; what else is kept waits.
+                let machines = Some(Machines { plan, domains: domains.clone() });
+                (take()?, Kept::default(), functions, domains, machines)
+            }
+        };
+        worker.make_with(maker.clone());
+        let names = stack::deploy(&worker, functions, &BTreeSet::new(), &earlier.urls, &BTreeSet::new())?;
+        worker.restore(kept);
+        let (events, elsewhere) = Events::new(worker.clone(), &earlier.begun)?;
+        if let Some(predecessor) = predecessor {
+            predecessor.serving()?;
+            events.clone().follow(predecessor, elsewhere)?;
+        }
+        let sources = Arc::new(Sources::new(worker.clone()));
+        sources.set(queues.clone());
+        let changing = Changing {
+            worker: worker.clone(),
+            template: service.template,
+            names,
+            machines,
+            sources,
+            queues,
+            events: events.clone(),
+            listener: listener.try_clone()?,
+        };
+        tokio::spawn(changing.follow(hangup, hand_over));
+        let ticking = worker.clone();
+        tokio::spawn(async move {
+            let mut interval = tokio::time::interval(TICK);
+            loop {
+                interval.tick().await;
+                ticking.tick();
+            }
+        });
+        tokio::spawn(sampler::run(worker.clone()));
+        let (mut terminate, mut interrupt) =
+            (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        let listener = tokio::net::TcpListener::from_std(listener)?;
+        let serving = api::serve(worker.clone(), listener, events, |address| {
+            systemd::ready();
+            ready(address);
+        });
+        let outcome = tokio::select! {
+            outcome = serving => outcome,
+            _ = terminate.recv() => Ok(()),
+            _ = interrupt.recv() => Ok(()),
+        };
+        let outcome = tokio::select! {
+            () = worker.close(GRACE) => outcome,
+            _ = interrupt.recv() => Err(anyhow!("interrupted twice")),
+        };
+        let close = move || {
+            maker.close();
+            worker.close_traces();
+        };
+        tokio::task::spawn_blocking(close).await?;
+        outcome
+    })
+}
+
+/// As many files at once as this process may have: what a shell allows is used up by a thousand clients that say nothing.
+fn open_many_files() {
+    let limit = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+}
+
+/// To be called within a runtime.
+fn listen(address: SocketAddr) -> Result<TcpListener> {
+    let bound = || {
+        let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+        socket.set_reuseaddr(true)?;
+        socket.bind(address)?;
+        socket.listen(BACKLOG)?.into_std()
+    };
+    bound().with_context(|| format!("cannot listen on {address}: give another with --listen"))
+}
+
+/// The VMs, where instances live in some.
+#[derive(Clone)]
+struct Machines {
+    plan: Plan,
+    domains: Arc<Domains>,
+}
+
+/// A worker that changes while it serves: its template, or itself.
+struct Changing {
+    worker: Arc<Worker>,
+    template: Option<PathBuf>,
+    /// Of the template's functions.
+    names: BTreeSet<String>,
+    machines: Option<Machines>,
+    sources: Arc<Sources>,
+    queues: BTreeMap<String, Vec<Source>>,
+    events: Events,
+    listener: TcpListener,
+}
+
+impl Changing {
+    async fn follow(mut self, mut hangup: Signal, mut hand_over: Signal) {
+        loop {
+            let (what, outcome) = tokio::select! {
+                _ = hangup.recv() => ("SIGHUP", self.reload().await),
+                _ = hand_over.recv() => ("SIGUSR2", self.hand_over().await),
+            };
+            if let Err(error) = outcome {
+                tracing::error!("{what}: {error:#}");
+            }
+            if *self.worker.accepting.borrow() == Accepting::NoMore {
+                return;
+            }
+        }
+    }
+
+    /// Reads the template anew. What is wrong with it is said, and all stays as it is.
+    async fn reload(&mut self) -> Result<()> {
+        let Some(template) = self.template.clone() else { bail!("there is no template to read anew") };
+        let (worker, earlier, path) = (self.worker.clone(), self.names.clone(), template.clone());
+        let machines = self.machines.clone();
+        let read = move || -> Result<_> {
+            let stack = Stack::read(&path, &worker.options.cache)?;
+            stack.check(worker.options.outside, machines.is_some(), worker.options.queues.is_some())?;
+            let queues = stack.sources();
+            let memory_mib = machines.as_ref().map(|machines| memory_of(&machines.plan, &stack));
+            let functions = stack.ready(&worker)?;
+            let mut replaced = BTreeSet::new();
+            if let (Some(Machines { domains, .. }), Some(memory_mib)) = (&machines, memory_mib) {
+                replaced = domains.provide(domains_of(&worker, &functions))?;
+                worker.set_memory(memory_mib);
+            }
+            let names = stack::deploy(&worker, functions, &earlier, &BTreeMap::new(), &replaced)?;
+            Ok((names, queues))
+        };
+        (self.names, self.queues) = tokio::task::spawn_blocking(read).await??;
+        self.sources.set(self.queues.clone());
+        tracing::info!("{} was read anew: {} functions", template.display(), self.names.len());
+        Ok(())
+    }
+
+    /// Has a new version of the worker take over. Where that does not come so far, all stays as it is.
+    async fn hand_over(&mut self) -> Result<()> {
+        if let Some(function) = self.worker.unkept(&self.names) {
+            bail!("{function} was made by the API and would be lost: mayfly up --state FOLDER keeps it");
+        }
+        let (program, listener) = (self.worker.options.program.clone(), self.listener.try_clone()?);
+        let prepare = move || -> Result<Successor> {
+            let mut successor = Successor::start(&program, &listener)?;
+            successor.prepared()?;
+            Ok(successor)
+        };
+        let successor = tokio::task::spawn_blocking(prepare).await??;
+        let process = successor.id();
+        // Whoever changes what is kept has done so then, and the next one waits. That may take long, and others are served meanwhile.
+        let mut handed_over = self.worker.handed_over.write().await;
+        self.worker.accepting.send_replace(Accepting::NotNow);
+        match self.give_state(successor).await {
+            Ok(successor) => {
+                *handed_over = Some(HandedOver::new(successor));
+                self.worker.accepting.send_replace(Accepting::NoMore);
+                self.worker.retire();
+                systemd::is_now(process);
+                tracing::info!("process {process} serves now; what this one has begun, it ends");
+                Ok(())
+            }
+            Err(error) => {
+                let again = self.worker.use_state(true).and(self.events.use_state(true));
+                self.sources.set(self.queues.clone());
+                self.worker.accepting.send_replace(Accepting::Yes);
+                again.and(Err(error))
+            }
+        }
+    }
+
+    async fn give_state(&self, mut successor: Successor) -> Result<Successor> {
+        self.sources.set(BTreeMap::new());
+        self.worker.use_state(false)?;
+        self.events.use_state(false)?;
+        let state = State { begun: self.events.begun(), urls: self.urls() };
+        let take = move || successor.take(state).map(|()| successor);
+        tokio::task::spawn_blocking(take).await?
+    }
+
+    /// Of the template's functions.
+    fn urls(&self) -> BTreeMap<String, FunctionUrl> {
+        let url = |name: &String| Some((name.clone(), self.worker.function(name).ok()?.url?));
+        self.names.iter().filter_map(url).collect()
+    }
+}
+
+/// Memory of all instances in VMs together.
+fn memory_of(plan: &Plan, declared: &Stack) -> u64 {
+    let largest = declared.functions().map(|function| function.settings.memory_mib).max();
+    u64::from(plan.partitions) * u64::from(largest.unwrap_or(SMALLEST_MIB))
+}
+
+/// Which functions live in a VM together.
+fn domains_of(worker: &Worker, functions: &[Ready]) -> Vec<Domain> {
+    let mut by_name: BTreeMap<Option<String>, Vec<&Ready>> = BTreeMap::new();
+    for function in functions {
+        by_name.entry(function.declared.settings.vm.clone()).or_default().push(function);
+    }
+    let domain = |(name, functions): (_, Vec<&Ready>)| {
+        let memory = functions.iter().map(|function| function.declared.settings.memory_mib);
+        Domain { name, largest_mib: memory.max().unwrap_or(SMALLEST_MIB), parts: parts(worker, &functions) }
+    };
+    by_name.into_iter().map(domain).collect()
+}
+
+/// What the instances in a VM see of this host.
+fn parts(worker: &Worker, functions: &[&Ready]) -> Vec<Part> {
+    let part = |source: &Path, content: &str, is_root| Part {
+        source: source.into(),
+        name: String::new(),
+        content: content.into(),
+        is_root,
+    };
+    let common = environment::common(&worker.options, worker.folder()).into_iter().map(|bind| bind.source);
+    let common = common.chain(worker.options.python.all());
+    let common = common.chain([worker.folder().join(runtime_files::PACKAGES)]);
+    let mut parts: Vec<Part> = common.map(|source| part(&source, "", false)).collect();
+    for Ready { code, opt, .. } in functions {
+        parts.push(part(&code.folder, &code.sha256, code.image.is_some()));
+        // Packages are in folders that are named after what they hold.
+        let layers: String = opt.layers.iter().map(|layer| layer.code.sha256.as_str()).collect();
+        parts.extend(opt.folder.iter().map(|folder| part(folder, &layers, false)));
+    }
+    parts.sort_by(|one, other| one.source.cmp(&other.source));
+    parts.dedup_by(|one, other| one.source == other.source);
+    let named = |(number, part): (usize, Part)| Part { name: number.to_string(), ..part };
+    parts.into_iter().enumerate().map(named).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_files_may_be_open_that_the_host_allows() {
+        let limit = getrlimit(Resource::Nofile);
+        let fewer = limit.maximum.map_or(Some(1024), |most| Some(most - 1));
+        setrlimit(Resource::Nofile, Rlimit { current: fewer, ..limit }).unwrap();
+        open_many_files();
+        assert_eq!(getrlimit(Resource::Nofile).current, limit.maximum);
+    }
+}

@@ -1,0 +1,152 @@
+//! Asynchronous invocations on disk: one that was accepted is there until it is done, whatever becomes of the worker.
+
+use std::path::Path;
+
+use anyhow::Result;
+use redb::{ReadableDatabase, ReadableTable};
+use serde::{Deserialize, Serialize};
+
+use crate::base::name::Target;
+use crate::base::time::now_ms;
+use crate::invocation::request::Invocation;
+use crate::state::state_file::{StateFile, Table};
+
+/// By request id: a [`Kept`] in JSON.
+const EVENTS: Table = Table::new("events");
+
+/// An invocation that was accepted and is not done.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Kept {
+    /// The function's name, with `:QUALIFIER` where a version or an alias was called.
+    pub function: String,
+    /// The request's id, the same at each attempt.
+    pub id: String,
+    /// The event: JSON.
+    pub payload: String,
+    /// `X-Amz-Client-Context`, decoded.
+    pub client_context: Option<String>,
+    /// `X-Amzn-Trace-Id`.
+    pub trace_id: String,
+    /// Attempts that failed.
+    pub failures: u32,
+    /// When it was accepted, in milliseconds since 1970.
+    #[serde(default = "now_ms")]
+    pub accepted_ms: u64,
+    /// How many events before it told of one another's end.
+    #[serde(default)]
+    pub hops: u32,
+}
+
+impl Kept {
+    /// One that is accepted now.
+    pub fn new(target: &Target, invocation: Invocation, hops: u32) -> Kept {
+        Kept {
+            function: target.to_string(),
+            id: invocation.id,
+            payload: String::from_utf8_lossy(&invocation.payload).into_owned(),
+            client_context: invocation.client_context,
+            trace_id: invocation.trace_id,
+            failures: 0,
+            accepted_ms: now_ms(),
+            hops,
+        }
+    }
+}
+
+/// A file of them. One worker has it at a time.
+pub struct EventStore(StateFile);
+
+impl EventStore {
+    /// Opens the file in this folder, or makes it.
+    ///
+    /// # Errors
+    /// Another worker has it, or it cannot be read or written.
+    pub fn open(folder: &Path) -> Result<EventStore> {
+        Ok(EventStore(StateFile::open(folder, "events.redb", &[EVENTS])?))
+    }
+
+    /// Closes the file for another worker, or opens it again.
+    ///
+    /// # Errors
+    /// Another worker has it, or it cannot be read or written.
+    pub fn set_in_use(&self, in_use: bool) -> Result<()> {
+        self.0.set_in_use(in_use)
+    }
+
+    /// Keeps one; it is on the disk when this returns.
+    ///
+    /// # Errors
+    /// It could not be written.
+    pub fn keep(&self, event: &Kept) -> Result<()> {
+        self.0.change(|begun| {
+            begun.open_table(EVENTS)?.insert(&*event.id, &*serde_json::to_vec(event)?)?;
+            Ok(())
+        })
+    }
+
+    /// Forgets one and keeps another, both or neither.
+    ///
+    /// # Errors
+    /// It could not be written.
+    pub fn replace(&self, id: &str, by: &Kept) -> Result<()> {
+        self.0.change(|begun| {
+            let mut events = begun.open_table(EVENTS)?;
+            events.remove(id)?;
+            events.insert(&*by.id, &*serde_json::to_vec(by)?)?;
+            Ok(())
+        })
+    }
+
+    /// Forgets one.
+    ///
+    /// # Errors
+    /// It could not be written.
+    pub fn forget(&self, id: &str) -> Result<()> {
+        self.0.change(|begun| {
+            begun.open_table(EVENTS)?.remove(id)?;
+            Ok(())
+        })
+    }
+
+    /// All that are kept.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    pub fn all(&self) -> Result<Vec<Kept>> {
+        self.0.read(|database| {
+            let table = database.begin_read()?.open_table(EVENTS)?;
+            table.iter()?.map(|entry| Ok(serde_json::from_slice(entry?.1.value())?)).collect()
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_kept_is_there_when_it_is_opened_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let invocation = || Invocation::new(String::new(), "{}".into(), None, Some("trace"));
+        let event = |id: &str| Kept {
+            id: id.into(),
+            accepted_ms: 1,
+            ..Kept::new(&crate::base::name::parse("f").unwrap(), invocation(), 0)
+        };
+        let store = EventStore::open(folder.path()).unwrap();
+        assert!(EventStore::open(folder.path()).is_err(), "one at a time");
+        store.keep(&event("a")).unwrap();
+        store.keep(&event("b")).unwrap();
+        store.forget("a").unwrap();
+        store.keep(&event("z")).unwrap();
+        store.replace("z", &event("b")).unwrap();
+        store.set_in_use(false).unwrap();
+        assert!(store.keep(&event("c")).is_err(), "it is another's");
+        let other = EventStore::open(folder.path()).unwrap();
+        assert_eq!(other.all().unwrap(), [event("b")]);
+        assert!(store.set_in_use(true).is_err());
+        drop(other);
+        store.set_in_use(true).unwrap();
+        assert_eq!(store.all().unwrap(), [event("b")]);
+    }
+}

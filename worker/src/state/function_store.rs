@@ -1,0 +1,223 @@
+//! Functions and layers that callers have made, on disk: they are there again when the worker is.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::SystemTime;
+
+use anyhow::{Context, Result};
+use redb::{ReadableDatabase, ReadableTable};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::code::lambda_layers::Layer;
+use crate::code::{Code, Unpacked};
+use crate::function::definition::{Alias, Deployment, Function, FunctionUrl};
+use crate::function::event_config::EventConfig;
+use crate::function::settings::Settings;
+use crate::state::state_file::{StateFile, Table};
+
+/// By name: a [`KeptFunction`] in JSON.
+const FUNCTIONS: Table = Table::new("functions");
+/// By name: a [`KeptLayer`] in JSON.
+const LAYERS: Table = Table::new("layers");
+/// The folder beside it with unpacked code.
+const CODE: &str = "code";
+
+/// All versions of a layer.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct KeptLayer {
+    /// The number of the latest, which may be gone.
+    pub latest: u64,
+    pub versions: Vec<Layer>,
+}
+
+/// What is or was published of a function.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct KeptDeployment {
+    pub version: String,
+    pub settings: Settings,
+    pub code: Code,
+    /// As they were, whether they are still listed or not.
+    pub layers: Vec<Layer>,
+    pub revision: String,
+    pub modified: SystemTime,
+}
+
+/// A function with its versions.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct KeptFunction {
+    pub deployment: KeptDeployment,
+    pub versions: BTreeMap<u64, KeptDeployment>,
+    pub latest_version: u64,
+    pub reserved: Option<u32>,
+    pub url: Option<FunctionUrl>,
+    pub tags: BTreeMap<String, String>,
+    pub aliases: BTreeMap<String, Alias>,
+    #[serde(default)]
+    pub events: Option<EventConfig>,
+}
+
+impl KeptDeployment {
+    fn of(deployment: &Deployment) -> KeptDeployment {
+        KeptDeployment {
+            version: deployment.version.clone(),
+            settings: deployment.settings.clone(),
+            code: deployment.code.clone(),
+            layers: deployment.opt.layers.iter().map(|layer| (**layer).clone()).collect(),
+            revision: deployment.revision.clone(),
+            modified: deployment.modified,
+        }
+    }
+
+    fn codes(&mut self) -> impl Iterator<Item = &mut Code> {
+        std::iter::once(&mut self.code).chain(self.layers.iter_mut().map(|layer| &mut layer.code))
+    }
+}
+
+impl KeptFunction {
+    /// A function as it is now.
+    pub fn of(function: &Function) -> KeptFunction {
+        let published = function.versions.iter();
+        KeptFunction {
+            deployment: KeptDeployment::of(&function.deployment),
+            versions: published.map(|(number, version)| (*number, KeptDeployment::of(version))).collect(),
+            latest_version: function.latest_version,
+            reserved: function.reserved,
+            url: function.url.clone(),
+            tags: function.tags.clone(),
+            aliases: function.aliases.clone(),
+            events: function.events.clone(),
+        }
+    }
+
+    fn codes(&mut self) -> impl Iterator<Item = &mut Code> {
+        std::iter::once(&mut self.deployment)
+            .chain(self.versions.values_mut())
+            .flat_map(KeptDeployment::codes)
+    }
+}
+
+/// All that an earlier worker has kept.
+#[derive(Default)]
+pub(crate) struct Kept {
+    pub layers: BTreeMap<String, KeptLayer>,
+    pub functions: BTreeMap<String, KeptFunction>,
+}
+
+/// The file, and the folder with code. One worker has them at a time.
+pub(crate) struct FunctionStore {
+    file: StateFile,
+    code: PathBuf,
+    /// Whether code that is not used any more goes: not while the worker starts or ends.
+    may_go: Arc<AtomicBool>,
+}
+
+impl FunctionStore {
+    /// Opens the file in this folder, or makes it.
+    ///
+    /// # Errors
+    /// Another worker has it, or it cannot be read or written.
+    pub fn open(folder: &Path) -> Result<FunctionStore> {
+        let file = StateFile::open(folder, "functions.redb", &[FUNCTIONS, LAYERS])?;
+        // Instances find it from wherever they are started.
+        let code = folder.canonicalize()?.join(CODE);
+        std::fs::create_dir_all(&code).with_context(|| format!("cannot make {}", code.display()))?;
+        Ok(FunctionStore { file, code, may_go: Arc::default() })
+    }
+
+    /// Closes the file for another worker, or opens it again. Code stays.
+    ///
+    /// # Errors
+    /// Another worker has it, or it cannot be read or written.
+    pub fn set_in_use(&self, in_use: bool) -> Result<()> {
+        self.file.set_in_use(in_use)
+    }
+
+    /// Where code is unpacked that is to outlive the worker.
+    pub fn code_folder(&self) -> &Path {
+        &self.code
+    }
+
+    /// Whether code that is not used any more goes; set while the worker serves.
+    pub fn may_go(&self) -> &Arc<AtomicBool> {
+        &self.may_go
+    }
+
+    /// Keeps a function as it is, or that there is none. Who changes it last is kept: `now` is asked while no other is
+    /// written.
+    ///
+    /// # Errors
+    /// It could not be written.
+    pub fn keep_function(&self, name: &str, now: impl FnOnce() -> Option<KeptFunction>) -> Result<()> {
+        self.keep(FUNCTIONS, name, now)
+    }
+
+    /// Keeps a layer as it is, or that there is none.
+    ///
+    /// # Errors
+    /// It could not be written.
+    pub fn keep_layer(&self, name: &str, now: impl FnOnce() -> Option<KeptLayer>) -> Result<()> {
+        self.keep(LAYERS, name, now)
+    }
+
+    fn keep<T: Serialize>(&self, table: Table, name: &str, now: impl FnOnce() -> Option<T>) -> Result<()> {
+        self.file.change(|begun| {
+            match now() {
+                Some(now) => drop(begun.open_table(table)?.insert(name, &*serde_json::to_vec(&now)?)?),
+                None => drop(begun.open_table(table)?.remove(name)?),
+            }
+            Ok(())
+        })
+    }
+
+    /// All that is kept and can be read. Code that belongs to nothing of it is removed: its worker was killed before it was kept.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn all(&self) -> Result<Kept> {
+        let (mut broken, mut kept) = (0, Kept::default());
+        kept.layers = self.read(LAYERS, &mut broken)?;
+        kept.functions = self.read(FUNCTIONS, &mut broken)?;
+        let mut unpacked: BTreeMap<PathBuf, Arc<Unpacked>> = BTreeMap::new();
+        let of_layers = kept.layers.values_mut().flat_map(|layer| layer.versions.iter_mut());
+        let of_layers = of_layers.map(|version| &mut version.code);
+        for code in of_layers.chain(kept.functions.values_mut().flat_map(KeptFunction::codes)) {
+            if code.folder.starts_with(&self.code) {
+                let folder = code.folder.clone();
+                let again = || Unpacked::again(code.folder.clone(), self.may_go.clone());
+                let shared = unpacked.entry(folder).or_insert_with(again).clone();
+                code.again(shared);
+            }
+        }
+        let used: BTreeSet<&PathBuf> = unpacked.keys().collect();
+        for entry in std::fs::read_dir(&self.code)?.flatten().map(|entry| entry.path()) {
+            // Of what could not be read nobody knows which is its.
+            if broken == 0
+                && !used.contains(&entry)
+                && let Err(error) = std::fs::remove_dir_all(&entry)
+            {
+                tracing::warn!("cannot remove {}: {error}", entry.display());
+            }
+        }
+        Ok(kept)
+    }
+
+    fn read<T: DeserializeOwned>(&self, table: Table, broken: &mut usize) -> Result<BTreeMap<String, T>> {
+        let table = self.file.read(|database| Ok(database.begin_read()?.open_table(table)?))?;
+        let mut found = BTreeMap::new();
+        for entry in table.iter()? {
+            let (name, text) = entry?;
+            let name = name.value().to_string();
+            match serde_json::from_slice(text.value()) {
+                Ok(read) => drop(found.insert(name, read)),
+                Err(error) => {
+                    *broken += 1;
+                    tracing::error!("{name} is kept by --state, but cannot be served: {error}");
+                }
+            }
+        }
+        Ok(found)
+    }
+}

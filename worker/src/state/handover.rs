@@ -1,0 +1,279 @@
+//! A new version of the worker takes over from the one that runs, and no request is lost (SIGUSR2).
+//!
+//! ```text
+//!   the one that runs                            the new one: the same arguments, the program as it is on the disk now
+//!   starts it; it has the listening socket ────► reads the template, installs packages
+//!                                          ◄──── Prepared
+//!   lets changes end, takes no more connections
+//!   (the kernel keeps them), closes the state
+//!   State ─────────────────────────────────────► opens the state, takes connections
+//!                                          ◄──── Serving
+//!   passes on what its connections still bring,
+//!   runs what it has begun, ends
+//!   Done, Again: of events that it has begun ──►
+//! ```
+//! Until the new one serves, its end or failure changes nothing: the earlier one goes on.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{BufRead, BufReader, ErrorKind, Write};
+use std::net::TcpListener;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use rustix::io::{FdFlags, fcntl_setfd};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::base::lock::lock;
+use crate::function::definition::FunctionUrl;
+use crate::state::event_store::Kept;
+
+/// Two numbers of descriptors: the listening socket, and a connection to the worker that runs.
+const VARIABLE: &str = "MAYFLY_TAKES_OVER";
+
+/// How long a successor that has failed may take to end.
+const ENDING: Duration = Duration::from_secs(10);
+/// How long one may prepare: it installs packages, and boots VMs.
+const PREPARING: Duration = Duration::from_secs(3600);
+/// How long one may take from the state until it serves. Nobody is served meanwhile.
+const TAKING: Duration = Duration::from_secs(120);
+
+/// What a successor says.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+enum Word {
+    Prepared,
+    Serving,
+}
+
+/// What a successor is told.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Told {
+    State(State),
+    /// An event that was begun is done.
+    Done(String),
+    /// An event that was begun has to be tried again.
+    Again(Kept),
+}
+
+/// What a successor begins with, besides what is on the disk.
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct State {
+    /// Ids of events that are still run by the earlier worker.
+    pub begun: BTreeSet<String>,
+    /// Of functions of the template, which keep their addresses.
+    pub urls: BTreeMap<String, FunctionUrl>,
+}
+
+fn say(line: &UnixStream, what: &impl Serialize) -> Result<()> {
+    let mut text = serde_json::to_vec(what)?;
+    text.push(b'\n');
+    let mut line = line;
+    Ok(line.write_all(&text)?)
+}
+
+fn hear<T: DeserializeOwned>(line: &mut BufReader<UnixStream>) -> Result<T> {
+    let mut text = String::new();
+    ensure!(line.read_line(&mut text)? > 0, "the other worker has ended");
+    Ok(serde_json::from_str(&text)?)
+}
+
+/// Whether the other side has let too much time pass.
+fn is_slow(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == ErrorKind::WouldBlock)
+}
+
+/// The worker that this one takes over from.
+pub(crate) struct Predecessor {
+    line: BufReader<UnixStream>,
+}
+
+impl Predecessor {
+    /// If there is one; and its listening socket.
+    ///
+    /// # Errors
+    /// What it has passed is not what it should be.
+    pub fn of_this_process() -> Result<Option<(Predecessor, TcpListener)>> {
+        let Ok(given) = std::env::var(VARIABLE) else { return Ok(None) };
+        let numbers: Vec<RawFd> = given.split(' ').filter_map(|number| number.parse().ok()).collect();
+        let [listener, line] = numbers[..] else { anyhow::bail!("{VARIABLE} is not two descriptors") };
+        ensure!(listener > 2 && line > 2 && listener != line, "{VARIABLE} is not two descriptors");
+        // Neither is for what is started from here.
+        for number in [listener, line] {
+            // SAFETY: it is a number, and the call says whether it is open.
+            let given = unsafe { BorrowedFd::borrow_raw(number) };
+            fcntl_setfd(given, FdFlags::CLOEXEC).with_context(|| format!("{VARIABLE}: {number}"))?;
+        }
+        // SAFETY: both are open. The worker that started this process has opened them for it, and nobody else here knows of them.
+        let (listener, line) = unsafe { (TcpListener::from_raw_fd(listener), UnixStream::from_raw_fd(line)) };
+        listener.local_addr().with_context(|| format!("{VARIABLE} names no socket"))?;
+        Ok(Some((Predecessor { line: BufReader::new(line) }, listener)))
+    }
+
+    /// Says that all is prepared that needs no state, and waits for that.
+    ///
+    /// # Errors
+    /// The earlier worker has ended.
+    pub fn state(&mut self) -> Result<State> {
+        say(self.line.get_ref(), &Word::Prepared)?;
+        match hear(&mut self.line)? {
+            Told::State(state) => Ok(state),
+            other => anyhow::bail!("the earlier worker says {other:?} in place of its state"),
+        }
+    }
+
+    /// Says that connections are taken.
+    ///
+    /// # Errors
+    /// The earlier worker has ended.
+    pub fn serving(&self) -> Result<()> {
+        say(self.line.get_ref(), &Word::Serving)
+    }
+
+    /// What it tells next; none when it has ended.
+    pub fn next(&mut self) -> Option<Told> {
+        hear(&mut self.line).ok()
+    }
+}
+
+/// The worker that takes over from this one.
+pub(crate) struct Successor {
+    process: Child,
+    line: BufReader<UnixStream>,
+}
+
+impl Successor {
+    /// Starts it, as this one was started.
+    ///
+    /// # Errors
+    /// It cannot be.
+    pub fn start(program: &Path, listener: &TcpListener) -> Result<Successor> {
+        let (line, theirs) = UnixStream::pair()?;
+        let (listener, theirs_number) = (listener.try_clone()?, theirs.as_raw_fd());
+        let listener_number = listener.as_raw_fd();
+        let mut command = Command::new(program);
+        command
+            .args(std::env::args_os().skip(1))
+            .env(VARIABLE, format!("{listener_number} {theirs_number}"))
+            .stdin(Stdio::null());
+        // SAFETY: between fork and exec two system calls are made, on descriptors that are open until the command has been started.
+        unsafe {
+            command.pre_exec(move || {
+                fcntl_setfd(BorrowedFd::borrow_raw(listener_number), FdFlags::empty())?;
+                fcntl_setfd(BorrowedFd::borrow_raw(theirs_number), FdFlags::empty())?;
+                Ok(())
+            });
+        }
+        let process = command.spawn().with_context(|| format!("cannot start {}", program.display()))?;
+        drop((listener, theirs));
+        Ok(Successor { process, line: BufReader::new(line) })
+    }
+
+    /// Waits until it has prepared what needs no state.
+    ///
+    /// # Errors
+    /// It has ended, or takes too long.
+    pub fn prepared(&mut self) -> Result<()> {
+        self.hear(&Word::Prepared, PREPARING)
+    }
+
+    /// Gives it the state, which nobody here uses any more, and waits until it serves.
+    ///
+    /// # Errors
+    /// It has ended, or takes too long.
+    pub fn take(&mut self, state: State) -> Result<()> {
+        self.take_within(state, TAKING)
+    }
+
+    fn take_within(&mut self, state: State, patience: Duration) -> Result<()> {
+        self.line.get_ref().set_write_timeout(Some(patience))?;
+        let said = say(self.line.get_ref(), &Told::State(state));
+        if said.as_ref().is_err_and(is_slow) {
+            return self.end(format!("takes no state within {patience:?}"), Duration::ZERO);
+        }
+        self.hear(&Word::Serving, patience)
+    }
+
+    fn hear(&mut self, wanted: &Word, patience: Duration) -> Result<()> {
+        self.line.get_ref().set_read_timeout(Some(patience))?;
+        let heard: Result<Word> = hear(&mut self.line);
+        match heard {
+            Ok(word) if word == *wanted => Ok(()),
+            Err(error) if is_slow(&error) => {
+                self.end(format!("is not {wanted:?} within {patience:?}"), Duration::ZERO)
+            }
+            // It says by itself how it ends.
+            _ => self.end("has ended before it served".into(), ENDING),
+        }
+    }
+
+    /// Nothing of it stays.
+    fn end(&mut self, why: String, patience: Duration) -> Result<()> {
+        let deadline = Instant::now() + patience;
+        while self.process.try_wait()?.is_none() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let _ = self.process.kill();
+        let how = self.process.wait()?;
+        anyhow::bail!("the new worker {why}: {how}")
+    }
+
+    /// Its number.
+    pub fn id(&self) -> u32 {
+        self.process.id()
+    }
+}
+
+/// Whether connections are taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Accepting {
+    #[default]
+    Yes,
+    /// A successor is about to.
+    NotNow,
+    /// A successor does.
+    NoMore,
+}
+
+/// To whom this worker has handed over.
+pub(crate) struct HandedOver {
+    line: Mutex<UnixStream>,
+}
+
+impl HandedOver {
+    /// To this one, which serves.
+    pub fn new(successor: Successor) -> HandedOver {
+        HandedOver { line: Mutex::new(successor.line.into_inner()) }
+    }
+
+    /// Tells it of an event that this worker had begun.
+    pub fn tell(&self, what: &Told) {
+        let line = lock(&self.line);
+        if let Err(error) = say(&line, what) {
+            tracing::error!("the new worker does not hear of an event: {error:#}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_successor_that_hangs_is_ended() {
+        let urls = (0..100_000).map(|number| (number.to_string(), crate::api::new_url("NONE", false, None)));
+        // The one reads what it is told, the other does not even that.
+        for state in [State::default(), State { urls: urls.collect(), ..State::default() }] {
+            let (line, _theirs) = UnixStream::pair().unwrap();
+            let process = Command::new("sleep").arg("600").spawn().unwrap();
+            let mut successor = Successor { process, line: BufReader::new(line) };
+            let error = successor.take_within(state, Duration::from_millis(50)).unwrap_err().to_string();
+            assert!(error.contains("within 50ms: signal: 9"), "{error}");
+        }
+    }
+}
