@@ -12,7 +12,7 @@ from statistics import median
 from bench.outcome import BenchError
 from bench.processes import ask
 from bench.vm.guest import MIB, Contender, Guest, mayfly
-from bench.worker.machines import INSTANCES, interference, machine, time_of_any, unplugs_of
+from bench.worker.in_vm import INSTANCES, interference, machine, time_of_any, unplugs_of
 from bench.worker.worker import Worker
 
 

@@ -6,9 +6,9 @@ import sys
 
 from bench import command
 from bench.outcome import Shown, at_least, at_most, figure, grid, table
-from bench.worker import contents, experiments, machines, paging, times
+from bench.worker import experiments, in_vm, page_contents, paging, times
 from bench.worker.experiments import ADVISED, LIFETIMES, MODELS, SHIPPED, VARIANTS
-from bench.worker.machines import INSTANCES, MODES
+from bench.worker.in_vm import INSTANCES, MODES
 
 PARTS = {
     "memory": "1 to 16 instances of the model functions: memory of each and of all (UPM Fig. 5, 6)",
@@ -86,7 +86,7 @@ class Run(command.Run):
                     self.measure(name, experiments.advise, function, advised, lifetimes, count)
 
     def private(self) -> None:
-        self.measure("private", contents.private, SHIPPED, 2 if self.options.quick else 4)
+        self.measure("private", page_contents.private, SHIPPED, 2 if self.options.quick else 4)
 
     def cold(self) -> None:
         for function in self.options.functions:
@@ -113,7 +113,7 @@ class Run(command.Run):
 
     def state(self) -> None:
         for function in ("noop", *self.options.functions):
-            self.measure(f"state.{function}", contents.state, function)
+            self.measure(f"state.{function}", page_contents.state, function)
 
     def rates(self) -> None:
         rounds, seconds = (1, 1) if self.options.quick else (3, 2)
@@ -135,13 +135,13 @@ class Run(command.Run):
         for mode in self.options.modes:
             for function in functions:
                 count, rounds = (2, 2) if self.options.quick else (INSTANCES[function], 6)
-                self.measure(f"vm.{mode}.{function}", machines.reclaim, mode, function, count, rounds)
+                self.measure(f"vm.{mode}.{function}", in_vm.reclaim, mode, function, count, rounds)
 
     def together(self) -> None:
         for function in self.options.functions:
             for name, merging in TOGETHER.items():
                 count = 2 if self.options.quick else 4
-                self.measure(f"together.{function}.{name}", machines.together, function, merging, count)
+                self.measure(f"together.{function}.{name}", in_vm.together, function, merging, count)
 
 
 def shown(flat: dict) -> list[Shown]:

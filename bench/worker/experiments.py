@@ -1,5 +1,5 @@
 """Experiments: memory of 1 to 16 instances (UPM Fig. 5, 6), advice of idle instances, cold starts (UPM Fig.
-8), latency of warm instances. Instances in a VM are in machines.py."""
+8), latency of warm instances. Instances in a VM are in in_vm.py."""
 
 import contextlib
 import json

@@ -13,7 +13,7 @@ from statistics import median
 
 from bench.merge.machine import MIB, PAGE, memory_of
 from bench.outcome import ROOT, BenchError
-from bench.worker.contents import read_pages, runtimes
+from bench.worker.page_contents import read_pages, runtimes
 from bench.worker.worker import Worker, running
 
 sys.path.append(str(ROOT / "worker" / "tests"))
