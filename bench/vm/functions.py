@@ -12,7 +12,7 @@ from statistics import median
 from bench.outcome import BenchError
 from bench.processes import ask
 from bench.vm.guest import MIB, Contender, Guest, mayfly
-from bench.worker.in_vm import INSTANCES, interference, machine, time_of_any, unplugs_of
+from bench.worker.in_vm import INSTANCES, interference, union_length, unplugs_of, worker_in_vm
 from bench.worker.worker import Worker
 
 
@@ -78,7 +78,7 @@ def trace(contender: Contender, function: str, quick: bool) -> dict[str, list[fl
 
 
 def traced(contender: Contender, function: str, what: Load) -> dict[str, float]:
-    with machine(contender.mode, INSTANCES[function]) as worker:
+    with worker_in_vm(contender.mode, INSTANCES[function]) as worker:
         told = load(worker, function, what)
         deadline = time.monotonic() + 120
         while worker.instances(function) and time.monotonic() < deadline:
@@ -90,7 +90,7 @@ def traced(contender: Contender, function: str, what: Load) -> dict[str, float]:
     numbers = {"requests": told["sent"], "p50_ms": told["latency.p50_ms"], "p99_ms": told["latency.p99_ms"]}
     numbers["unplugs"] = len(unplugs)
     if unplugs and contender.elastic:
-        seconds = time_of_any([(event["at_ms"] - event["ms"], event["at_ms"]) for event in unplugs]) / 1000
+        seconds = union_length([(event["at_ms"] - event["ms"], event["at_ms"]) for event in unplugs]) / 1000
         numbers["unplug_p50_ms"] = median(event["device_ms"] for event in unplugs)
         numbers["mib_per_s"] = len(unplugs) * plugs[0]["bytes"] / MIB / seconds
     return numbers

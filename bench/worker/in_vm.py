@@ -23,7 +23,7 @@ Span = tuple[float, float]
 
 
 @contextlib.contextmanager
-def machine(
+def worker_in_vm(
     mode: str, partitions: int, *, merging: bool = False, kept_s: int = KEEP_ALIVE_S
 ) -> Iterator[Worker]:
     """A worker whose instances live in a VM. Comparisons of modes merge nothing: modes differ in how the VM's
@@ -47,7 +47,7 @@ def unplugs_of(worker: Worker, after: int = 0) -> list[dict]:
     return [event for event in worker.read(f"/events?after={after}")["events"] if event["kind"] == "unplug"]
 
 
-def time_of_any(spans: list[Span]) -> float:
+def union_length(spans: list[Span]) -> float:
     """The length of their union."""
     total, reached = 0.0, float("-inf")
     for start, end in sorted(spans):
@@ -59,7 +59,7 @@ def time_of_any(spans: list[Span]) -> float:
 def reclaim(mode: str, function: str, count: int, rounds: int) -> dict[str, float]:
     """A burst of requests starts instances in a VM; without further calls they end: how fast their memory is
     reclaimed (HotMem Fig. 8), and how long requests took (Fig. 9)."""
-    with machine(mode, count) as worker:
+    with worker_in_vm(mode, count) as worker:
         times = burst(worker, function, count, rounds)
         deadline = time.monotonic() + 120
         while len(unplugs_of(worker)) < count and time.monotonic() < deadline:
@@ -71,7 +71,7 @@ def reclaim(mode: str, function: str, count: int, rounds: int) -> dict[str, floa
     if unplugs and mode != "static":
         # Some are unplugged at the same time, so the time counts in which any was: by the worker's clock,
         # with the agent's check before and its confirmation after.
-        seconds = time_of_any([(event["at_ms"] - event["ms"], event["at_ms"]) for event in unplugs]) / 1000
+        seconds = union_length([(event["at_ms"] - event["ms"], event["at_ms"]) for event in unplugs]) / 1000
         numbers["unplug_p50_ms"] = median(event["device_ms"] for event in unplugs)
         numbers["mib_per_s"] = len(unplugs) * plugs[0]["bytes"] / MIB / seconds
     return numbers
@@ -85,7 +85,7 @@ def interference(mode: str, count: int, rounds: int) -> dict[str, float]:
     times: list[tuple[float, float]] = []
     spans: list[Span] = []
     quiet: list[Span] = []
-    with machine(mode, count + 1) as worker:
+    with worker_in_vm(mode, count + 1) as worker:
         worker.invoke("bfs", 0)
         with called_all_the_time(worker, "bfs", times):
             for _ in range(rounds):
@@ -160,7 +160,7 @@ def ends_of(worker: Worker, function: str, after: int) -> list[Span]:
 def together(function: str, merging: bool, count: int) -> dict[str, float]:
     """All layers at once: MiB of instances at rest in their partitions, of what the VM's kernel has merged
     for them, and of the VM on the host."""
-    with machine("hotmem", count, merging=merging, kept_s=3600) as worker:
+    with worker_in_vm("hotmem", count, merging=merging, kept_s=3600) as worker:
         worker.start_instances(function, count)
         worker.wait_for_rest()
         time.sleep(10)  # the guest reports free pages some seconds late
