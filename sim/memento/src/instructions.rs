@@ -4,7 +4,7 @@
 use crate::config::NonLocalFree;
 use crate::hot::Owner;
 use crate::layout::{LANES, Location, class_of, locate};
-use crate::machine::Machine;
+use crate::memory_system::Machine;
 use crate::object_allocator::{Caller, Outcome};
 use crate::units::{Done, Units, work};
 use crate::{Exception, Result, Work};

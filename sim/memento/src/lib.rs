@@ -14,7 +14,7 @@ pub mod config;
 pub mod hot;
 mod instructions;
 pub mod layout;
-pub mod machine;
+pub mod memory_system;
 mod non_local;
 mod object_allocator;
 mod page_allocator;
@@ -26,7 +26,7 @@ mod units;
 mod walk_cache;
 
 pub use config::{Config, NonLocalFree};
-pub use machine::{Access, Machine, Port};
+pub use memory_system::{Access, Machine, Port};
 pub use statistics::{Occupancy, Statistics};
 pub use units::{Done, Units};
 

@@ -7,7 +7,7 @@
 //! HOT has their heads, that entry is invalidated in the same way.
 
 use crate::layout::Location;
-use crate::machine::{Access, Machine, Port};
+use crate::memory_system::{Access, Machine, Port};
 use crate::object_allocator::{Caller, ObjectAllocator, translate};
 use crate::{Exception, Result, Work};
 

@@ -11,7 +11,7 @@
 use crate::arena::{Header, Headers};
 use crate::hot::{Entry, Hot, Owner};
 use crate::layout::{CLASSES, Location, absent_objects, object_bytes};
-use crate::machine::{Access, Machine, Port};
+use crate::memory_system::{Access, Machine, Port};
 use crate::page_allocator::PageAllocator;
 use crate::region::{Process, Saved};
 use crate::{Exception, Result, Work, bypass};

@@ -16,7 +16,7 @@
 use crate::aac::ArenaAllocationCache;
 use crate::config::Config;
 use crate::layout::{LINE_BYTES, PAGE_BYTES, arena_bytes, class_range};
-use crate::machine::{Access, Machine, Port};
+use crate::memory_system::{Access, Machine, Port};
 use crate::page_table::{PageTables, entry_address};
 use crate::region::{Lane, Process};
 use crate::statistics::{PageKind, Statistics};

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use crate::config::Config;
 use crate::layout::{LANES, REGION_BYTES};
-use crate::machine::Machine;
+use crate::memory_system::Machine;
 use crate::object_allocator::ObjectAllocator;
 use crate::page_allocator::PageAllocator;
 use crate::region::Process;
