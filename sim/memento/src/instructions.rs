@@ -4,7 +4,7 @@
 use crate::config::NonLocalFree;
 use crate::hot::Owner;
 use crate::layout::{LANES, Location, class_of, locate};
-use crate::memory_system::Machine;
+use crate::memory_system::MemorySystem;
 use crate::object_allocator::{Caller, Outcome};
 use crate::units::{Done, Units, work};
 use crate::{Exception, Result, Work};
@@ -18,17 +18,17 @@ enum Freed {
 
 impl Units {
     /// obj-alloc by the thread `lane` of the process that runs on `core`.
-    pub fn obj_alloc<M: Machine>(
+    pub fn obj_alloc<M: MemorySystem>(
         &mut self,
         core: usize,
         lane: usize,
         size: u64,
         at: u64,
-        machine: &mut M,
+        memory: &mut M,
     ) -> Done {
         self.statistics.allocations += 1;
         let mut now = at;
-        let result = self.try_alloc(core, lane, size, &mut now, machine);
+        let result = self.try_alloc(core, lane, size, &mut now, memory);
         if !self.config.object_alloc {
             now = at + self.config.software_alloc_cycles;
         }
@@ -51,18 +51,18 @@ impl Units {
         }
     }
 
-    fn try_alloc<M: Machine>(
+    fn try_alloc<M: MemorySystem>(
         &mut self,
         core: usize,
         lane: usize,
         size: u64,
         now: &mut u64,
-        machine: &mut M,
+        memory: &mut M,
     ) -> Result<(u64, Outcome)> {
         let class = class_of(size)?;
-        let owner = self.enter(core, lane, now, machine)?;
+        let owner = self.enter(core, lane, now, memory)?;
         let process = self.processes[owner.process].as_mut().expect("enter found it");
-        let mut work = work!(self, core, *now, machine);
+        let mut work = work!(self, core, *now, memory);
         let mut caller = Caller { owner, process, pages: &mut self.pages };
         let result = self.objects.allocate(&mut caller, class, &mut work);
         *now = work.at;
@@ -70,27 +70,27 @@ impl Units {
     }
 
     /// Makes the HOT of `core` the thread's: flushes another's entries; a thread that is new gets its arenas.
-    fn enter<M: Machine>(
+    fn enter<M: MemorySystem>(
         &mut self,
         core: usize,
         lane: usize,
         now: &mut u64,
-        machine: &mut M,
+        memory: &mut M,
     ) -> Result<Owner> {
         let process = self.registers[core].filter(|_| lane < LANES).ok_or(Exception::NoRegion)?;
         let owner = Owner { process, lane };
         if self.objects.hots[core].owner == Some(owner) {
             return Ok(owner);
         }
-        *now = self.flush(core, *now, machine);
+        *now = self.flush(core, *now, memory);
         // A thread that ran on another core has been switched out there.
         if let Some(other) = self.objects.hots.iter().position(|hot| hot.owner == Some(owner)) {
-            *now = self.flush(other, *now, machine);
+            *now = self.flush(other, *now, memory);
         }
         self.objects.hots[core].owner = Some(owner);
         let its_process = self.processes[process].as_mut().expect("a register names a process that lives");
         if its_process.lanes[lane].is_none() {
-            let mut work = work!(self, core, *now, machine);
+            let mut work = work!(self, core, *now, memory);
             let mut caller = Caller { owner, process: its_process, pages: &mut self.pages };
             let result = self.objects.initialise(&mut caller, &mut work);
             *now = work.at;
@@ -103,24 +103,24 @@ impl Units {
     }
 
     /// obj-free by the thread `lane` of the process that runs on `core`.
-    pub fn obj_free<M: Machine>(
+    pub fn obj_free<M: MemorySystem>(
         &mut self,
         core: usize,
         lane: usize,
         address: u64,
         at: u64,
-        machine: &mut M,
+        memory: &mut M,
     ) -> Done {
         self.statistics.frees += 1;
         let (mut now, mut exception) = (at, None);
-        match self.try_free(core, lane, address, &mut now, machine) {
+        match self.try_free(core, lane, address, &mut now, memory) {
             Ok(Freed::Local(Outcome::Hit)) => self.statistics.free_hits += 1,
             Ok(Freed::Local(Outcome::Miss)) => self.statistics.free_misses += 1,
             Ok(Freed::NonLocal) => self.statistics.non_local_frees += 1,
             Ok(Freed::Buffered { full }) => {
                 self.statistics.batched_frees += 1;
                 if full {
-                    let done = self.drain(core, lane, now, machine);
+                    let done = self.drain(core, lane, now, memory);
                     (now, exception) = (done.at, done.exception);
                 }
             }
@@ -137,19 +137,19 @@ impl Units {
         Done { at: now, address: 0, exception }
     }
 
-    fn try_free<M: Machine>(
+    fn try_free<M: MemorySystem>(
         &mut self,
         core: usize,
         lane: usize,
         address: u64,
         now: &mut u64,
-        machine: &mut M,
+        memory: &mut M,
     ) -> Result<Freed> {
-        let owner = self.enter(core, lane, now, machine)?;
+        let owner = self.enter(core, lane, now, memory)?;
         let process = self.processes[owner.process].as_mut().expect("enter found it");
         let place = locate(process.start, address)?;
         if place.lane == lane || self.config.non_local_free == NonLocalFree::Hardware {
-            return self.free(owner, core, address, place, now, machine);
+            return self.free(owner, core, address, place, now, memory);
         }
         *now += self.config.hot_cycles;
         let batch = &mut process.lanes[lane].as_mut().expect("enter made it").batch;
@@ -158,17 +158,17 @@ impl Units {
     }
 
     /// A free that is done at once: of the thread's own object, or of another thread's (§4).
-    fn free<M: Machine>(
+    fn free<M: MemorySystem>(
         &mut self,
         owner: Owner,
         core: usize,
         address: u64,
         place: Location,
         now: &mut u64,
-        machine: &mut M,
+        memory: &mut M,
     ) -> Result<Freed> {
         let process = self.processes[owner.process].as_mut().expect("a HOT's owner lives");
-        let mut work = work!(self, core, *now, machine);
+        let mut work = work!(self, core, *now, memory);
         let mut caller = Caller { owner, process, pages: &mut self.pages };
         let result = if place.lane == owner.lane {
             self.objects.free(&mut caller, address, place, &mut work).map(Freed::Local)
@@ -183,7 +183,7 @@ impl Units {
 
     /// The software handler executes a thread's batch of non-local frees (§4); the first of its exceptions is
     /// returned.
-    pub fn drain<M: Machine>(&mut self, core: usize, lane: usize, at: u64, machine: &mut M) -> Done {
+    pub fn drain<M: MemorySystem>(&mut self, core: usize, lane: usize, at: u64, memory: &mut M) -> Done {
         let mut done = Done { at, address: 0, exception: None };
         let Some(number) = self.registers[core] else { return done };
         let process = self.processes[number].as_mut().expect("a register names a process that lives");
@@ -198,7 +198,7 @@ impl Units {
         for address in batch {
             done.at += self.config.software_free_cycles;
             let place = locate(start, address).expect("only objects' addresses are put into a batch");
-            match self.free(owner, core, address, place, &mut done.at, machine) {
+            match self.free(owner, core, address, place, &mut done.at, memory) {
                 Ok(_) => self.statistics.batched_frees_done += 1,
                 Err(exception) => done.exception = done.exception.or(Some(exception)),
             }

@@ -4,7 +4,8 @@
 //! [`Units`] puts them together.
 //!
 //! The model keeps headers, lists, page tables and pool as the hardware does, so its addresses, hits, misses
-//! and pages are exact. Time is what the [`Machine`] returns for accesses, plus the latencies in [`Config`].
+//! and pages are exact. Time is what the [`MemorySystem`] returns for accesses, plus the latencies in
+//! [`Config`].
 
 mod aac;
 pub mod arena;
@@ -26,7 +27,7 @@ mod units;
 mod walk_cache;
 
 pub use config::{Config, NonLocalFree};
-pub use memory_system::{Access, Machine, Port};
+pub use memory_system::{Access, MemorySystem, Port};
 pub use statistics::{Occupancy, Statistics};
 pub use units::{Done, Units};
 
@@ -69,22 +70,22 @@ impl std::fmt::Display for Exception {
     }
 }
 
-/// A unit at work: the machine, the clock it advances, and where it counts.
-pub(crate) struct Work<'a, M: Machine> {
-    machine: &'a mut M,
+/// A unit at work: the memory system, the clock it advances, and where it counts.
+pub(crate) struct Work<'a, M: MemorySystem> {
+    memory: &'a mut M,
     config: &'a Config,
     statistics: &'a mut Statistics,
     core: usize,
     at: u64,
 }
 
-impl<M: Machine> Work<'_, M> {
+impl<M: MemorySystem> Work<'_, M> {
     fn access(&mut self, port: Port, access: Access, physical: u64) {
-        self.at = self.machine.access(self.core, port, access, physical, self.at);
+        self.at = self.memory.access(self.core, port, access, physical, self.at);
     }
 
     /// Writes a whole line.
     fn write_line(&mut self, port: Port, physical: u64) {
-        self.at = self.machine.instantiate(self.core, port, physical, self.at);
+        self.at = self.memory.instantiate(self.core, port, physical, self.at);
     }
 }

@@ -20,8 +20,8 @@ pub enum Access {
     Exclusive,
 }
 
-/// The machine round the units. Times are absolute, in core cycles.
-pub trait Machine {
+/// The memory system round the units: a simulated machine's, or a test's. Times are absolute, in core cycles.
+pub trait MemorySystem {
     /// Accesses the line at `physical` from time `at`; returns when that is done.
     fn access(&mut self, core: usize, port: Port, access: Access, physical: u64, at: u64) -> u64;
     /// Writes a whole line, which need not be read first: it appears in the cache without an access to DRAM.

@@ -7,13 +7,13 @@
 //! HOT has their heads, that entry is invalidated in the same way.
 
 use crate::layout::Location;
-use crate::memory_system::{Access, Machine, Port};
+use crate::memory_system::{Access, MemorySystem, Port};
 use crate::object_allocator::{Caller, ObjectAllocator, translate};
 use crate::{Exception, Result, Work};
 
 impl ObjectAllocator {
     /// Frees an object in an arena of the thread `place.lane`, on behalf of `caller`.
-    pub fn free_non_local<M: Machine>(
+    pub fn free_non_local<M: MemorySystem>(
         &mut self,
         caller: &mut Caller,
         address: u64,
@@ -72,7 +72,7 @@ impl ObjectAllocator {
 
     /// Another HOT's entry for the class is written back and invalidated; if `physical` is given, only if it
     /// holds that arena.
-    fn invalidate<M: Machine>(
+    fn invalidate<M: MemorySystem>(
         &mut self,
         caller: &mut Caller,
         place: Location,

@@ -11,7 +11,7 @@
 use crate::arena::{Header, Headers};
 use crate::hot::{Entry, Hot, Owner};
 use crate::layout::{CLASSES, Location, absent_objects, object_bytes};
-use crate::memory_system::{Access, Machine, Port};
+use crate::memory_system::{Access, MemorySystem, Port};
 use crate::page_allocator::PageAllocator;
 use crate::region::{Process, Saved};
 use crate::{Exception, Result, Work, bypass};
@@ -62,7 +62,7 @@ impl ObjectAllocator {
     }
 
     /// A thread's first operation (Fig. 6, Initialization): its block, and an arena for each class.
-    pub fn initialise<M: Machine>(&mut self, caller: &mut Caller, work: &mut Work<M>) -> Result {
+    pub fn initialise<M: MemorySystem>(&mut self, caller: &mut Caller, work: &mut Work<M>) -> Result {
         caller.pages.new_lane(caller.process, caller.owner.lane, work)?;
         if work.config.initialise_all_classes {
             for class in 0..CLASSES {
@@ -74,7 +74,12 @@ impl ObjectAllocator {
 
     /// An arena from the page allocator into the entry; its header is set there and reaches memory when it is
     /// written back.
-    fn new_arena<M: Machine>(&mut self, caller: &mut Caller, class: usize, work: &mut Work<M>) -> Result {
+    fn new_arena<M: MemorySystem>(
+        &mut self,
+        caller: &mut Caller,
+        class: usize,
+        work: &mut Work<M>,
+    ) -> Result {
         let (address, physical) = caller.pages.new_arena(caller.process, caller.owner.lane, class, work)?;
         let header = Header::new(address, absent_objects(class, work.config.whole_pages));
         self.headers.write(physical, header);
@@ -87,7 +92,12 @@ impl ObjectAllocator {
     }
 
     /// Fills an entry that a flush or an invalidation has emptied.
-    fn load_entry<M: Machine>(&mut self, caller: &mut Caller, class: usize, work: &mut Work<M>) -> Result {
+    fn load_entry<M: MemorySystem>(
+        &mut self,
+        caller: &mut Caller,
+        class: usize,
+        work: &mut Work<M>,
+    ) -> Result {
         let saved = *caller.saved(class);
         *self.entry(work.core, class) =
             Entry { available: saved.available, full: saved.full, ready_at: 0, ..Entry::default() };
@@ -99,7 +109,7 @@ impl ObjectAllocator {
         Ok(())
     }
 
-    fn load_header<M: Machine>(&mut self, class: usize, physical: u64, work: &mut Work<M>) {
+    fn load_header<M: MemorySystem>(&mut self, class: usize, physical: u64, work: &mut Work<M>) {
         work.access(Port::Core, Access::Read, physical);
         work.statistics.hot_loads += 1;
         let header = self.headers.read(physical);
@@ -111,7 +121,7 @@ impl ObjectAllocator {
     }
 
     /// Writes an entry's header back to memory.
-    fn write_back<M: Machine>(&mut self, core: usize, class: usize, work: &mut Work<M>) {
+    fn write_back<M: MemorySystem>(&mut self, core: usize, class: usize, work: &mut Work<M>) {
         let entry = &mut self.hots[core].entries[class];
         bypass::leaving(&mut entry.header, class);
         // The arena is in no list while it is here, so its links are unused.
@@ -125,7 +135,7 @@ impl ObjectAllocator {
 
     /// Replaces a full arena by the head of the available list or, if that is empty, by a new arena; the full
     /// one becomes the head of the full list.
-    fn replace<M: Machine>(&mut self, caller: &mut Caller, class: usize, work: &mut Work<M>) -> Result {
+    fn replace<M: MemorySystem>(&mut self, caller: &mut Caller, class: usize, work: &mut Work<M>) -> Result {
         let core = work.core;
         let Entry { physical: old, available, .. } = *self.entry(core, class);
         self.write_back(core, class, work);
@@ -148,14 +158,14 @@ impl ObjectAllocator {
         Ok(())
     }
 
-    fn touch_neighbours<M: Machine>(&self, neighbours: &[Option<u64>], work: &mut Work<M>) {
+    fn touch_neighbours<M: MemorySystem>(&self, neighbours: &[Option<u64>], work: &mut Work<M>) {
         for &neighbour in neighbours.iter().flatten() {
             work.access(Port::Core, Access::Write, neighbour);
         }
     }
 
     /// obj-alloc of a class.
-    pub fn allocate<M: Machine>(
+    pub fn allocate<M: MemorySystem>(
         &mut self,
         caller: &mut Caller,
         class: usize,
@@ -194,7 +204,7 @@ impl ObjectAllocator {
     }
 
     /// obj-free of an object of the caller's own.
-    pub fn free<M: Machine>(
+    pub fn free<M: MemorySystem>(
         &mut self,
         caller: &mut Caller,
         address: u64,
@@ -251,7 +261,7 @@ impl ObjectAllocator {
 
     /// A free that missed gets its place among those in the background, or waits for the first of them to be
     /// done.
-    fn admit<M: Machine>(&mut self, work: &mut Work<M>) {
+    fn admit<M: MemorySystem>(&mut self, work: &mut Work<M>) {
         let waiting = &mut self.background[work.core];
         waiting.retain(|&done| done > work.at);
         if waiting.len() < work.config.background_frees {
@@ -265,7 +275,7 @@ impl ObjectAllocator {
 
     /// Clears the bit of an object whose arena no HOT holds; whether the arena was full, and whether it is
     /// empty now.
-    pub fn clear_in_memory<M: Machine>(
+    pub fn clear_in_memory<M: MemorySystem>(
         &mut self,
         physical: u64,
         place: Location,
@@ -287,7 +297,7 @@ impl ObjectAllocator {
     }
 
     /// Moves an arena that was full to the head of the available list; takes one that is empty out of it.
-    pub fn relist<M: Machine>(
+    pub fn relist<M: MemorySystem>(
         &mut self,
         lists: &mut Saved,
         physical: u64,
@@ -309,7 +319,7 @@ impl ObjectAllocator {
     }
 
     /// Writes an entry back and empties it; its list heads go to the thread's block.
-    pub fn evict<M: Machine>(
+    pub fn evict<M: MemorySystem>(
         &mut self,
         core: usize,
         class: usize,
@@ -331,7 +341,7 @@ impl ObjectAllocator {
     }
 
     /// Empties a core's HOT, as the OS asks for before a context switch (§4).
-    pub fn flush<M: Machine>(&mut self, process: &mut Process, work: &mut Work<M>) {
+    pub fn flush<M: MemorySystem>(&mut self, process: &mut Process, work: &mut Work<M>) {
         let (started, mut done) = (work.at, work.at);
         let mut flushed = 0;
         // One flush operation an entry (§6.6), issued one a cycle; none waits for the one before.
@@ -349,7 +359,7 @@ impl ObjectAllocator {
 }
 
 /// The physical address of an arena's header, by the TLB or a walk; where there is no arena, none is made.
-pub(crate) fn translate<M: Machine>(
+pub(crate) fn translate<M: MemorySystem>(
     caller: &mut Caller,
     address: u64,
     arena: u64,
@@ -357,11 +367,11 @@ pub(crate) fn translate<M: Machine>(
 ) -> Result<u64> {
     debug_assert!(arena <= address);
     let mapped = caller.pages.lookup(caller.process, arena).ok_or(Exception::NoArena)?;
-    let (found, at) = work.machine.tlb_lookup(work.core, arena, work.at);
+    let (found, at) = work.memory.tlb_lookup(work.core, arena, work.at);
     work.at = at;
     if found.is_none() {
         caller.pages.walk(caller.process, arena, work)?;
-        work.machine.tlb_fill(work.core, arena, mapped);
+        work.memory.tlb_fill(work.core, arena, mapped);
     }
     Ok(mapped)
 }

@@ -16,7 +16,7 @@
 use crate::aac::ArenaAllocationCache;
 use crate::config::Config;
 use crate::layout::{LINE_BYTES, PAGE_BYTES, arena_bytes, class_range};
-use crate::memory_system::{Access, Machine, Port};
+use crate::memory_system::{Access, MemorySystem, Port};
 use crate::page_table::{PageTables, entry_address};
 use crate::region::{Lane, Process};
 use crate::statistics::{PageKind, Statistics};
@@ -65,7 +65,7 @@ impl PageAllocator {
     }
 
     /// Takes a page from the pool.
-    pub fn take(&mut self, kind: PageKind, work: &mut Work<impl Machine>) -> Result<u64> {
+    pub fn take(&mut self, kind: PageKind, work: &mut Work<impl MemorySystem>) -> Result<u64> {
         if self.pool.is_empty() {
             self.refill(work);
         }
@@ -83,7 +83,7 @@ impl PageAllocator {
         Ok(page)
     }
 
-    fn refill(&mut self, work: &mut Work<impl Machine>) {
+    fn refill(&mut self, work: &mut Work<impl MemorySystem>) {
         let pages = work.config.refill_pages.min((self.end_of_memory - self.next_from_os) / PAGE_BYTES);
         let refilled = self.next_from_os..self.next_from_os + pages * PAGE_BYTES;
         self.next_from_os = refilled.end;
@@ -101,7 +101,7 @@ impl PageAllocator {
         statistics.pages_freed[kind as usize] += 1;
     }
 
-    fn take_table(&mut self, work: &mut Work<impl Machine>) -> Result<u64> {
+    fn take_table(&mut self, work: &mut Work<impl MemorySystem>) -> Result<u64> {
         let page = self.take(PageKind::Table, work)?;
         self.tables.create(page);
         clear(page, work);
@@ -109,12 +109,17 @@ impl PageAllocator {
     }
 
     /// The root of a new process's page table: its MPTR.
-    pub fn new_root(&mut self, work: &mut Work<impl Machine>) -> Result<u64> {
+    pub fn new_root(&mut self, work: &mut Work<impl MemorySystem>) -> Result<u64> {
         self.take_table(work)
     }
 
     /// A page of the reserved memory block, for a thread.
-    pub fn new_lane(&mut self, process: &mut Process, lane: usize, work: &mut Work<impl Machine>) -> Result {
+    pub fn new_lane(
+        &mut self,
+        process: &mut Process,
+        lane: usize,
+        work: &mut Work<impl MemorySystem>,
+    ) -> Result {
         let block = self.take(PageKind::Block, work)?;
         process.lanes[lane] = Some(Box::new(Lane::new(process.start, lane, block)));
         Ok(())
@@ -127,7 +132,7 @@ impl PageAllocator {
         process: &mut Process,
         lane: usize,
         class: usize,
-        work: &mut Work<impl Machine>,
+        work: &mut Work<impl MemorySystem>,
     ) -> Result<(u64, u64)> {
         let end = process.start + class_range(class, lane).1;
         let pointers = process.lanes[lane].as_mut().expect("a thread that allocates has its block");
@@ -161,7 +166,7 @@ impl PageAllocator {
         process: &mut Process,
         lane: usize,
         class: usize,
-        work: &mut Work<impl Machine>,
+        work: &mut Work<impl MemorySystem>,
     ) -> Result {
         let pointers = process.lanes[lane].as_ref().expect("a thread that allocates has its block");
         let page = pointers.waiting[class];
@@ -184,7 +189,13 @@ impl PageAllocator {
     }
 
     /// The next table below an invalid entry.
-    fn expand(&mut self, table: u64, level: u32, address: u64, work: &mut Work<impl Machine>) -> Result<u64> {
+    fn expand(
+        &mut self,
+        table: u64,
+        level: u32,
+        address: u64,
+        work: &mut Work<impl MemorySystem>,
+    ) -> Result<u64> {
         let next = self.take_table(work)?;
         self.tables.set(table, level, address, next);
         work.access(Port::Controller, Access::Write, entry_address(table, level, address));
@@ -198,7 +209,7 @@ impl PageAllocator {
         process: &mut Process,
         table: u64,
         address: u64,
-        work: &mut Work<impl Machine>,
+        work: &mut Work<impl MemorySystem>,
     ) -> Result<u64> {
         let page = match process.waiting(address) {
             Some((lane, class)) => {
@@ -215,7 +226,7 @@ impl PageAllocator {
         Ok(page)
     }
 
-    fn set_leaf(&mut self, table: u64, address: u64, page: u64, work: &mut Work<impl Machine>) {
+    fn set_leaf(&mut self, table: u64, address: u64, page: u64, work: &mut Work<impl MemorySystem>) {
         self.tables.set(table, 0, address, page);
         work.access(Port::Controller, Access::Write, entry_address(table, 0, address));
     }
@@ -236,7 +247,7 @@ impl PageAllocator {
         &mut self,
         process: &mut Process,
         address: u64,
-        work: &mut Work<impl Machine>,
+        work: &mut Work<impl MemorySystem>,
     ) -> Result<u64> {
         process.shootdown |= 1 << work.core;
         work.statistics.walks += 1;
@@ -276,7 +287,13 @@ impl PageAllocator {
 
     /// Takes back an arena's pages, and the tables that become empty; cores that have walked this process's
     /// table drop the pages from their TLBs.
-    pub fn free_arena(&mut self, process: &Process, arena: u64, class: usize, work: &mut Work<impl Machine>) {
+    pub fn free_arena(
+        &mut self,
+        process: &Process,
+        arena: u64,
+        class: usize,
+        work: &mut Work<impl MemorySystem>,
+    ) {
         work.at += work.config.request_cycles;
         let mut last_line = None;
         for address in (arena..arena + arena_bytes(class)).step_by(PAGE_BYTES as usize) {
@@ -292,7 +309,7 @@ impl PageAllocator {
             work.at += work.config.pool_cycles;
             self.give_back(page, PageKind::Data, work.statistics);
             for core in (0..self.walk_caches.len()).filter(|core| process.shootdown >> core & 1 == 1) {
-                work.machine.shootdown(core, address);
+                work.memory.shootdown(core, address);
                 work.statistics.shootdowns += 1;
             }
             self.unmap(&path, address, work);
@@ -301,7 +318,7 @@ impl PageAllocator {
         work.statistics.arenas_freed += 1;
     }
 
-    fn unmap(&mut self, path: &[Option<u64>; 4], address: u64, work: &mut Work<impl Machine>) {
+    fn unmap(&mut self, path: &[Option<u64>; 4], address: u64, work: &mut Work<impl MemorySystem>) {
         for level in 0..4 {
             let table = path[level as usize].expect("the path to a mapped page is whole");
             if !self.tables.clear(table, level, address) || level == 3 {
@@ -322,7 +339,7 @@ impl PageAllocator {
 
     /// A process has exited: all its pages are returned to the pool at once (§2.2: batch-freed when the
     /// function exits).
-    pub fn release(&mut self, process: &Process, work: &mut Work<impl Machine>) {
+    pub fn release(&mut self, process: &Process, work: &mut Work<impl MemorySystem>) {
         let (mut data, tables) = self.tables.pages_below(process.root, 3);
         let waiting = process.lanes.iter().flatten().flat_map(|lane| lane.waiting);
         data.extend(waiting.filter(|&page| page != 0));
@@ -347,7 +364,7 @@ impl PageAllocator {
     }
 
     /// Reads the entries of all arenas that were handed out: the bump pointers mark their end.
-    fn read_entries(&self, process: &Process, work: &mut Work<impl Machine>) {
+    fn read_entries(&self, process: &Process, work: &mut Work<impl MemorySystem>) {
         let mut read = [0; 4];
         for (lane, its) in process.lanes.iter().enumerate() {
             let Some(its) = its else { continue };
@@ -370,10 +387,10 @@ impl PageAllocator {
 }
 
 /// Zeroed out: whole lines, written side by side.
-fn clear(page: u64, work: &mut Work<impl Machine>) {
+fn clear(page: u64, work: &mut Work<impl MemorySystem>) {
     let start = work.at;
     for line in 0..PAGE_BYTES / LINE_BYTES {
-        let done = work.machine.instantiate(work.core, Port::Controller, page + line * LINE_BYTES, start);
+        let done = work.memory.instantiate(work.core, Port::Controller, page + line * LINE_BYTES, start);
         work.at = work.at.max(done);
     }
 }

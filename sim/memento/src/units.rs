@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use crate::config::Config;
 use crate::layout::{LANES, REGION_BYTES};
-use crate::memory_system::Machine;
+use crate::memory_system::MemorySystem;
 use crate::object_allocator::ObjectAllocator;
 use crate::page_allocator::PageAllocator;
 use crate::region::Process;
@@ -36,9 +36,9 @@ pub struct Units {
 }
 
 macro_rules! work {
-    ($units:ident, $core:expr, $at:expr, $machine:expr) => {
+    ($units:ident, $core:expr, $at:expr, $memory:expr) => {
         Work {
-            machine: $machine,
+            memory: $memory,
             config: &$units.config,
             statistics: &mut $units.statistics,
             core: $core,
@@ -79,20 +79,20 @@ impl Units {
     /// The OS gives the process `key`, which runs on `core`, the region `start..end` (§3.2). A process that
     /// had one before (its program was replaced) starts anew. Returns when the root of its page table is
     /// there, and with it the pool's pages.
-    pub fn set_region<M: Machine>(
+    pub fn set_region<M: MemorySystem>(
         &mut self,
         core: usize,
         key: u64,
         region: Range<u64>,
         at: u64,
-        machine: &mut M,
+        memory: &mut M,
     ) -> Result<u64> {
         if region.end.wrapping_sub(region.start) != REGION_BYTES {
             return Err(Exception::NoRegion);
         }
-        let at = self.process_exit(key, at, machine);
-        let at = self.context_switch(core, key, at, machine);
-        let mut work = work!(self, core, at, machine);
+        let at = self.process_exit(key, at, memory);
+        let at = self.context_switch(core, key, at, memory);
+        let mut work = work!(self, core, at, memory);
         let root = self.pages.new_root(&mut work)?;
         let done = work.at;
         let process = Process {
@@ -114,30 +114,30 @@ impl Units {
 
     /// The OS switches `core` to the process `key`: it flushes the HOT and loads the region registers (§3.2,
     /// §4). Returns when that is done.
-    pub fn context_switch<M: Machine>(&mut self, core: usize, key: u64, at: u64, machine: &mut M) -> u64 {
+    pub fn context_switch<M: MemorySystem>(&mut self, core: usize, key: u64, at: u64, memory: &mut M) -> u64 {
         let next = self.number_of(key);
         if next.is_some() && next == self.registers[core] {
             return at;
         }
         let at = match self.objects.hots[core].owner {
-            Some(owner) if self.config.drain_at_switch => self.drain(core, owner.lane, at, machine).at,
+            Some(owner) if self.config.drain_at_switch => self.drain(core, owner.lane, at, memory).at,
             _ => at,
         };
-        let at = self.flush(core, at, machine);
+        let at = self.flush(core, at, memory);
         self.registers[core] = next;
         at
     }
 
-    pub(crate) fn flush<M: Machine>(&mut self, core: usize, at: u64, machine: &mut M) -> u64 {
+    pub(crate) fn flush<M: MemorySystem>(&mut self, core: usize, at: u64, memory: &mut M) -> u64 {
         let Some(owner) = self.objects.hots[core].owner else { return at };
         let process = self.processes[owner.process].as_mut().expect("a HOT's owner lives");
-        let mut work = work!(self, core, at, machine);
+        let mut work = work!(self, core, at, memory);
         self.objects.flush(process, &mut work);
         work.at
     }
 
     /// The process has exited; its pages are returned to the pool.
-    pub fn process_exit<M: Machine>(&mut self, key: u64, at: u64, machine: &mut M) -> u64 {
+    pub fn process_exit<M: MemorySystem>(&mut self, key: u64, at: u64, memory: &mut M) -> u64 {
         let Some(number) = self.number_of(key) else { return at };
         for core in 0..self.registers.len() {
             if self.objects.hots[core].owner.is_some_and(|owner| owner.process == number) {
@@ -148,7 +148,7 @@ impl Units {
             }
         }
         let process = self.processes[number].take().expect("it was just found");
-        let mut work = work!(self, 0, at, machine);
+        let mut work = work!(self, 0, at, memory);
         self.pages.release(&process, &mut work);
         let done = work.at;
         // Objects that the program never freed are freed with their arenas.
@@ -186,19 +186,19 @@ impl Units {
 
     /// The MMU's walk for an address in the region (§3.2): from MPTR, with the page allocator where an entry
     /// is invalid. Returns the physical address and when it is known.
-    pub fn walk<M: Machine>(
+    pub fn walk<M: MemorySystem>(
         &mut self,
         core: usize,
         address: u64,
         at: u64,
-        machine: &mut M,
+        memory: &mut M,
     ) -> Result<(u64, u64)> {
         let number = self.registers[core].ok_or(Exception::NoRegion)?;
         let process = self.processes[number].as_mut().expect("a register names a process that lives");
         if !process.contains(address) {
             return Err(Exception::NotInRegion);
         }
-        let mut work = work!(self, core, at, machine);
+        let mut work = work!(self, core, at, memory);
         let physical = self.pages.walk(process, address, &mut work)?;
         let done = work.at;
         self.statistics.walk_cycles += done - at;

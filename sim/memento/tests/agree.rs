@@ -203,7 +203,7 @@ impl World {
         let which = last - (value as usize % 50).min(last);
         let (address, bytes, lines) = &mut program.live[which];
         let at = *address + value / 64 % *bytes;
-        let (found, _) = memento::Machine::tlb_lookup(&mut self.machine, core, at, self.now);
+        let (found, _) = memento::MemorySystem::tlb_lookup(&mut self.machine, core, at, self.now);
         let mapped = self.units.lookup(core, at);
         match found {
             Some(page) => {
@@ -214,7 +214,7 @@ impl World {
                 assert!(done > self.now);
                 assert!(mapped.is_none_or(|mapped| mapped == physical));
                 assert_eq!(self.units.lookup(core, at), Some(physical));
-                memento::Machine::tlb_fill(&mut self.machine, core, at, physical);
+                memento::MemorySystem::tlb_fill(&mut self.machine, core, at, physical);
             }
         }
         let line = at / 64;

@@ -38,7 +38,7 @@ pub struct View<'a> {
     pub shootdowns: &'a mut Vec<(usize, u64)>,
 }
 
-impl memento::Machine for View<'_> {
+impl memento::MemorySystem for View<'_> {
     fn access(&mut self, core: usize, port: Port, access: memento::Access, physical: u64, at: u64) -> u64 {
         self.enter(core, port, physical, access != memento::Access::Read, false, at)
     }

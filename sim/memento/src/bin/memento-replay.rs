@@ -13,7 +13,7 @@ use std::process::ExitCode;
 
 use memento::layout::{OBJECTS, REGION_BYTES, REGION_START, locate};
 use memento::reference::Reference;
-use memento::{Access, Config, Exception, Machine, NonLocalFree, Port, Units};
+use memento::{Access, Config, Exception, MemorySystem, NonLocalFree, Port, Units};
 
 const PROCESS: u64 = 1;
 const CORES: usize = 4;
@@ -34,7 +34,7 @@ struct Record {
 /// Latencies do not matter here.
 struct Timeless;
 
-impl Machine for Timeless {
+impl MemorySystem for Timeless {
     fn access(&mut self, _: usize, _: Port, _: Access, _: u64, at: u64) -> u64 {
         at + 1
     }

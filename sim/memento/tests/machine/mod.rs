@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use memento::{Access, Machine, Port};
+use memento::{Access, MemorySystem, Port};
 
 /// Cycles of an access through a core's caches, and from the memory controller.
 pub const CORE_CYCLES: u64 = 4;
@@ -16,7 +16,7 @@ pub struct Plain {
     pub recording: bool,
 }
 
-impl Machine for Plain {
+impl MemorySystem for Plain {
     fn access(&mut self, _core: usize, port: Port, access: Access, physical: u64, at: u64) -> u64 {
         if self.recording {
             self.accesses.push((port, access, physical));

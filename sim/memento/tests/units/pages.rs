@@ -105,7 +105,7 @@ fn only_cores_that_walked_are_shot_down() {
     for (core, lane) in [(0, 0), (1, 1)] {
         if core == 1 {
             let (physical, _) = units.walk(core, page, 0, &mut machine).unwrap();
-            memento::Machine::tlb_fill(&mut machine, core, page, physical);
+            memento::MemorySystem::tlb_fill(&mut machine, core, page, physical);
             units.obj_alloc(core, lane, 8, 0, &mut machine);
         }
     }
