@@ -1,5 +1,5 @@
 /* Mayfly's page merging (UPM): one call shares a region's pages, copy-on-write, with every identical page that a program
- * of the same trust domain has advised before. docs/merge.md says how. Link with -lmayfly_merge, or load the library and
+ * of the same trust domain has advised before. docs/merge.md explains it. Link with -lmayfly_merge, or load the library and
  * look the functions up. Every function may be called from any thread, and after fork, but not from a signal handler. */
 #ifndef MAYFLY_MERGE_H
 #define MAYFLY_MERGE_H
@@ -13,13 +13,13 @@ extern "C" {
 #endif
 
 /* Flags of mayfly_advise: what the caller promises about writers during the call. With none, any thread may write to the
- * region at any time, system calls such as read(2) included, and no write is lost. Only what writes past the page table
- * must not go on during a call: direct I/O (O_DIRECT, io_uring's fixed buffers, RDMA) into the region. */
+ * region at any time, system calls such as read(2) included, and no write is lost. Only direct I/O (O_DIRECT, io_uring's
+ * fixed buffers, RDMA), which writes past the page table, must not go on in the region during a call. */
 enum {
-    /* Other threads write by plain stores only: no system call writes into the region during the call. Makes do with the
-     * userfaultfd that needs no permission (UFFD_USER_MODE_ONLY). */
+    /* Other threads write by plain stores only: no system call writes into the region during the call. The userfaultfd
+     * that needs no permission (UFFD_USER_MODE_ONLY) suffices. */
     MAYFLY_ADVISE_NO_SYSCALLS = 1,
-    /* Nobody writes into the region during the call. Needs no userfaultfd, and is the only way for writable private
+    /* No thread writes into the region during the call. Needs no userfaultfd, and is the only way for writable private
      * mappings of files. */
     MAYFLY_ADVISE_QUIET = 2
 };
@@ -30,21 +30,23 @@ enum {
  *   EINVAL      unaligned, or an unknown flag
  *   ENOMEM      part of the range is not mapped, or the process has no room for more mappings
  *   ENOTSUP     nothing but stack, device memory, a shared mapping, reserved huge pages, locked or unreadable memory
- *   ECONNREFUSED, ECONNRESET, ETIMEDOUT   no page store, or it went away: start one with `mayfly share`
- *   EPERM       userfaultfd is not permitted: mayfly_merge_error() says what to do
- *   ENOSPC      the store is full: what was in it already is shared, the rest stays private
+ *   ECONNREFUSED, ECONNRESET, ETIMEDOUT   no page store, or its connection closed: start one with `mayfly share`
+ *   EPERM       userfaultfd is not permitted: mayfly_merge_error() names the remedy
+ *   ENOSPC      the store is full: pages that it has are shared, the rest stay private
  *   EFBIG, EMFILE   ulimit -f or -n is too low
- * The contents of the region are right whatever is returned.
+ * The contents of the region are right in every case.
  *
- * Afterwards the region is a private mapping of the store's pages. What was anonymous goes on behaving so: the library stands in for
- * the C library's madvise, mremap and realloc in every loaded object (ENOTSUP, and the allocator's name, where it cannot). Memory of
- * runtimes that make these system calls by themselves, such as Go's, must not be advised. Call mayfly_unadvise before mlock, which
- * would copy every page. MADV_WIPEONFORK, MADV_DONTFORK, MADV_DONTDUMP and protection keys are lost: do not advise such memory.
- * A fork waits for calls of other threads to end; the child shares what its parent shared. */
+ * Afterwards the region is a private mapping of the store's pages. Anonymous memory keeps its semantics: the library
+ * interposes the C library's madvise, mremap and realloc in every loaded object (ENOTSUP, and the allocator's name, where
+ * it cannot). Memory of runtimes that make these system calls by themselves, such as Go's, must not be advised. Call
+ * mayfly_unadvise before mlock, which would copy every page. MADV_WIPEONFORK, MADV_DONTFORK, MADV_DONTDUMP and protection
+ * keys are lost: do not advise such memory. A fork waits for calls of other threads to end; the child shares what its
+ * parent shared. */
 int mayfly_advise(void *address, size_t length, unsigned flags);
 
-/* The same for many regions by one call, which costs less than a call for each: an object's arrays, a model's layers. All are looked
- * at before any is merged; where one cannot be, none is. On another failure those before it are shared. */
+/* The same for many regions by one call, which costs less than a call for each: an object's arrays, a model's
+ * layers. All are checked before any is merged; if one cannot be merged, none is. On another failure those before it are
+ * shared. */
 int mayfly_advise_all(const struct iovec *regions, size_t count, unsigned flags);
 
 /* Gives every page of the range a private, anonymous copy again; no write is lost. Where the only userfaultfd that is
@@ -53,15 +55,15 @@ int mayfly_advise_all(const struct iovec *regions, size_t count, unsigned flags)
 int mayfly_unadvise(void *address, size_t length);
 
 /* The same as mayfly_advise on a thread of the library's own (UPM VII). Returns a ticket > 0, or -1 with errno. The range
- * must stay mapped until the ticket is done. Whether the call fails is said by mayfly_advise_wait. */
+ * must stay mapped until the ticket is done. mayfly_advise_wait returns the result. */
 int64_t mayfly_advise_begin(void *address, size_t length, unsigned flags);
 
-/* Waits up to timeout_ms for a ticket (0: does not wait; negative: as long as it takes). 0 when it is done and was right,
- * else -1 with errno: ETIMEDOUT not done yet, EINVAL no such ticket (each is answered once), ECANCELED it was begun
- * before a fork and this is the child, or what mayfly_advise would have said. */
+/* Waits up to timeout_ms for a ticket (0: does not wait; negative: as long as it takes). Returns 0 when it has
+ * succeeded, else -1 with errno: ETIMEDOUT not done yet, EINVAL no such ticket (each result is returned once), ECANCELED
+ * the call began before a fork and this is the child, or an error of mayfly_advise. */
 int mayfly_advise_wait(int64_t ticket, int timeout_ms);
 
-/* What does the merging. */
+/* How pages are merged. */
 enum mayfly_merge_path {
     MAYFLY_PATH_NONE = 0,  /* nothing has been advised yet */
     MAYFLY_PATH_KERNEL = 1, /* madvise, on a kernel with UPM */
@@ -70,14 +72,14 @@ enum mayfly_merge_path {
 
 /* What this process's calls have done since it started, or since fork. Pages are of 4 KiB. */
 struct mayfly_merge_stats {
-    uint32_t size;             /* of this structure, as the library knows it */
+    uint32_t size;             /* of this structure in the library */
     uint32_t path;             /* enum mayfly_merge_path, of the last call */
     uint64_t calls;            /* of mayfly_advise, finished */
     uint64_t pages;            /* advised */
     uint64_t unchanged_pages;  /* shared already, nothing to do (V-B) */
-    uint64_t merged_pages;     /* now share a page that somebody had advised before, or an earlier one of the call */
-    uint64_t inserted_pages;   /* first of their contents: given to the store, shared with whoever has them next */
-    uint64_t private_pages;    /* first of their contents, between shared ones: kept, and known to the store */
+    uint64_t merged_pages;     /* now share a page that another program had advised before, or an earlier page of the call */
+    uint64_t inserted_pages;   /* first of their contents: uploaded to the store, for the next programs that have them */
+    uint64_t private_pages;    /* first of their contents, between shared ones: stay private, and the store is informed */
     uint64_t zero_pages;       /* all zero, or never touched: share the kernel's zero page */
     uint64_t busy_pages;       /* written during the call, left private */
     uint64_t refused_pages;    /* left private: the store is full, or a mapping would save too little */
@@ -87,10 +89,10 @@ struct mayfly_merge_stats {
     uint64_t total_ns;
     uint64_t hash_ns;          /* calculate hash */
     uint64_t search_ns;        /* search in the store's index */
-    uint64_t known_ns;         /* search among what was advised before (the reversed table) */
-    uint64_t insert_ns;        /* copy into the store, wait for it to take the pages over */
+    uint64_t known_ns;         /* search among pages advised before (the reversed table) */
+    uint64_t insert_ns;        /* copy into the store, wait for it to accept the pages */
     uint64_t map_ns;           /* map the store's pages, fill the page table */
-    uint64_t freeze_ns;        /* hold writers off, and let them go */
+    uint64_t freeze_ns;        /* hold writers off, and let them continue */
     uint64_t compare_ns;       /* byte by byte */
     uint64_t remap_ns;         /* put the shared pages in place, free the old ones */
 };

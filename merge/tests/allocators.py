@@ -1,4 +1,4 @@
-"""Allocators that are preloaded, and how they are made to give back at once what is free."""
+"""Allocators to preload, and the settings that make them return free memory at once."""
 
 import pathlib
 
@@ -10,7 +10,7 @@ ALLOCATORS = {
     "mimalloc": SYSTEM / "libmimalloc.so.2.0",
     "mayfly": "libmayfly_heap.so",
 }
-# Give back at once what is free: that is when MADV_DONTNEED is used.
+# Return free memory at once: then they use MADV_DONTNEED.
 AT_ONCE = {
     "MALLOC_CONF": "dirty_decay_ms:0,muzzy_decay_ms:0",
     "MIMALLOC_PURGE_DELAY": "0",

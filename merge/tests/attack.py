@@ -1,5 +1,5 @@
-"""What every attack on the store is surrounded by: an innocent client who must notice nothing, and a look at
-what the store has left open."""
+"""The frame of every attack on the store: an innocent client, which must not be disturbed, and a check of the
+files that the store has left open."""
 
 import contextlib
 import os
@@ -24,7 +24,7 @@ def as_user(uid, work):
             os.setgroups([])
             os.setgid(uid)
             os.setuid(uid)
-            # What it may do to processes of its own uid it may; being traced again is for those tests, too.
+            # It may act on other processes of its uid; being traced again is for those tests, too.
             outcome = (True, work())
         except Failed as reason:
             outcome = (False, str(reason))
@@ -45,7 +45,7 @@ def as_user(uid, work):
 
 @contextlib.contextmanager
 def attacked(built, *arguments, grown_kib=16384, files=48, **environment):
-    """A store with an innocent client of root's; afterwards neither may have noticed anything."""
+    """A store with an innocent client of root's; afterwards neither may show any effect."""
     with Store(built, *arguments, **environment) as store, Puppet(store) as witness:
         witness.block(1, PAGES, 1)
         opened, resident = store.files(), store.resident_kib()
@@ -63,7 +63,7 @@ def attacked(built, *arguments, grown_kib=16384, files=48, **environment):
 
 
 def undisturbed(store, witness, seconds=10.0):
-    """Slow machines are slow: a store that waits for an attacker does so for 20 s or more."""
+    """Allows for slow machines: a store that waits for an attacker does so for 20 s or more."""
     store.alive("during an attack")
     start = time.monotonic()
     witness.do("check 1", "map 9 64", f"fill 9 {int(start * 1000)}", "advise 9 0", "check 9", "unmap 9")

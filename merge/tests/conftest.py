@@ -1,4 +1,4 @@
-"""The page store and what is linked with its library, for the tests: each has a store of its own."""
+"""The page store and the programs linked with its library, for the tests: each has a store of its own."""
 
 import signal
 import time
@@ -26,7 +26,7 @@ def pytest_configure(config):
         option.seed = int(time.time()) % 1_000_000
     option.seconds = option.seconds or (1800 if option.soak else 0)
     option.operations = option.operations or (100_000 if option.soak else 1500)
-    # So that stores and clients end with a run that is ended.
+    # So that stores and clients end with an interrupted run.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
@@ -36,19 +36,19 @@ def pytest_terminal_summary(terminalreporter, config):
 
 @pytest.fixture(scope="session")
 def options(request):
-    """How much of everything, and the seed of what is random."""
+    """The amount of each kind of work, and the seed of the random ones."""
     names = ("soak", "seed", "operations", "seconds")
     return SimpleNamespace(**{name: getattr(request.config.option, name) for name in names})
 
 
 @pytest.fixture(scope="session")
 def built(request):
-    """The command, the library, and test programs that are compiled when they are first asked for."""
+    """The command, the library, and test programs, which are compiled at first use."""
     return Built(request.config.option.bin)
 
 
 @pytest.fixture
 def store(built):
-    """A store that must end when it is told to."""
+    """A store that must end on SIGTERM."""
     with Store(built) as running:
         yield running

@@ -1,4 +1,4 @@
-"""One call of the library in a program of its own, and what it answers (programs/errors.c)."""
+"""One call of the library in a program of its own, and its result (programs/errors.c)."""
 
 import errno
 import re

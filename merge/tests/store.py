@@ -1,5 +1,5 @@
-"""The page store and its clients as the tests play with them: `Store` is a `mayfly share` of its own on a
-socket in a temporary folder, `Puppet` a client that does as it is told (programs/puppet.c)."""
+"""The page store and its clients in tests: `Store` is a `mayfly share` of its own on a socket in a temporary
+folder, `Puppet` a client that follows a script (programs/puppet.c)."""
 
 import atexit
 import contextlib
@@ -22,7 +22,7 @@ FLAGS = ["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"]
 
 
 class Failed(AssertionError):
-    """What a test found wrong."""
+    """A test's finding."""
 
 
 def check(right, message):
@@ -31,7 +31,7 @@ def check(right, message):
 
 
 def until(right, what, seconds=60.0):
-    """Waits for something that other processes do in their own time."""
+    """Waits for an effect of other processes."""
     end = time.monotonic() + seconds
     while not (value := right()):
         if time.monotonic() > end:
@@ -41,7 +41,7 @@ def until(right, what, seconds=60.0):
 
 
 class Built:
-    """What is tested: the command, the library, and the test programs linked with it."""
+    """The objects under test: the command, the library, and the test programs linked with it."""
 
     def __init__(self, folder):
         self.folder, self.build = pathlib.Path(folder).resolve(), BUILD
@@ -51,7 +51,7 @@ class Built:
                 raise FileNotFoundError(
                     f"no {self.folder / file}; build it with: cargo build --release -p {package}"
                 )
-        # Some tests run as another user, whom root's home, and many a user's, does not let in.
+        # Some tests run as another user, who cannot enter root's home, nor many a user's.
         if os.geteuid() == 0 and not all(
             p.stat().st_mode & 1 for p in [*self.folder.parents, *BUILD.parents]
         ):
@@ -61,7 +61,7 @@ class Built:
 
     @staticmethod
     def copied(folder):
-        """Where everybody may run them, until the tests end."""
+        """Copies to a folder where all users may run them, until the tests end."""
         open_to_all = pathlib.Path(tempfile.mkdtemp(prefix="mayfly-merge-built-"))
         atexit.register(shutil.rmtree, open_to_all, ignore_errors=True)
         open_to_all.chmod(0o755)
@@ -81,7 +81,7 @@ class Built:
         headers = [HERE / "programs/merge_test.h", HERE.parent / "include/mayfly_merge.h"]
         if target.exists() and target.stat().st_mtime > max(p.stat().st_mtime for p in [source, *headers]):
             return target
-        # To a name of its own first: another run may be executing the old file.
+        # To another name first: another run may be executing the old file.
         fresh = target.with_name(f"{target.name}.{os.getpid()}")
         command = ["gcc", *FLAGS, *extra, "-o", fresh, source, f"-L{self.folder}", "-lmayfly_merge"]
         done = subprocess.run(command, capture_output=True, text=True)
@@ -97,7 +97,7 @@ class Built:
         return environment | more
 
     def run(self, socket, name, *words, prefix=(), uid=None, timeout=120, **more):
-        """One of the programs to its good end, and what it said."""
+        """Runs one of the programs to a successful end; returns its result."""
         done = subprocess.run(
             [*prefix, self.program(name), *words],
             env=self.environment(socket, **more),
@@ -117,8 +117,8 @@ def as_user(uid):
 
 
 class Store:
-    """A `mayfly share` that lives in its own folder. `with Store(built) as store:` ends it and looks for
-    what it left."""
+    """A `mayfly share` in its own folder. `with Store(built) as store:` ends it and checks that it left
+    nothing."""
 
     def __init__(self, built, *arguments, uid=None, prefix=(), **environment):
         self.built, self.arguments, self.uid, self.prefix = built, arguments, uid, prefix
@@ -170,19 +170,19 @@ class Store:
             **as_user(self.uid),
         )
         if wait:
-            until(self.answers, f"the store is ready; its log: {self.said()[-500:]}")
+            until(self.answers, f"the store is ready; its log: {self.log_text()[-500:]}")
 
     def answers(self):
-        check(self.process.poll() is None, f"the store ended at once: {self.said()[-500:]}")
+        check(self.process.poll() is None, f"the store ended at once: {self.log_text()[-500:]}")
         with sockets.socket(sockets.AF_UNIX, sockets.SOCK_SEQPACKET) as probe:
             try:
                 probe.connect(str(self.socket))
             except OSError as error:
-                # A socket of another kind accepts, too.
+                # A socket of another kind accepts connections, too.
                 return error.errno == 91
             return True
 
-    def said(self):
+    def log_text(self):
         return (self.folder / "log").read_text(errors="replace")
 
     def kill(self):
@@ -195,18 +195,18 @@ class Store:
             status = self.process.wait(10)
         except subprocess.TimeoutExpired:
             raise Failed("the store does not end on SIGTERM") from None
-        check(status == 0, f"the store ended with {status} on SIGTERM: {self.said()[-500:]}")
+        check(status == 0, f"the store ended with {status} on SIGTERM: {self.log_text()[-500:]}")
 
     def alive(self, when):
         status = self.process.poll()
-        check(status is None, f"the store ended with {status} {when}: {self.said()[-800:]}")
+        check(status is None, f"the store ended with {status} {when}: {self.log_text()[-800:]}")
 
     @property
     def pid(self):
         return self.process.pid
 
     def metrics(self):
-        """Figures of all domains together, from GET /metrics."""
+        """Metrics of all domains together, from GET /metrics."""
         with sockets.socket(sockets.AF_UNIX) as visitor:
             visitor.settimeout(5)
             visitor.connect(str(self.figures))
@@ -219,7 +219,7 @@ class Store:
         return {name: int(value) for name, value in found.items()} | {"pages": int(found["store_pages"])}
 
     def empty(self, when):
-        """Nothing of anybody may be left."""
+        """Checks that the store holds nothing of any client."""
         names = ("clients", "store_pages", "segments", "index_entries", "private_pages")
 
         def left():
@@ -237,7 +237,7 @@ class Store:
         self.empty(f"after `{case}`")
 
     def files(self):
-        """How many it has open; 0 if only root may look (the store is not dumpable)."""
+        """The number of its open files; 0 unless root runs the test (the store is not dumpable)."""
         try:
             return len(os.listdir(f"/proc/{self.pid}/fd"))
         except PermissionError:
@@ -248,7 +248,7 @@ class Store:
 
 
 class Puppet:
-    """A client process that does one command at a time (programs/puppet.c)."""
+    """A client process that runs one command at a time (programs/puppet.c)."""
 
     def __init__(self, store, uid=None, prefix=(), socket=None, **environment):
         program = store.built.program("puppet")
@@ -282,7 +282,8 @@ class Puppet:
         line = self.process.stdout.readline()
         if not line:
             self.process.wait(5)
-            raise Gone(f"a client ended with {self.process.returncode}: {self.process.stderr.read()[-500:]}")
+            error = self.process.stderr.read()[-500:]
+            raise ClientEnded(f"a client ended with {self.process.returncode}: {error}")
         return line.rstrip("\n")
 
     def ask(self, command, timeout=60.0):
@@ -290,7 +291,7 @@ class Puppet:
         return self.answer(timeout)
 
     def do(self, *commands):
-        """Each of these must succeed."""
+        """Runs commands, each of which must succeed."""
         for command in commands:
             said = self.ask(command)
             check(said == "ok", f"client: {command}: {said}")
@@ -307,7 +308,7 @@ class Puppet:
         return {k: int(v) for k, v in (pair.split("=") for pair in self.ask("stats").split())}
 
     def private_kib(self, number):
-        """Anonymous memory of a block: what it does not share."""
+        """Anonymous memory of a block: the part that is not shared."""
         start, size = map(int, self.ask(f"where {number}").split())
         total, inside = 0, False
         for line in pathlib.Path(f"/proc/{self.pid}/smaps").read_text().splitlines():
@@ -333,7 +334,7 @@ class Puppet:
                 pipe.close()
 
 
-class Gone(Failed):
+class ClientEnded(Failed):
     """The client's process has ended."""
 
 

@@ -1,5 +1,5 @@
-"""What memory means after it was advised (programs/anonymous_semantics.c), under every installed allocator:
-zeros after MADV_DONTNEED, blocks that grow, calloc."""
+"""Semantics of advised memory (programs/anonymous_semantics.c), under every installed allocator: zeros after
+MADV_DONTNEED, blocks that grow, calloc."""
 
 import pytest
 from allocators import ALLOCATORS, AT_ONCE, preloaded
@@ -12,12 +12,12 @@ def run(built, store, case, preload=None):
 
 
 @pytest.mark.parametrize("case", ["dropping", "growing", "moving", "protecting", "forking", "files"])
-def test_meaning(built, store, case):
+def test_anonymous_semantics(built, store, case):
     run(built, store, case)
 
 
 @pytest.mark.parametrize("allocator", ALLOCATORS)
-def test_under(built, store, allocator):
+def test_allocator(built, store, allocator):
     preload = preloaded(built, allocator)
     if preload and not preload.exists():
         pytest.skip(f"no {preload}")

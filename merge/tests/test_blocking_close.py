@@ -1,4 +1,4 @@
-"""Files that cannot be closed at once: others do not wait with the client who has sent them."""
+"""Files whose close blocks: other clients must not wait because of them."""
 
 import contextlib
 import ctypes
@@ -24,7 +24,8 @@ DIE_WITH_PARENT = 1
 
 
 def serve_silently(device):
-    """A file system (FUSE) with one file, that never answers FLUSH: who closes the file waits for ever."""
+    """A file system (FUSE) with one file, that never answers FLUSH: a process that closes the file blocks for
+    ever."""
 
     def attributes(node):
         mode = 0o40755 if node == 1 else 0o100666
@@ -43,14 +44,14 @@ def serve_silently(device):
             if kind in answers:
                 body = answers[kind](node)
                 os.write(device, struct.pack("<IiQ", 16 + len(body), 0, unique) + body)
-            elif kind not in (2, 25):  # forget wants no answer, flush gets none
+            elif kind not in (2, 25):  # forget needs no answer, flush gets none
                 os.write(device, struct.pack("<IiQ", 16, -38, unique))
 
 
 @contextlib.contextmanager
 def silent_client(store, offers=1, uid=0):
-    """A process that hands in a file of such a file system, so many times, and stays. It alone has the file:
-    whoever has it and ends waits, too. Gives what the store answered at last."""
+    """A process that offers a file of such a file system, so many times, and stays. It alone has the file: a
+    process that ends with a descriptor of it would block, too. Yields the store's last answer."""
     if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
         pytest.skip("needs root and /dev/fuse")
     mount = tempfile.mkdtemp(prefix="mayfly-fuse-")
@@ -69,7 +70,7 @@ def silent_client(store, offers=1, uid=0):
             os.setgroups([])
             os.setgid(uid)
             os.setuid(uid)
-            LIBC.prctl(DIE_WITH_PARENT, signal.SIGKILL)  # another user's process has forgotten it
+            LIBC.prctl(DIE_WITH_PARENT, signal.SIGKILL)  # cleared by the change of user
             for _ in range(offers):
                 kind, _ = Wire(store).offer_file(file, 1)
             os.write(theirs, b"%d" % kind)
@@ -95,13 +96,13 @@ def silent_client(store, offers=1, uid=0):
 
 
 def test_silent_file_system(built):
-    """A file that cannot be closed is handed in: nobody waits for it, and after SIGKILL the
-    next store takes the socket."""
+    """A client offers a file whose close blocks: no other client waits for it, and after SIGKILL the next
+    store gets the socket."""
     with Store(built) as store, Puppet(store) as witness:
         witness.block(1, PAGES, 1)
         with silent_client(store) as said:
             check(said in (0, REFUSED), f"a file of FUSE was answered with {said}")
-            until(lambda: "stranger" in threads_of(store), "the store closes the file", 10)
+            until(lambda: "close-fd" in threads_of(store), "the store closes the file", 10)
             start = time.monotonic()
             with Puppet(store) as other:
                 other.block(1, PAGES, 7)
@@ -118,18 +119,18 @@ def test_silent_file_system(built):
 
 
 def test_silent_files_of_one_user(built):
-    """However many such files a user hands in, the store goes on taking files of others."""
+    """However many such files one user offers, the store still accepts other users' files."""
     with Store(built) as store, Puppet(store) as witness:
         witness.block(1, PAGES, 1)
         with silent_client(store, offers=100, uid=NOBODY) as said:
             check(said in (0, REFUSED), f"a file of FUSE was answered with {said}")
-            check(20 < threads_of(store).count("stranger") < 50, "the store closes some, and takes no more")
+            check(20 < threads_of(store).count("close-fd") < 50, "the store closes some, and accepts no more")
             undisturbed(store, witness)
 
 
 @contextlib.contextmanager
 def slow_to_close():
-    """Makes sockets of which the last to close one waits two minutes: what was written to it is not read."""
+    """Makes sockets whose last close blocks for two minutes, because data written to them is not read."""
     readers = []
 
     def one():
@@ -151,12 +152,12 @@ def slow_to_close():
 
 
 def test_files_that_take_long_to_close(built):
-    """Nobody waits for files that a client of the same domain has sent, wherever they are left."""
+    """No client waits for files that another client of the same domain has sent, wherever they are left."""
 
     def hand_in(store, slow, message, count=1, hello=True, before=()):
         files = [slow() for _ in range(count)]
         with Wire(store, hello=hello) as wire:
-            os.kill(store.pid, signal.SIGSTOP)  # so that it is the last who has them
+            os.kill(store.pid, signal.SIGSTOP)  # so that it has the last descriptors
             for earlier in before:
                 wire.send(earlier)
             wire.send(message, *(file.fileno() for file in files))
@@ -184,7 +185,8 @@ def threads_of(store):
 
 def starts(store):
     store.start(wait=False)
-    # It ends at once where the socket is taken. Until the one that was killed is gone, that accepts, too.
+    # It ends at once while the socket is in use. The killed store accepts connections, too, until it has
+    # ended.
     with contextlib.suppress(subprocess.TimeoutExpired):
         store.process.wait(3)
         return False

@@ -1,6 +1,6 @@
-"""SIGKILL at every step: of a client, which must leave nothing in the store, and of the store, whose
-clients must keep their pages and merge again with the one that takes its place. A step is the entry or exit
-of a system call (programs/kill_at.c)."""
+"""SIGKILL at every step: of a client, which must leave nothing in the store, and of the store, whose clients
+must keep their pages and merge again with the next store. A step is the entry or exit of a system call
+(programs/kill_at.c)."""
 
 import contextlib
 import fcntl
@@ -18,7 +18,7 @@ from store import Puppet, Store, check, until
 from wire import Wire
 
 PAGES = 96
-# What a client does between its first and last step: gives, finds, changes, keeps, returns, forgets.
+# A client's commands between its first and last step: upload, find, change, keep private, unadvise, unmap.
 SCENE = [
     "map 1 96",
     "fill 1 1",
@@ -41,7 +41,7 @@ SCENE = [
 
 
 def play(puppet, scene, may_fail=False):
-    """Plays a scene; what fails is said to, contents excepted, which must always be right."""
+    """Plays a scene; commands may fail for lack of a store, but contents must always be right."""
     failed = 0
     for command in scene:
         said = puppet.ask(command)
@@ -57,7 +57,7 @@ def play(puppet, scene, may_fail=False):
 
 
 def test_segments_handed_in_again(store):
-    """A client that has to do with a new store gives it what it has from the old one, not only what it
+    """A client that meets a new store offers it its segments of the old one, not only the pages that it
     advises now."""
     with Puppet(store) as one:
         one.block(1, 600, 1)
@@ -72,7 +72,7 @@ def test_segments_handed_in_again(store):
 
 
 class Manager:
-    """Keeps files for a service, as systemd does (FDSTORE=1), and gives them to the next one."""
+    """Keeps files for a service, as systemd does (FDSTORE=1), and passes them to the next process."""
 
     def __init__(self, folder):
         self.path, self.files = folder / "notify", []
@@ -111,8 +111,8 @@ class Manager:
 
 
 def test_kept_by_a_service_manager(built):
-    """With a service manager that keeps files, a store that is killed comes back as the one that it was, with
-    its pages, before any client has said a word. What is not its own among the files does it no harm."""
+    """With a service manager that keeps files, a killed store is restored with its identity and pages, before
+    any client has sent a message. Foreign files among those kept do no harm."""
     folder = pathlib.Path(tempfile.mkdtemp(prefix="mayfly-merge-manager-"))
     manager = Manager(folder)
     try:
@@ -140,7 +140,7 @@ def test_kept_by_a_service_manager(built):
             check(one.stats()["unchanged"] == 600, f"to a client it is another store: {one.stats()}")
             one.end()
             manager.listen()
-            store.empty("after all have gone")
+            store.empty("after all clients have ended")
             manager.listen()
             left = [name for name, _ in manager.files if f"{identity:016x}" in name and "segment" in name]
             check(not left, f"the manager still keeps {left}")
@@ -157,7 +157,7 @@ def steps_to_try(options, count):
 
 
 def test_client_killed_at_each_step(built, options):
-    """A client is killed at each of its system calls; another, who shares with it, notices nothing."""
+    """A client is killed at each of its system calls; another client that shares with it is not disturbed."""
     stepper = built.program("kill_at")
     with Store(built) as store, Puppet(store) as witness:
         witness.block(1, PAGES, 2)
@@ -191,8 +191,8 @@ def test_client_killed_at_each_step(built, options):
 
 
 def test_store_replaced(store):
-    """kill -9 of the store: clients keep their pages; with the next store they merge again and are known to
-    it."""
+    """kill -9 of the store: clients keep their pages; with the next store they merge again, and it has their
+    segments."""
     with Puppet(store) as one, Puppet(store) as two:
         one.block(1, PAGES, 1)
         two.block(1, PAGES, 1)
@@ -225,12 +225,12 @@ def test_store_killed_at_each_step(built, options):
     with Store(built) as store, Puppet(store) as witness:
         witness.block(1, PAGES, 2)
         store.stop()
-        # How many steps a whole life has; the last ones are its end.
+        # The number of steps of a whole life; the last ones are its end.
         store.start(prefix=[stepper, 10**9, "all"])
         with Puppet(store) as puppet:
             play(puppet, SCENE, may_fail=True)
         end_stepped(store)
-        count = int(re.findall(r"after (\d+) steps", store.said())[-1])
+        count = int(re.findall(r"after (\d+) steps", store.log_text())[-1])
         for step in steps_to_try(options, count):
             store.start(prefix=[stepper, step, "all"], wait=False)
             time.sleep(0.02)
@@ -268,7 +268,7 @@ def end_stepped(store):
 
 
 def test_clients_stopped(store):
-    """A client that is stopped in the middle of things does not hold up the others."""
+    """A client that is stopped at arbitrary points does not delay the others."""
     with Puppet(store) as one:
         one.block(1, PAGES, 1)
         stopped = [Puppet(store) for _ in range(8)]

@@ -1,4 +1,4 @@
-"""What one user learns of another's pages: nothing, by content or by time."""
+"""A user learns nothing about another user's pages, by content or by time."""
 
 import os
 import random
@@ -8,7 +8,7 @@ import pytest
 from attack import as_user, attacked
 from store import NOBODY, check
 from wire import (
-    GONE,
+    NO_SEGMENT,
     REFUSED,
     TAKEN,
     Wire,
@@ -20,7 +20,7 @@ from wire import (
 
 
 def test_other_domains(built):
-    """What one user can learn of another's pages: nothing."""
+    """Contents: no request reveals another user's pages."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to be two users")
     secret = b"".join(page(n, b"secret") for n in range(600))
@@ -36,7 +36,7 @@ def test_other_domains(built):
                 for segment in [*range(1, 64), number]:
                     kind, body = wire.attach(segment)
                     check(
-                        kind == REFUSED and body[:4] == words(GONE),
+                        kind == REFUSED and body[:4] == words(NO_SEGMENT),
                         f"another's segment {segment}: {kind} {body!r}",
                     )
                 check(len(wire.files) == own_files, "a file came with a refusal")
@@ -49,14 +49,14 @@ def test_other_domains(built):
         text, theirs = as_user(NOBODY, spy)
         check(theirs != owner.secret, "two domains hash with the same secret")
         check(
-            'uid 0"' not in text and '"0"' not in text, f"status tells another user of root's store: {text}"
+            'uid 0"' not in text and '"0"' not in text, f"status shows root's store to another user: {text}"
         )
         kind, body = owner.offer(secret)
         check(kind == TAKEN and body[0] == 0, f"the owner's pages offered again: {body}")
 
 
 def test_inference_by_time(built, options):
-    """Offering a page takes as long whether or not another domain has it."""
+    """Offering a page takes the same time whether or not another domain has it."""
     if os.geteuid() != 0 or not options.soak:
         pytest.skip("needs root and a quiet machine: only with --soak")
     with attacked(built, grown_kib=65536) as (store, _), Wire(store) as owner:
@@ -77,11 +77,11 @@ def test_inference_by_time(built, options):
                         wire.drop()
             return {word: sorted(list_)[rounds // 2] for word, list_ in times.items()}
 
-        for _ in range(3):  # what else runs may tell once, not every time
+        for _ in range(3):  # other load may distort one round, not every one
             medians = as_user(NOBODY, spy)
             ratio = medians[b"held"] / medians[b"not held"]
             if 0.8 < ratio < 1.25:
                 break
         else:
-            check(False, f"the time tells: {ratio:.2f}")
+            check(False, f"the time reveals it: {ratio:.2f}")
         print(f"median ratio {ratio:.3f}")

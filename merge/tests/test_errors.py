@@ -1,4 +1,5 @@
-"""What cannot be merged is refused with one clear line that says what to do, and the contents stay right."""
+"""Memory that cannot be merged is refused with one clear line that names the remedy, and the contents stay
+right."""
 
 import errno
 import os
@@ -8,7 +9,7 @@ import pytest
 from error_cases import ask
 from store import NOBODY, Store, check
 
-# Case -> errno (or several), and what the line must say. The cases are those of programs/errors.c.
+# Case -> errno (or several), and a pattern for the line. The cases are those of programs/errors.c.
 REFUSED = {
     "address": (errno.EINVAL, r"aligned|multiple"),
     "length": (errno.EINVAL, r"aligned|multiple"),
@@ -63,13 +64,13 @@ def test_no_store(store, built):
 
 
 def test_no_permission(built):
-    """userfaultfd as a user who may not: vm.unprivileged_userfaultfd=0 and no access to /dev/userfaultfd."""
+    """userfaultfd without permission: vm.unprivileged_userfaultfd=0 and no access to /dev/userfaultfd."""
     setting = pathlib.Path("/proc/sys/vm/unprivileged_userfaultfd")
     device = pathlib.Path("/dev/userfaultfd")
     if os.geteuid() != 0:
         pytest.skip("needs root, to become another user")
     if setting.read_text().strip() != "0" or (device.exists() and device.stat().st_mode & 0o006):
-        pytest.skip("here everybody may use userfaultfd")
+        pytest.skip("all users may use userfaultfd here")
     with Store(built, uid=NOBODY) as store:
         where = {"uid": NOBODY, "socket": store.socket}
         ask(
@@ -81,6 +82,6 @@ def test_no_permission(built):
         )
         ask(built, "no_system_calls", "threads", **where, want=(0, ""))
         ask(built, "quiet", "threads", **where, want=(0, ""))
-        # Alone, a process that is busy advising writes nothing.
+        # The only thread of a process is advising, and writes nothing.
         number, line = ask(built, "plain", **where)
         check(number in (0, errno.EPERM), f"alone: {line}")

@@ -1,5 +1,5 @@
-"""Clients that flood, hoard, hold on and block: the store's memory and files stay bounded, and nobody else
-waits."""
+"""Clients that flood, hoard, keep files and block: the store's memory and files stay bounded, and no other
+client waits."""
 
 import contextlib
 import fcntl
@@ -20,7 +20,7 @@ QUOTA = ("--limit", "16MiB")
 
 
 def test_flood_of_connections(built):
-    """One user opens all the connections that there are to a store that may open few files."""
+    """One user opens all the connections of a store that may open few files."""
     if os.geteuid() != 0 or not shutil.which("prlimit"):
         pytest.skip("needs root, to be two users, and prlimit")
     files = 400
@@ -34,10 +34,10 @@ def test_flood_of_connections(built):
 
     with attacked(built, prefix=("prlimit", f"--nofile={files}:{files}"), files=files) as (store, witness):
         ready, tell = os.pipe()
-        stop, told = os.pipe()
+        stop, stopped = os.pipe()
         child = os.fork()
         if child == 0:
-            os.close(told)
+            os.close(stopped)
             resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
             os.setgroups([])
             os.setgid(NOBODY)
@@ -54,14 +54,14 @@ def test_flood_of_connections(built):
                 check(late.stats()["merged"] == PAGES, f"a newcomer during the flood: {late.stats()}")
             opened = store.files()
         finally:
-            for pipe in (told, stop, ready, tell):
+            for pipe in (stopped, stop, ready, tell):
                 os.close(pipe)
             os.waitpid(child, 0)
         print(f"{count} connections, the store had {opened} of {files} files open")
 
 
 def test_flood_of_requests(built):
-    """Requests without end whose answers nobody reads, and large offers back to back."""
+    """Requests without end whose answers the client does not read, and large offers back to back."""
 
     def flood(store):
         with Wire(store) as deaf, Wire(store) as busy:
@@ -102,7 +102,7 @@ def test_flood_of_requests(built):
 
 
 def test_hoard(built):
-    """A client gives pages until the store takes no more, and holds on to everything."""
+    """A client uploads pages until the store is full, and keeps everything."""
     with attacked(built, *QUOTA, grown_kib=32768, files=600) as (store, witness):
 
         def fill():
@@ -129,7 +129,7 @@ def test_hoard(built):
 
 
 def test_old_indexes(built):
-    """A client keeps every index that the store has had while it makes the store renew it."""
+    """A client keeps every index of the store and makes it replace the index again and again."""
 
     def churn(store):
         kept = []
@@ -151,7 +151,7 @@ def test_old_indexes(built):
 
 
 def leased(pages):
-    """A segment that is open once, with a lease on it: whoever opens it has to wait for this process."""
+    """A segment that is open once, with a lease on it: opening it waits for this process."""
     written = memory(b"".join(page(n, b"lease") for n in range(pages)))
     file = os.open(f"/proc/self/fd/{written}", os.O_RDONLY)
     os.close(written)
@@ -173,14 +173,14 @@ def test_leases(built):
 
     # Here rather than in the attacker: a test without a lease would prove nothing.
     os.close(leased(1))
-    # As a stranger, and as a process of the innocent client's own user.
+    # As another user, and as a process of the innocent client's own user.
     for user in (NOBODY, None):
         with attacked(built) as (store, witness):
             blocked_by(store, witness, lambda store=store: one(store), user)
 
 
 def beside(user, attack):
-    """In a process of its own, whatever comes of it."""
+    """In a process of its own, which may end in any way."""
     child = os.fork()
     if child == 0:
         with contextlib.suppress(BaseException):
@@ -201,8 +201,8 @@ def blocked_by(store, witness, attack, user, looks=10):
 
 
 def test_lingering_sockets(built):
-    """Closing a TCP socket with data that nobody reads can take as long as its owner likes: the store's
-    close is the last."""
+    """Closing a TCP socket whose data is not read can take as long as its owner likes; the store's close is
+    the last."""
 
     def one(store):
         listener = socket.create_server(("127.0.0.1", 0))
@@ -228,8 +228,8 @@ def test_lingering_sockets(built):
         blocked_by(store, witness, lambda: one(store), NOBODY, 25)
 
 
-def test_visitors(built):
-    """/metrics under visitors who say nothing, nonsense or too much."""
+def test_metrics_connections(built):
+    """/metrics with connections that send nothing, nonsense or too much."""
     with attacked(built) as (store, witness):
         idle = []
         for n in range(60):
@@ -259,7 +259,7 @@ def test_visitors(built):
 
 
 def test_stuck_store(store, options):
-    """A store that does nothing, before which a queue has formed, costs a client its patience and no more."""
+    """A store that does nothing, with a full queue of connections, costs a client its timeout and no more."""
     if not options.soak:
         pytest.skip("takes as long as a client is patient, 20 s: only with --soak")
     with Puppet(store) as one:
@@ -285,7 +285,8 @@ def test_stuck_store(store, options):
 
 
 def test_small_offers(built):
-    """What the store copies it pays for: little, whoever hands in however much. Nothing is refused for it."""
+    """The store pays for the pages that it copies: few, however many a client offers. It refuses nothing for
+    that."""
     with attacked(built, "--limit", "1GiB", grown_kib=64 << 10) as (store, witness):
         begun = store.metrics()["copied_pages"]
 
@@ -295,7 +296,7 @@ def test_small_offers(built):
                 check(kind == TAKEN and said[0] == 400, f"offer {n}: {kind} {said}")
 
         with Wire(store) as one, Wire(store) as other:
-            # Figures are posted after the answer.
+            # Metrics are posted after the answer.
             hand_in(one, b"one", 20)
             until(lambda: store.metrics()["pages"] >= 20 * 400, "the store holds what one has handed in")
             copied = store.metrics()["copied_pages"] - begun

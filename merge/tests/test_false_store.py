@@ -1,4 +1,5 @@
-"""What is at the socket's path: a stranger who listens there is not trusted, and files are left alone."""
+"""The socket's path: clients do not trust another user's process there, and the store leaves other files
+alone."""
 
 import contextlib
 import os
@@ -20,7 +21,7 @@ from wire import (
 
 
 def test_false_store(store):
-    """A stranger listens where the store should be, or sends memory that it can still change."""
+    """Another user listens at the store's socket, or sends memory that it can still change."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to be two users")
     with tempfile.TemporaryDirectory() as folder:
@@ -61,15 +62,15 @@ def test_false_store(store):
 
 
 def test_socket_path(store, built):
-    """What is at the socket's path already is respected: files, links, other stores."""
+    """The store leaves what already exists at its socket's path: files, links, other stores."""
     other = Store(built)
     try:
         other.socket = store.socket
         other.start(wait=False)
         check(other.process.wait(60) != 0, "a second store takes the first one's place")
         check(
-            "mayfly" in other.said() and len(other.said().strip().splitlines()) <= 2,
-            f"it says {other.said()!r}",
+            "mayfly" in other.log_text() and len(other.log_text().strip().splitlines()) <= 2,
+            f"it logs {other.log_text()!r}",
         )
         with Puppet(store) as puppet:
             puppet.block(1, PAGES, 1)

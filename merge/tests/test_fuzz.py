@@ -1,5 +1,5 @@
 """Fuzzing of both ends: whole sessions with the store in which messages are cut, joined, repeated and
-altered, files exchanged; and answers of a store that are altered on their way to a client. Nothing may
+altered, and files exchanged; and answers of a store that are altered on their way to a client. Nothing may
 crash, hang or change a byte."""
 
 import contextlib
@@ -11,14 +11,14 @@ import threading
 import time
 
 import pytest
-from store import Gone, Puppet, check
+from store import ClientEnded, Puppet, check
 from wire import ATTACH, FINAL, HELLO, INDEX, OFFER, PRIVATE, SPOKEN, STATUS, TAKEN, Wire, memory, page, words
 
 SECONDS = {"short": 4, "long": 150}
 
 
 def mutated(chance, message):
-    """The message, or a neighbour of it."""
+    """The message, or a mutation of it."""
     data = bytearray(message)
     for _ in range(chance.choice([0, 0, 1, 1, 2, 5])):
         kind = chance.randrange(7)
@@ -63,7 +63,7 @@ def a_file(chance):
 
 
 def session(chance, store):
-    """One conversation; how many messages it was."""
+    """One conversation; returns its number of messages."""
     sent = 0
     with (
         Wire(store, hello=False, timeout=30) as wire,
@@ -127,7 +127,7 @@ def test_requests(store, options):
 
 
 class Between:
-    """Stands between clients and a store and alters what the store says."""
+    """A proxy between clients and a store that alters the store's answers."""
 
     def __init__(self, store, chance, often=0.15, late=None):
         self.store, self.chance, self.often, self.late, self.altered = store, chance, often, late, 0
@@ -172,7 +172,7 @@ class Between:
             os.close(files.pop())
         if self.chance.random() < 0.2:
             files.append(a_file(self.chance)[0])
-        # Never nothing: the client would wait for its whole patience.
+        # Never nothing: the client would wait for its whole timeout.
         return mutated(self.chance, data) or b"?"
 
     def close(self):
@@ -181,7 +181,7 @@ class Between:
 
 
 def test_answers(store, options):
-    """A client's pages stay right, and the client alive, whatever it is answered."""
+    """A client's pages stay right, and the client alive, under any answers."""
     chance = random.Random(options.seed + 1)
     between = Between(store, chance)
     end, rounds, failed = time.monotonic() + SECONDS["long" if options.soak else "short"], 0, 0
@@ -195,8 +195,8 @@ def test_answers(store, options):
                 puppet.ask("unadvise 3")
                 for n in range(12):
                     puppet.do(f"check {n}")
-            except Gone as reason:
-                raise Gone(f"seed {options.seed}, round {rounds}: {reason}") from None
+            except ClientEnded as reason:
+                raise ClientEnded(f"seed {options.seed}, round {rounds}: {reason}") from None
             rounds += 1
     between.close()
     store.alive("behind altered answers")
@@ -205,7 +205,7 @@ def test_answers(store, options):
 
 
 def test_late_answer(store, options):
-    """An answer that comes after the client has given up is not taken for the next one."""
+    """An answer that arrives after the client's timeout is not read as the next one."""
     if not options.soak:
         pytest.skip("takes as long as a client is patient, 20 s: only with --soak")
     between = Between(store, random.Random(1), often=0, late=21)

@@ -1,5 +1,5 @@
-"""Clients that lie (wire.py speaks for them): the store stays up, nobody learns of
-another domain's pages or gets bytes that are not his."""
+"""Malicious clients (wire.py speaks for them): the store stays up, and no client learns of another domain's
+pages or gets wrong bytes."""
 
 import contextlib
 import ctypes
@@ -20,10 +20,10 @@ from wire import (
     F_SEAL_SHRINK,
     F_SEAL_WRITE,
     FINAL,
-    GONE,
     HELLO,
     INDEX,
     INDEX_IS,
+    NO_SEGMENT,
     OFFER,
     PAGE,
     PRIVATE,
@@ -101,7 +101,8 @@ def test_nonsense(built, options):
 
 
 def test_strange_files(built):
-    """Files that are no sealed segment, too many of them, and segments that are not what was said."""
+    """Files that are not sealed segments, too many of them, and segments that differ from their
+    announcement."""
     data = b"".join(page(n) for n in range(4))
 
     def refused(store, what, file, count):
@@ -114,7 +115,7 @@ def test_strange_files(built):
 
     def one(store):
         for count in (0, 1, 3, 5, 4096, 0x7FFFFFFF, 0xFFFFFFFF):
-            refused(store, f"4 pages said to be {count}", memory(data), count)
+            refused(store, f"4 pages announced as {count}", memory(data), count)
         for seals in (
             0,
             F_SEAL_WRITE,
@@ -166,7 +167,7 @@ def test_strange_files(built):
             wire = Wire(store)
             wire.send(words(OFFER, 1), wire.socket.fileno())
             wire.socket.close()
-        # With seals that hold, but no permission to open it again.
+        # With the right seals, but no permission to open it again.
         with Wire(store) as wire:
             closed = memory(data)
             os.fchmod(closed, 0)
@@ -188,7 +189,7 @@ PROT = mmap.PROT_READ | mmap.PROT_WRITE
 
 
 def attempts_to_write(file):
-    """Every way to change a file that one may read; names of those that worked."""
+    """Every way to change a file that one may read; returns the names of those that worked."""
     worked = []
 
     def attempt(name, function):
@@ -245,7 +246,7 @@ def punch(libc, file):
 
 
 def test_writing(built):
-    """A client tries to write to all that the store gives it, as any user of its domain."""
+    """A client tries to write to all that the store sends it, as any user of its domain."""
 
     def one(store, expected):
         with Wire(store) as wire:
@@ -263,7 +264,7 @@ def test_writing(built):
                 check(
                     not (worked := attempts_to_write(file)), f"{name} can be written to: {', '.join(worked)}"
                 )
-            # And the files of the store's own process.
+            # And to the files of the store's own process.
             for target in ("mem", "fd"):
                 with contextlib.suppress(OSError):
                     if target == "fd":
@@ -289,7 +290,7 @@ def test_writing(built):
 
 
 def test_lock(built):
-    """Another user does not get at the lock of a socket, by which he would keep the next store away."""
+    """Another user cannot lock a socket's lock file, which would keep the next store away."""
     if os.geteuid() != 0:
         pytest.skip("needs root")
 
@@ -300,7 +301,7 @@ def test_lock(built):
 
     with Store(built) as store:
         store.stop()
-        # As a store of a former version has left it.
+        # As a store of an earlier version has left it.
         (store.folder / "share.lock").chmod(0o644)
         store.start()
         store.stop()
@@ -316,7 +317,7 @@ def test_lock(built):
 
 
 def test_replays(built):
-    """Segments that are gone, files kept from before, requests twice."""
+    """Segments that no longer exist, files kept from before, requests twice."""
     with attacked(built) as (store, witness):
         with Wire(store) as wire:
             kind, (new, segment, room) = wire.offer(b"".join(page(n, b"replay") for n in range(600)))
@@ -329,17 +330,17 @@ def test_replays(built):
         pages = store.metrics()["pages"]
         until(
             lambda: store.metrics()["pages"] < pages or store.metrics()["pages"] <= PAGES,
-            "the segment goes with its only client",
+            "the segment is dropped with its only client",
         )
         with Wire(store) as wire:
             kind, body = wire.attach(segment)
-            check(kind == REFUSED and body[:4] == words(GONE), f"a segment that is gone: {kind} {body!r}")
+            check(kind == REFUSED and body[:4] == words(NO_SEGMENT), f"a dropped segment: {kind} {body!r}")
             kind, (new, again, _) = wire.offer(b"".join(page(n, b"replay") for n in range(600)))
             check(kind == TAKEN and new == 600 and again != segment, "a segment's number is used twice")
 
 
-def test_common_segment(built):
-    """Small offers come to lie in a file of the store's: nobody else opens it for writing, and seals that
+def test_packed_segment(built):
+    """Small offers are copied to a file of the store's: no other user opens it for writing, and seals that
     its own user adds do not stop the store."""
 
     def small(wire, word):
@@ -347,14 +348,14 @@ def test_common_segment(built):
         check(kind == TAKEN and said[0] == 100, f"a small offer: {kind} {said}")
         return f"/proc/self/fd/{wire.files[-1]}"
 
-    def stranger(store):
+    def attacker(store):
         with Wire(store) as wire, contextlib.suppress(PermissionError):
-            os.close(os.open(small(wire, b"stranger"), os.O_RDWR))
+            os.close(os.open(small(wire, b"attacker"), os.O_RDWR))
             check(False, "another user's process opens a common segment for writing")
 
     with attacked(built) as (store, witness):
         if os.geteuid() == 0:
-            as_user(NOBODY, lambda: stranger(store))
+            as_user(NOBODY, lambda: attacker(store))
         with Wire(store) as wire:
             path = small(wire, b"own")
             with contextlib.suppress(PermissionError):

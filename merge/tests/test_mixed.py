@@ -1,7 +1,7 @@
-"""Everything at once: random operations whose every byte is checked, stores and clients killed in the midst
-of it, strangers with forged files and nonsense, and programs that move, drop and grow what they have advised,
-under every allocator. At the end nothing may be left. `--soak` runs it for half an
-hour, `-k everything_at_once --seconds N` for N s."""
+"""Everything at once: random operations whose every byte is checked, stores and clients killed at arbitrary
+points, untrusted clients with forged files and nonsense, and programs that move, drop and grow what they have
+advised, under every allocator. At the end nothing may be left. `--soak` runs it for half an hour, `-k
+everything_at_once --seconds N` for N s."""
 
 import contextlib
 import os
@@ -33,12 +33,12 @@ from workers import Workers
 
 CASES = ["dropping", "growing", "moving", "protecting", "forking", "allocator"]
 PROCESSES = 6
-BESIDE = 2  # of the programs that move and drop, at a time
+BESIDE = 2  # programs that move and drop at a time
 PATIENCE = 300
 
 
 def forged(chance):
-    """A file that is no segment, or is not what is said of it; and how many pages are said to be in it."""
+    """A file that is not a segment, or differs from its announcement; and the announced number of pages."""
     data = b"".join(page(chance.randrange(1000), b"forged") for _ in range(chance.choice([1, 4, 40])))
     count = len(data) // 4096
     match chance.randrange(7):
@@ -59,11 +59,12 @@ def forged(chance):
         case 5:
             return socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).detach(), 1
         case _:
-            return memory(data), count  # as it should be; nobody needs it
+            return memory(data), count  # a valid one, of no use to other clients
 
 
-def stranger(store, chance):
-    """One visit. Whatever the store says, or if it is away, is right, as long as others do not notice."""
+def untrusted_client(store, chance):
+    """One connection of an untrusted client. Any answer is right, and none, too, as long as others are not
+    disturbed."""
     with contextlib.suppress(OSError), Wire(store, hello=chance.random() < 0.9, timeout=1) as wire:
         for _ in range(chance.randrange(1, 12)):
             match chance.randrange(4):
@@ -146,7 +147,7 @@ def test_everything_at_once(built, options):
             nonlocal stores, visits, next_kill
             store.alive("in the midst of everything")
             programs.go_on()
-            stranger(store, chance)
+            untrusted_client(store, chance)
             visits += 1
             if time.monotonic() > next_kill:
                 store.kill()
@@ -168,6 +169,6 @@ def test_everything_at_once(built, options):
         f"{stores} stores killed, {visits} visits, {programs.done} programs",
     )
     print(
-        f"{stores} stores and {workers.killed + programs.killed} clients killed, {visits} strangers, "
+        f"{stores} stores and {workers.killed + programs.killed} clients killed, {visits} untrusted clients, "
         f"{programs.done} programs; {workers.summary(operations)}"
     )

@@ -1,4 +1,5 @@
-"""Who uses the store, who is charged for what is in it, and programs of another release than the store's."""
+"""The list of programs, the charge for the store's pages, and programs of another release than the
+store's."""
 
 import contextlib
 import errno
@@ -18,7 +19,7 @@ PAGES = 8192
 
 
 def top(store, option):
-    """What `mayfly share top` says."""
+    """The output of `mayfly share top`."""
     command = [store.built.mayfly, "share", "top", option]
     environment = store.built.environment(store.socket)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
@@ -36,7 +37,8 @@ def listed(store):
 
 
 def test_top(store, built):
-    """The first is charged, the second has found everything; one who has gone stays while he is needed."""
+    """The first is charged, the second has found everything; a program that has ended stays while it is
+    charged."""
     with Puppet(store) as one, Puppet(store) as two, Puppet(store) as idle:
         idle.do("map 1 8", "fill 1 1")
         one.block(1, PAGES, 1)
@@ -46,12 +48,15 @@ def test_top(store, built):
         first, second = programs[one.pid], programs[two.pid]
         check(first["charged_pages"] == PAGES and first["found_pages"] == 0, f"the first: {first}")
         check(second["charged_pages"] == 0 and second["found_pages"] == PAGES, f"the second: {second}")
-        for puppet, told in ((one, first), (two, second)):
-            check(told["looked_up_pages"] == PAGES and told["name"] == "puppet", f"told: {told}")
+        for puppet, entry in ((one, first), (two, second)):
+            check(
+                entry["looked_up_pages"] == PAGES and entry["name"] == "puppet",
+                f"listed: {entry}",
+            )
             start, size = map(int, puppet.ask("where 1").split())
             maps = pathlib.Path(f"/proc/{puppet.pid}/maps").read_text()
             lines = [line for line in maps.splitlines() if "mayfly-pages" in line]
-            check(1 <= told["mappings"] <= 2 * len(lines), f"{told} with {len(lines)} mappings")
+            check(1 <= entry["mappings"] <= 2 * len(lines), f"{entry} with {len(lines)} mappings")
         check(0 <= second["age_seconds"] <= first["age_seconds"] < 600, f"{first} {second}")
         two.do("advise 1 0")
         check(listed(store)[two.pid]["looked_up_pages"] == PAGES, "what was unchanged was not looked for")
@@ -59,12 +64,12 @@ def test_top(store, built):
         check(listed(store)[two.pid]["mappings"] == 0, "after unadvise it has no mappings")
         two.do("advise 1 0")
         one.kill()
-        gone = until(lambda: (p := listed(store)[one.pid])["has_gone"] and p, "the first has gone")
-        check(gone["charged_pages"] == PAGES and gone["mappings"] == 0, f"gone, and still charged: {gone}")
+        ended = until(lambda: (p := listed(store)[one.pid])["has_gone"] and p, "the first has ended")
+        check(ended["charged_pages"] == PAGES and ended["mappings"] == 0, f"ended, still charged: {ended}")
         table = top(store, "--once")
-        check(re.search(r"puppet +gone .* 32\.0 ", table), f"no line for it:\n{table}")
+        check(re.search(r"puppet +ended .* 32\.0 ", table), f"no line for it:\n{table}")
         two.do("check 1", "unmap 1", "map 2 16", "fill 2 90", "unadvise 2")
-        until(lambda: one.pid not in listed(store), "nobody needs what it brought")
+        until(lambda: one.pid not in listed(store), "no program uses its segments")
 
 
 def test_many_programs(store, built):
@@ -73,8 +78,8 @@ def test_many_programs(store, built):
         wires = [stack.enter_context(Wire(store)) for _ in range(300)]
         for n, wire in enumerate(wires):
             wire.ask(words(8, n + 1, 0, n, 0, 0, 0))
-        told = [v for k, v in json.loads(top(store, "--json")).items() if k.endswith(".looked_up_pages")]
-        check(sorted(told) == list(range(1, 301)), f"{len(told)} programs in the list")
+        pages = [v for k, v in json.loads(top(store, "--json")).items() if k.endswith(".looked_up_pages")]
+        check(sorted(pages) == list(range(1, 301)), f"{len(pages)} programs in the list")
 
 
 def memory_groups():
@@ -93,7 +98,7 @@ def shared_mib(group):
 
 
 def test_charge(built):
-    """Whose cgroup is charged for 32 MiB in large offers and 1 MiB in small ones."""
+    """Which cgroup is charged for 32 MiB in large offers and 1 MiB in small ones."""
     folder = memory_groups()
     groups = [folder / f"mayfly-charge-{os.getpid()}-{name}" for name in ("store", "first", "second")]
     said = []
@@ -112,7 +117,8 @@ def test_charge(built):
                     puppet.block(1, PAGES, 1)
                     puppet.block(2, 256, 20)
                 check(two.stats()["merged"] == PAGES + 256, f"--charge {how}: {two.stats()}")
-                # What an open segment of the store's would hold is not there before it is written.
+                # Memory for the rest of the store's open packed segment is not allocated before pages are
+                # written.
                 paid = [shared_mib(g) - b for g, b in zip(groups, before, strict=True)]
                 small = 1.0
                 want = [small, 32.0, 0.0] if how == "first" else [32 + small, 0.0, 0.0]
@@ -123,13 +129,13 @@ def test_charge(built):
                     lambda mine=mine: store.metrics()["copied_pages"] == PAGES + 256 - mine,
                     f"--charge {how}: what the store has copied is posted",
                 )
-                told = listed(store)[one.pid]["charged_pages"]
-                check(told == mine, f"--charge {how}: {told}")
+                charged = listed(store)[one.pid]["charged_pages"]
+                check(charged == mine, f"--charge {how}: {charged}")
                 one.do("check 1", "check 2")
                 one.kill()
                 two.do("touch 1 5 9", "check 1", "check 2")
                 two.end()
-                store.empty("after both have gone")
+                store.empty("after both have ended")
                 said.append(f"{how}: {paid[0]:.0f} and {paid[1]:.0f} MiB")
     finally:
         for group in groups:
@@ -140,7 +146,7 @@ def test_charge(built):
 
 
 def test_a_store_that_pays_is_bounded(built):
-    """It takes no more than three quarters of what its own cgroup may have, however little it was told of."""
+    """With --charge store it holds at most three quarters of its own cgroup's limit, whatever --limit is."""
     folder = memory_groups()
     limit = next((n for n in ("memory.limit_in_bytes", "memory.max") if (folder / n).exists()), None)
     group = folder / f"mayfly-charge-{os.getpid()}-small"
@@ -187,7 +193,7 @@ class OtherStore(threading.Thread):
 
 
 def test_other_releases(store):
-    """One line on either side, and both go on: nothing is shared, and nothing else happens."""
+    """One line on either side, and both continue: nothing is shared, and nothing else happens."""
     for version in (0, SPOKEN - 1, SPOKEN + 1, 0xFFFFFFFF):
         with Wire(store, hello=False) as old:
             kind, body = old.ask(words(HELLO, version))

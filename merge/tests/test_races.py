@@ -1,4 +1,4 @@
-"""What other threads do with memory at the very moment at which it is advised (programs/races.c)."""
+"""Other threads use memory at the very moment at which it is advised (programs/races.c)."""
 
 import pytest
 
@@ -6,7 +6,7 @@ CASES = ["dropping", "growing", "growing again", "reallocating", "many times", "
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_moment(built, store, case):
-    late = built.program("delayed_calls", "-shared", "-fPIC")
-    print(built.run(store.socket, "races", case, timeout=300, LD_PRELOAD=str(late)).stdout.strip())
+def test_race(built, store, case):
+    delayed_calls = built.program("delayed_calls", "-shared", "-fPIC")
+    print(built.run(store.socket, "races", case, timeout=300, LD_PRELOAD=str(delayed_calls)).stdout.strip())
     store.rested(case)

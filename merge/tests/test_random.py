@@ -71,7 +71,7 @@ def test_two_users(built, options):
 
 
 def test_store_killed(built, options):
-    """kill -9 of the store, again and again, while everybody works; a new one takes its place."""
+    """kill -9 of the store, again and again, while all processes work; a new one takes its place."""
     with Store(built) as store:
         kills = 0
 
@@ -118,7 +118,7 @@ def pressure(megabytes):
 
 
 def test_memory_pressure(built, options):
-    """Pages are swapped out, shared ones too, and come back."""
+    """Pages are swapped out, shared ones too, and in again."""
     if not options.soak:
         pytest.skip("a swap file for the whole machine: only with --soak")
     with pressure(100) as group, Store(built) as store:

@@ -1,5 +1,5 @@
-"""What merging promises when nobody misbehaves: pages are shared, each process keeps its own contents, and
-the store is empty when everybody has gone."""
+"""Merging among well-behaved clients: pages are shared, each process keeps its own contents, and the store is
+empty when all have ended."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ import pytest
 from store import NOBODY, Puppet, Store, check, until
 
 PAGES = 512
-# How long one waits for another that gives the same pages (merge/src/client/engine/upload.rs).
+# How long a client waits for another that uploads the same pages (merge/src/client/engine/upload.rs).
 PATIENCE_S = 0.3
 
 
@@ -50,7 +50,7 @@ def test_two_processes(store):
             f"after unadvise the first has {one.private_kib(1)} KiB of its own",
         )
         one.end()
-        store.empty("after both have gone")
+        store.empty("after both have ended")
 
 
 def test_advised_again(store):
@@ -69,7 +69,7 @@ def test_advised_again(store):
 
 
 def test_forks(store):
-    """A child has its parent's pages, whatever becomes of the parent, and can merge by itself."""
+    """A child keeps its parent's pages, even after the parent has ended, and can merge by itself."""
     with Puppet(store) as one, Puppet(store) as other:
         one.block(1, PAGES, 1)
         one.fork()
@@ -85,11 +85,11 @@ def test_forks(store):
             "check 2",
         )
         other.block(2, 64, 5)
-        check(other.stats()["merged"] == 64, f"what the child gave is not found: {other.stats()}")
+        check(other.stats()["merged"] == 64, f"the child's upload is not found: {other.stats()}")
         one.do("unadvise 1", "check 1", "begin 2 0", "check 2")
         one.end()
         other.end()
-        store.empty("after parent and child have gone")
+        store.empty("after parent and child have ended")
 
 
 def test_crowd_of_50(store):
@@ -119,35 +119,35 @@ def test_crowd_of_50(store):
     finally:
         for puppet in crowd:
             puppet.end()
-    store.empty("after the crowd has gone")
+    store.empty("after the crowd has ended")
 
 
 def test_users_apart(store):
     """One store serves two users, who share nothing with one another."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to be two users")
-    with Puppet(store) as root, Puppet(store, uid=NOBODY) as nobody:
+    with Puppet(store) as root, Puppet(store, uid=NOBODY) as other:
         root.block(1, PAGES, 1)
-        nobody.block(1, PAGES, 1)
-        check(nobody.stats()["inserted"] == PAGES, f"another user's pages were found: {nobody.stats()}")
-        check(not store_files(root, 1) & store_files(nobody, 1), "two users map the same file")
+        other.block(1, PAGES, 1)
+        check(other.stats()["inserted"] == PAGES, f"another user's pages were found: {other.stats()}")
+        check(not store_files(root, 1) & store_files(other, 1), "two users map the same file")
         with Puppet(store, uid=NOBODY) as second:
             second.block(1, PAGES, 1)
             check(second.stats()["inserted"] == 0, f"the same user's pages were not found: {second.stats()}")
 
 
 def test_everyone(built):
-    """Users share with one another only if the operator says so."""
+    """Users share with one another only if the operator sets --domain everyone."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to be two users")
     with (
         Store(built, "--domain", "everyone") as store,
         Puppet(store) as root,
-        Puppet(store, uid=NOBODY) as nobody,
+        Puppet(store, uid=NOBODY) as other,
     ):
         root.block(1, PAGES, 1)
-        nobody.do(f"map 1 {PAGES}", "fill 1 1", "advise 1 2", "check 1")
-        check(nobody.stats()["inserted"] == 0, f"with --domain everyone: {nobody.stats()}")
+        other.do(f"map 1 {PAGES}", "fill 1 1", "advise 1 2", "check 1")
+        check(other.stats()["inserted"] == 0, f"with --domain everyone: {other.stats()}")
 
 
 def test_containers_apart(built):
@@ -181,12 +181,13 @@ def test_containers_apart(built):
 
 
 def test_at_once(store):
-    """Of many that have the same new pages at the same moment one gives them, and the others wait for it."""
+    """Of many clients with the same new pages at the same moment one uploads them, and the others wait for
+    it."""
     pages, crowd = 2048, 6
     with contextlib.ExitStack() as stack:
         puppets = [stack.enter_context(Puppet(store)) for _ in range(crowd)]
         before, wrong = 0, []
-        # They wait for a time only: where the one that gives gets no turn for so long, others give, too.
+        # They wait for a limited time: if the uploader gets no processor for so long, others upload, too.
         for block in range(1, 41):
             for puppet in puppets:
                 puppet.do(f"map {block} {pages}", f"fill {block} {block * 100_000}")
@@ -201,15 +202,15 @@ def test_at_once(store):
             total = sum(puppet.stats()["inserted"] for puppet in puppets)
             inserted, before = total - before, total
             if inserted <= 1.25 * pages:
-                print(f"{inserted} given for {pages}")
+                print(f"{inserted} uploaded for {pages}")
                 break
             if all_were_patient:
                 wrong.append(inserted)
-            check(len(wrong) < 5, f"{wrong} pages were given, {pages} are there")
+            check(len(wrong) < 5, f"{wrong} pages were uploaded, {pages} exist")
             for puppet in puppets:
                 puppet.do(f"unmap {block}")
         else:
-            pytest.skip(f"{40 - len(wrong)} of 40 rounds took longer than one waits for another")
+            pytest.skip(f"{40 - len(wrong)} of 40 rounds took longer than a client waits for another")
 
 
 def test_few_mappings(store):

@@ -21,7 +21,7 @@ CASES = [
 
 
 def run(built, store, name, *words, prefix=(), user=None):
-    """Runs it to its end; its last line."""
+    """Runs it to its end; returns its last line."""
     done = built.run(store.socket, "unusual", name, *words, prefix=prefix, uid=user, timeout=90)
     said = (done.stdout.strip().splitlines() or [""])[-1]
     if said.startswith("skip: "):
@@ -32,14 +32,14 @@ def run(built, store, name, *words, prefix=(), user=None):
 
 
 def excluded(said, *words):
-    """What cannot be had must at least be said in the interface's manual."""
+    """A loss that cannot be avoided must at least be in the interface's manual."""
     text = (BUILD.parent.parent / "include/mayfly_merge.h").read_text()
     missing = [word for word in words if word not in text]
     check(said.startswith("0 of") or not missing, f"{said}, and mayfly_merge.h does not exclude {missing}")
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_odd(built, store, case):
+def test_unusual_program(built, store, case):
     run(built, store, case)
 
 
@@ -57,7 +57,7 @@ def test_threads(built):
 
 
 def test_direct_reads(built, store):
-    """Direct I/O pins pages, which nobody can hold off."""
+    """Direct I/O pins pages; such writes cannot be held off."""
     path = BUILD / "direct"
     path.write_bytes(b"B" * 4096)
     try:
@@ -71,7 +71,7 @@ def test_kept_from_children(built, store):
 
 
 def test_fork_without_store(store):
-    """A child that is born while the store is away is as good as its parent."""
+    """A child forked while no store runs works like its parent."""
     with Puppet(store) as puppet:
         puppet.block(1, 64, 1)
         store.kill()
@@ -87,7 +87,7 @@ def test_fork_without_store(store):
         store.start()
         puppet.do("advise 1 0", "check 1")
         puppet.end()
-        store.empty("after the child has gone")
+        store.empty("after the child has ended")
 
 
 def test_without_proc(store, built):

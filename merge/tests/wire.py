@@ -14,7 +14,7 @@ HELLO, INDEX, OFFER, ATTACH, PRIVATE, STATUS = range(1, 7)
 CLAIM, REPORT, PROGRAMS = 7, 8, 9
 SPOKEN = 3  # the protocol's version
 WELCOME, INDEX_IS, TAKEN, ATTACHED, NOTED, STATUS_IS, REFUSED = range(1, 8)
-FULL, GONE, WRONG, VERSION = range(1, 5)
+FULL, NO_SEGMENT, WRONG, VERSION = range(1, 5)
 F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_WRITE, F_SEAL_FUTURE_WRITE = 1, 2, 4, 8, 16
 FINAL = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE
 
@@ -39,7 +39,7 @@ def memory(contents, seals=FINAL, name="pages", flags=os.MFD_CLOEXEC | os.MFD_AL
 
 
 class Wire:
-    """One connection. Files that come with answers are in `files` until `close`."""
+    """One connection. Files received with answers are in `files` until `close`."""
 
     def __init__(self, store, hello=True, timeout=30.0, path=None):
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -73,7 +73,7 @@ class Wire:
         self.socket.sendmsg([message], beside)
 
     def receive(self):
-        """(kind, body); kind 0 when the store has hung up."""
+        """(kind, body); kind 0 when the store has closed the connection."""
         try:
             data, beside, _, _ = self.socket.recvmsg(1 << 16, socket.CMSG_SPACE(64))
         except ConnectionResetError:
@@ -93,7 +93,7 @@ class Wire:
         return self.receive()
 
     def offer(self, contents, count=None, **how):
-        """Hands in a segment; (kind, numbers or refusal)."""
+        """Offers a segment; returns (kind, numbers or refusal)."""
         file = memory(contents, **how)
         try:
             return self.offer_file(file, len(contents) // PAGE if count is None else count)
@@ -112,8 +112,8 @@ class Wire:
 
 
 def index_entries(file):
-    """What the shared index says: [(tag, segment, page)], and how many entries only say that somebody has
-    the page."""
+    """The shared index's contents: [(tag, segment, page)], and the number of entries for pages in private
+    memory."""
     size = os.fstat(file).st_size
     with mmap.mmap(file, size, mmap.MAP_SHARED, mmap.PROT_READ) as table:
         magic, lines = struct.unpack_from("<8sQ", table)

@@ -92,7 +92,7 @@ class Workers:
                     for slot, worker in list(self.running.items()):
                         if worker.poll() is not None:
                             self.reap(slot, True)
-                    # One that gets on: one that hangs must be found out, not put out of its misery.
+                    # Kills one that makes progress: a hanging one must be found out, not removed.
                     before, now = now, struct.unpack(f"{self.processes}Q", self.shared[: 8 * self.processes])
                     slot = self.chance.randrange(self.processes)
                     victim = self.running[slot]

@@ -5,7 +5,7 @@ on a machine.
     mayfly.pack(model)      # weights onto pages of their own
     mayfly.advise(model)    # every identical page is shared, copy-on-write, when this returns
 
-A page store must run (`mayfly share`), or a kernel with UPM. docs/merge.md has the rest.
+It needs a page store (`mayfly share`) or a kernel with UPM. docs/merge.md has the rest.
 """
 
 from mayfly.advice import Pending, advise, unadvise

@@ -1,8 +1,8 @@
-"""python -m mayfly run SCRIPT.py ARGUMENTS...: the script on Mayfly's heap, which packs objects by when they
-will die.
+"""python -m mayfly run SCRIPT.py ARGUMENTS...: runs the script on Mayfly's heap, which packs objects by
+lifetime.
 
-MAYFLY_HEAP_* variables are its settings; the heap is MAYFLY_HEAP_LIB, or what this package brings.
-Python keeps objects below 512 bytes to itself; with PYTHONMALLOC=malloc they are the heap's as well.
+MAYFLY_HEAP_* variables are its settings; the heap is MAYFLY_HEAP_LIB, or the one in this package. Python
+allocates objects below 512 bytes itself; with PYTHONMALLOC=malloc the heap allocates them as well.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ NAME = "libmayfly_heap.so"
 
 
 def heap() -> str | None:
-    """The heap's library: named, in this package, or where this checkout builds it."""
+    """The heap's library: MAYFLY_HEAP_LIB, in this package, or in this checkout's build folder."""
     named = os.environ.get("MAYFLY_HEAP_LIB")
     package = Path(__file__).resolve().parent
     places = [Path(named)] if named else [package / NAME, package.parents[1] / "target/release" / NAME]
@@ -23,14 +23,14 @@ def heap() -> str | None:
 
 
 def main() -> int:
-    """Runs the command line; the exit status, if it is not the script's: 2 for a wrong command line, 125
-    without the heap, 126 without Python."""
+    """Runs the command line. Returns the script's exit status, or 2 for a wrong command line, 125 without the
+    heap, 126 without Python."""
     if len(sys.argv) < 3 or sys.argv[1] != "run" or sys.argv[2] in ("-h", "--help"):
         print(__doc__, file=sys.stderr)
         return 2
     library = heap()
     if library is None:
-        print(f"mayfly: {NAME} is not in this package: set MAYFLY_HEAP_LIB to where it is", file=sys.stderr)
+        print(f"mayfly: {NAME} is not in this package: set MAYFLY_HEAP_LIB to its path", file=sys.stderr)
         return 125
     others = os.environ.get("LD_PRELOAD")
     os.environ["LD_PRELOAD"] = f"{library}:{others}" if others else library

@@ -1,4 +1,4 @@
-"""advise and unadvise: give the pages behind an object to the merging, and take them back."""
+"""advise and unadvise: share the pages behind an object, and make them private again."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ def advise(
 
     `thing` is a NumPy array, a PyTorch tensor or module, a pandas frame, an Arrow table, a fitted estimator
     of scikit-learn, anything with a buffer (bytes, memoryview, mmap...), or a dict, list, tuple or set of
-    them. The call returns when the pages are shared and gives
-    the number of bytes looked at; pages at the edges that hold something else too are left alone. The
-    contents do not change, and writing later gives this process its own copy of what it writes. Calling
-    again after a change shares the new contents.
+    them. The call returns once the pages are shared, with the number of bytes examined. It leaves out pages
+    at the edges that also hold other data. The contents do not change, and a later write gives this process
+    its own copy of the page. Calling again after a change shares the new contents.
 
-    quiet: promise that nobody writes to the memory meanwhile. Needs no permission, and is the only way for
-    files mapped privately and writably. background: returns at once; the Pending that it gives waits for
-    the end (UPM §VII). required=False: where nothing can be shared (no page store, no permission) the program
-    goes on as it is; the logger `mayfly` says why in one line, and the call gives 0.
+    quiet: a promise that no thread writes to the memory meanwhile. Needs no permission, and is the only way
+    for files mapped privately and writably. background: returns at once, with a Pending that waits for the
+    end (UPM §VII). required=False: where nothing can be shared (no page store, no permission) the program
+    runs on unshared; the logger `mayfly` reports why in one line, and the call returns 0.
 
-    In an instance of `mayfly up` the pages are only named: they are shared when the instance has no work.
+    In an instance of `mayfly up` the call only registers the pages: the worker shares them while the
+    instance is idle.
 
     Raises MergeError (an OSError) when the pages cannot be shared, TypeError or ValueError when `thing` has
-    no memory that could be.
+    no memory to share.
     """
     flags = library.QUIET if quiet else 0
     pages = whole_pages(regions_of(thing))
@@ -44,8 +44,8 @@ def advise(
 
 
 def unadvise(thing: Any) -> int:
-    """Gives every whole page behind `thing` back to this process alone. Returns the number of bytes. Raises
-    MergeError when the pages are shared still, for want of memory, and TypeError or ValueError as
+    """Makes every whole page behind `thing` private to this process again. Returns the number of bytes.
+    Raises MergeError when the pages are shared still, for want of memory, and TypeError or ValueError as
     `advise`."""
     pages = whole_pages(regions_of(thing))
     naming.forget(pages)
@@ -55,13 +55,13 @@ def unadvise(thing: Any) -> int:
 
 
 class Pending:
-    """Merging in the background. Keeps what is merged alive until it is done; `wait` says how it went."""
+    """Merging in the background. Keeps the memory alive until it has ended; `wait` returns the result."""
 
     def __init__(self, thing: Any, pages: list[Region], flags: int, required: bool = True):
         self._thing, self._required = thing, required
         self._bytes = sum(region.size_bytes for region in pages)
         self._tickets: list[int] = []
-        if naming.is_only_named():
+        if naming.defers_sharing():
             naming.share(pages, flags)
             return
         for region in pages:
@@ -69,8 +69,8 @@ class Pending:
             self._tickets.append(ticket)
 
     def wait(self, timeout_s: float | None = None) -> int:
-        """Waits for the end and gives the bytes looked at. TimeoutError after `timeout_s`, for each region
-        of the object; MergeError when it failed."""
+        """Waits for the end and returns the bytes examined. Raises TimeoutError after `timeout_s`, for each
+        region of the object, and MergeError when merging failed."""
         milliseconds = -1 if timeout_s is None else round(timeout_s * 1000)
         while self._tickets:
             try:
@@ -88,7 +88,7 @@ class Pending:
         return self._bytes
 
     def done(self) -> bool:
-        """Whether it has ended, well; raises MergeError when it failed."""
+        """Whether it has ended successfully; raises MergeError when it failed."""
         try:
             self.wait(0)
         except TimeoutError:
@@ -96,7 +96,7 @@ class Pending:
         return True
 
     def __del__(self):
-        # The memory must stay mapped until the library has let go of it.
+        # The memory must stay mapped until the library has finished with it.
         if getattr(self, "_tickets", None):
             with contextlib.suppress(library.MergeError):
                 self.wait()

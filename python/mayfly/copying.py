@@ -1,8 +1,8 @@
-"""moved: a copy of any data whose arrays lie in one arena.
+"""moved: copies any data so that its arrays lie in one arena.
 
-pickle hands large memory out beside what it writes (its protocol 5, PEP 574), and takes other memory back in
-its place. NumPy, pandas, Arrow, SciPy and scikit-learn all speak that, so none of them has to be known here.
-"""
+pickle passes large buffers out of band (its protocol 5, PEP 574), and accepts other buffers in their place
+when it loads. NumPy, pandas, Arrow, SciPy and scikit-learn all support that, so this module needs to know
+none of them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from mayfly.regions import Region, is_torch, of_buffer, whole_pages
 
 
 class Writer(pickle.Pickler):
-    """Keeps PyTorch's tensors and modules out: they are the same objects afterwards."""
+    """Leaves out PyTorch's tensors and modules: they stay the same objects."""
 
     def __init__(self, file: io.BytesIO, buffers: list[pickle.PickleBuffer]):
         super().__init__(file, protocol=5, buffer_callback=buffers.append)
         self.kept: list[Any] = []
 
     def persistent_id(self, thing: Any) -> int | None:
-        """The number of a thing that is kept, None for what pickle is to write."""
+        """The number of an object that is kept; None if pickle is to write it."""
         if not (is_torch(thing, "Tensor") or is_torch(thing, "Module")):
             return None
         self.kept.append(thing)
@@ -36,21 +36,21 @@ class Writer(pickle.Pickler):
 
 
 class Reader(pickle.Unpickler):
-    """Reads what Writer has written, over `buffers` of its own, one for each that was handed out."""
+    """Reads the output of Writer, with other `buffers`, one for each that Writer passed out."""
 
     def __init__(self, file: io.BytesIO, buffers: list[Any], kept: list[Any]):
         super().__init__(file, buffers=buffers)
         self.kept = kept
 
     def persistent_load(self, key: int) -> Any:
-        """What was kept, by its number."""
+        """A kept object, by its number."""
         return self.kept[key]
 
 
 def moved(thing: Any) -> Any:
-    """An equal thing whose memory lies alike in every instance that has an equal one.
+    """An equal object whose memory has the same layout in every instance that has an equal one.
 
-    Raises TypeError for what has no memory of its own that could be moved.
+    Raises TypeError for objects that pickle cannot copy.
     """
     buffers: list[pickle.PickleBuffer] = []
     file = io.BytesIO()
@@ -69,10 +69,10 @@ def moved(thing: Any) -> Any:
     copies = [copied(view, arena, offset) for offset, view in zip(offsets, views)]
     with large_blocks_apart(), cheap_collection():
         given = Reader(file, copies, writer.kept).load()
-        alive = let_go(copies)
-    # Trees and the like have copied theirs once more, each on pages of its own if it is large.
+        referenced = release(copies)
+    # Trees and other objects copy their buffer once more, a large one to pages of its own.
     regions = [Region(offset, offset + view.nbytes) for offset, view in zip(offsets, views)]
-    for page in whole_pages(region for region, lives in zip(regions, alive) if not lives):
+    for page in whole_pages(region for region, lives in zip(regions, referenced) if not lives):
         arena.madvise(mmap.MADV_DONTNEED, page.start, page.size_bytes)
     return given
 
@@ -85,8 +85,8 @@ def copied(view: memoryview, arena: mmap.mmap, offset: int) -> Any:
     return copy
 
 
-def let_go(copies: list[Any]) -> list[bool]:
-    """Which of them somebody else holds, too."""
+def release(copies: list[Any]) -> list[bool]:
+    """Drops the copies; returns which of them other objects still reference."""
     seen = [weakref.ref(copy) for copy in copies]
     copies.clear()
     gc.collect()
@@ -95,8 +95,8 @@ def let_go(copies: list[Any]) -> list[bool]:
 
 @contextlib.contextmanager
 def cheap_collection():
-    """Collections look only at what is made meanwhile, and not at all the modules of a program: 70 ms of a
-    server's start. Where the program has frozen its own objects these stay so."""
+    """Garbage collections then cover only objects created inside, and not all modules of the program: 70
+    ms of a server's start. Objects that the program itself has frozen stay frozen."""
     if gc.get_freeze_count():
         yield
         return

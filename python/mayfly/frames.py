@@ -1,5 +1,5 @@
-"""What tables and fitted models keep their memory in: pandas, Arrow, scikit-learn, SciPy's sparse matrices.
-They are recognised by the modules that the program has imported."""
+"""The arrays and buffers behind tables and fitted models: pandas, Arrow, scikit-learn, SciPy's sparse
+matrices. They are recognised by the modules that the program has imported."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def is_of(thing: Any, module: str, *names: str) -> bool:
-    """Whether it is of one of these classes, without importing the module to find out."""
+    """Whether it is an instance of one of these classes, without importing the module."""
     loaded = sys.modules.get(module)
     kinds = tuple(kind for name in names if isinstance(kind := getattr(loaded, name, None), type))
     return bool(kinds) and isinstance(thing, kinds)

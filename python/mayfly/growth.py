@@ -1,8 +1,7 @@
-"""advising: shares what a block of code brings into memory, for libraries that do not say where their
-weights are.
+"""advising: shares the memory that a block of code allocates, for libraries that do not expose their weights.
 
 ONNX Runtime, TensorFlow and others keep a model's weights in buffers of their own. The large anonymous
-mappings that appear while the block runs are those buffers, so they are advised at its end.
+mappings that appear while the block runs are those buffers, so `advising` advises them at its end.
 """
 
 import contextlib
@@ -27,14 +26,14 @@ def advising(
         with mayfly.advising(heap=True) as shared:
             session = onnxruntime.InferenceSession("model.onnx")
 
-    Gives a list that holds, after the block, the regions that were advised.
-    heap: the growth of malloc's own heap as well, where ONNX Runtime's weights end up. Worth it where most
-    of what was allocated is data: pages of small objects are alike nowhere, and are written soon. quiet: as
-    in `advise`; required, too.
+    Yields a list that holds, after the block, the regions that were advised.
+    heap: the growth of malloc's own heap as well, where ONNX Runtime's weights are. Worth it where most of
+    the allocated memory is data: pages of small objects are equal nowhere, and are written soon. quiet and
+    required: as in `advise`.
     """
     is_there = False
     with library.or_without(required):
-        library.library()  # its own memory must not be among what is new
+        library.library()  # loaded before, so that its own memory is not new
         is_there = True
     if not is_there:
         yield []
@@ -44,7 +43,7 @@ def advising(
     with library.large_blocks_apart() if heap else contextlib.nullcontext():
         yield advised
     if heap:
-        library.give_back_freed()  # what loading left behind free is not worth sharing
+        library.give_back_freed()  # memory that loading has freed is not worth sharing
     with library.or_without(required):
         new = [
             region for region in without(anonymous_mappings(heap), before) if region.size_bytes >= min_bytes
@@ -57,20 +56,19 @@ def advise_process(*, min_bytes: int = 256 << 10, required: bool = True) -> int:
     """Advises every anonymous mapping of `min_bytes` or more that the process has now, malloc's heap
     included.
 
-    For an instance at rest, such as a server after its first request. Other Python threads wait for a piece
-    of 16 MiB at a time; what threads of other libraries unmap meanwhile is the caller's to
-    know. Memory goes on meaning what it meant, under any allocator that calls the C library: it grows, and is
-    zero after it was given back. `advise` of the model alone is the better choice where that is most of the
-    memory.
+    For an idle instance, such as a server after its first request. Other Python threads wait for a piece of
+    16 MiB at a time; the caller must know that threads of other libraries unmap no memory meanwhile. Memory
+    keeps its semantics under any allocator that calls the C library: it grows, and is zero after it was
+    dropped. `advise` of the model alone is the better choice where that is most of the memory.
 
-    Objects that hold addresses are alike only where instances have the same layout. Without ASLR (`setarch
-    --addr-no-randomize`, and PYTHONHASHSEED=0 for Python) nearly all of a process is, down to its imported
-    modules; where that protection matters more than memory, advise the model alone.
+    Objects that hold addresses are equal only where instances have the same layout. Without ASLR (`setarch
+    --addr-no-randomize`, and PYTHONHASHSEED=0 for Python) nearly all of a process is equal, down to its
+    imported modules; where that protection matters more than memory, advise the model alone.
 
-    Gives the number of bytes looked at. What cannot be shared, such as locked memory, is left out.
+    Returns the number of bytes examined. Memory that cannot be shared, such as locked memory, is left out.
     required: as in `advise`.
     """
-    if naming.is_only_named():
+    if naming.defers_sharing():
         naming.share([naming.EVERYTHING], 0)
         return sum(region.size_bytes for region in anonymous_mappings(heap=True))
     library.give_back_freed()
@@ -84,13 +82,13 @@ def advise_process(*, min_bytes: int = 256 << 10, required: bool = True) -> int:
                     library.call("mayfly_advise", piece.start, piece.size_bytes, 0, by=library.alone)
                     size += piece.size_bytes
                 except library.MergeError as error:
-                    if error.errno not in (errno.ENOTSUP, errno.ENOMEM):  # not shareable, or gone meanwhile
+                    if error.errno not in (errno.ENOTSUP, errno.ENOMEM):  # not shareable, or unmapped
                         raise
     return size
 
 
 def pieces(region: Region) -> Iterator[Region]:
-    """What the library takes at a time, each ending where huge pages begin."""
+    """Pieces of a region for one call each; all but the last end at a huge page's boundary."""
     start = region.start
     while start < region.end:
         end = min((start + PIECE) // HUGE * HUGE, region.end)

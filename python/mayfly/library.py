@@ -61,7 +61,7 @@ class Stats(ctypes.Structure):
 
 
 def candidates() -> list[str]:
-    """Where the library may be, the first that is there counts."""
+    """Possible paths of the library, in order of preference."""
     package = Path(__file__).resolve().parent
     return [
         str(package / NAME),
@@ -78,25 +78,25 @@ def library() -> ctypes.CDLL:
 
 @functools.cache
 def alone() -> ctypes.PyDLL:
-    """The same library; no other Python thread runs during its calls, so none gives memory back meanwhile."""
+    """The same library; no other Python thread runs during its calls, so none unmaps memory meanwhile."""
     return load(ctypes.PyDLL)
 
 
 def load(kind: type) -> ctypes.CDLL:
-    """The library by ctypes.CDLL or PyDLL. Raises MergeError (ENOENT) where it is not found, which says where
-    it was looked for."""
+    """The library by ctypes.CDLL or PyDLL. Raises MergeError (ENOENT), which lists the paths tried, where
+    it is not found."""
     named = os.environ.get("MAYFLY_MERGE_LIBRARY")
-    said = ""
+    why = ""
     for path in [named] if named else candidates():
         if "/" in path and not os.path.exists(path):
-            said = f"{path}: not there"
+            why = f"{path}: does not exist"
             continue
         try:
             return declared(kind(path, use_errno=True))
         except (OSError, AttributeError) as error:
-            said = f"{path}: {error}"
+            why = f"{path}: {error}"
     if named:
-        raise MergeError(errno.ENOENT, f"MAYFLY_MERGE_LIBRARY: {said}")
+        raise MergeError(errno.ENOENT, f"MAYFLY_MERGE_LIBRARY: {why}")
     raise MergeError(
         errno.ENOENT,
         f"{NAME} not found beside the package, in target/release or among the system's libraries: "
@@ -105,7 +105,7 @@ def load(kind: type) -> ctypes.CDLL:
 
 
 def declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
-    """Says what the functions take and give; AttributeError when it is some other library."""
+    """Declares the functions' types. Raises AttributeError when it is some other library."""
     for name, result, *taken in (
         ("mayfly_advise", c_int, c_void_p, c_size_t, c_uint),
         ("mayfly_advise_all", c_int, ctypes.POINTER(Range), c_size_t, c_uint),
@@ -122,8 +122,8 @@ def declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
 
 
 def call(name: str, *taken: Any, by: Callable[[], ctypes.CDLL] = library) -> int:
-    """Calls a function that gives -1 and errno on failure. Other Python threads run meanwhile, unless `by` is
-    `alone`."""
+    """Calls a function that returns -1 and sets errno on failure. Other Python threads run meanwhile,
+    unless `by` is `alone`."""
     result = getattr(by(), name)(*taken)
     if result < 0:
         number = ctypes.get_errno()
@@ -132,34 +132,34 @@ def call(name: str, *taken: Any, by: Callable[[], ctypes.CDLL] = library) -> int
 
 
 def advise_all(regions: Sequence[tuple[int, int]], flags: int) -> None:
-    """Shares whole pages, each from a start to an end, all by one call."""
+    """Shares regions of whole pages, all by one call."""
     ranges = (Range * len(regions))(*((start, end - start) for start, end in regions))
     call("mayfly_advise_all", ranges, len(regions), flags)
 
 
-# No store, not the user's, not permitted here, no room: what a server can do without.
+# No store, another user's store, no permission, no room: errors without which a server can run on.
 ABSENT = {
     errno.ENOENT, errno.ECONNREFUSED, errno.ECONNRESET, errno.ETIMEDOUT, errno.EPROTO, errno.EACCES,
     errno.EPERM,
     errno.ENOSPC, errno.EMFILE, errno.EFBIG, errno.ENOMEM, errno.ENOTSUP, errno.EBUSY,
 }  # fmt: skip
-said: set[str] = set()
+logged: set[str] = set()
 
 
 @contextlib.contextmanager
 def or_without(required: bool) -> Iterator[None]:
-    """Lets the program go on without sharing unless that is `required`: a line of the logger `mayfly`
-    says why, once."""
+    """Lets the program continue without sharing unless that is `required`: the logger `mayfly` reports
+    why, in one line, once."""
     try:
         yield
     except MergeError as error:
         if required or error.errno not in ABSENT:
             raise
         line = f"nothing is shared: {error.strerror or error}"
-        if line not in said:
+        if line not in logged:
             import logging  # takes a while, and most programs never need it
 
-            said.add(line)
+            logged.add(line)
             logging.getLogger("mayfly").warning(line)
 
 
@@ -171,7 +171,7 @@ def stats() -> dict[str, int]:
 
 
 def path() -> str:
-    """How the next call will merge: "kernel", "engine", or "none: " and why not."""
+    """How the next call will merge: "kernel", "engine", or "none: " and the reason."""
     return library().mayfly_merge_path().decode()
 
 
@@ -182,12 +182,13 @@ GLIBC_MMAP_THRESHOLD = 128 << 10
 
 @contextlib.contextmanager
 def large_blocks_apart() -> Iterator[None]:
-    """Large blocks that glibc's malloc gives meanwhile get mappings of their own.
+    """Large blocks that glibc's malloc allocates meanwhile get mappings of their own.
 
-    In malloc's heap they would lie at another offset in each instance, since what Python allocates before
-    differs a little from run to run, and pages with equal contents at unequal offsets do not merge. Room in
-    the heap would be used first all the same: at its end it is given back, and elsewhere it is taken
-    meanwhile. Afterwards the limit is what it is at first, but no longer grows. Mayfly's heap ignores this.
+    In malloc's heap they would lie at another offset in each instance, since Python's earlier allocations
+    differ a little from run to run, and pages with equal contents at unequal offsets do not merge. malloc
+    would still use free room in its heap first: this trims the room at the heap's end and allocates the rest
+    meanwhile. Afterwards the threshold has its initial value, but no longer grows. Mayfly's heap ignores
+    this.
     """
     set_limit = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_limit is None:
@@ -227,7 +228,7 @@ class MallocInfo(ctypes.Structure):
 
 
 def take_room() -> list[int]:
-    """Takes all free room of glibc's heap in which a large block would fit; gives the blocks that it is."""
+    """Allocates all free room of glibc's heap in which a large block would fit; returns the blocks."""
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "mallinfo2"):
         return []
@@ -240,7 +241,7 @@ def take_room() -> list[int]:
 
 
 def give_back_freed() -> None:
-    """glibc keeps freed blocks for the next allocation: hands whole free pages back to the system."""
+    """Returns whole free pages to the system, which glibc keeps for later allocations."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim:
         trim(0)

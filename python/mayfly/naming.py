@@ -1,6 +1,6 @@
-"""In an instance of `mayfly up` memory is only named, and shared when the instance has no work: users
-annotate it, and the platform merges it off the critical path (UPM §VII). The worker's bootstrap says which
-process does so, and reads what is named."""
+"""In an instance of `mayfly up` memory is only registered, and shared while the instance is idle: users
+annotate it, and the platform merges it off the critical path (UPM §VII). The worker's bootstrap sets the
+process in an environment variable, and reads the list `named`."""
 
 import os
 from collections.abc import Iterable
@@ -13,19 +13,19 @@ EVERYTHING = Region(0, 1 << 63)
 named: list[Region] = []
 
 
-def is_only_named() -> bool:
-    """Whether this process is one whose memory the worker shares while it has no work."""
+def defers_sharing() -> bool:
+    """Whether the worker shares this process's memory while the instance is idle."""
     return os.environ.get(RESTING) == str(os.getpid())
 
 
 def share(pages: Iterable[Region], flags: int) -> None:
-    """Shares whole pages now, or names them."""
-    if is_only_named():
+    """Shares whole pages now, or registers them for the worker."""
+    if defers_sharing():
         named[:] = whole_pages([*named, *pages])
     else:
         library.advise_all(list(pages), flags)
 
 
 def forget(pages: Iterable[Region]) -> None:
-    """Takes back what was named of these pages."""
+    """Removes these pages from those registered."""
     named[:] = without(named, sorted(pages))

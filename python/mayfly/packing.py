@@ -1,10 +1,9 @@
 """pack: moves the memory of a model, or of any other data, onto pages of its own, so that all of it merges.
 
-malloc puts weights wherever it has room: a page with the end of one tensor and the beginning of something
-else merges with nothing, and a tensor at an odd offset has no page in common with the same tensor
-elsewhere. In the arena, every instance of a model has the same bytes on the same pages, and a large tensor
-begins a page, so that models which have only some tensors in common share those.
-"""
+malloc puts weights wherever it has room: a page with the end of one tensor and the start of other data
+merges with nothing, and a tensor at an odd offset has no page in common with the same tensor elsewhere. In
+the arena, every instance of a model has the same bytes on the same pages, and a large tensor begins a
+page, so that models which have only some tensors in common share those."""
 
 import ctypes
 import sys
@@ -19,7 +18,7 @@ from mayfly.regions import is_torch, tensors_of
 
 @dataclass
 class Block:
-    """The part of one storage that is used, and the tensors that look at it: tied weights have one block."""
+    """The used part of one storage, and the tensors that use it: tied weights have one block."""
 
     storage_address: int
     start: int
@@ -33,16 +32,17 @@ class Block:
 
 
 def pack(thing: Any) -> Any:
-    """Lays the memory behind `thing` out anew, alike in every instance, and gives the thing.
+    """Lays out the memory behind `thing` anew, equal in every instance, and returns the object.
 
     A torch.nn.Module stays the same object. Its parameters and buffers move into one arena: tied weights stay
     tied, and data types, strides, requires_grad, state_dict() and every output stay as they were; tensors on
-    other devices stay where they are. What else refers to the old tensors' memory, such as a view kept
-    outside the module, keeps the old memory.
+    other devices stay where they are. Other references to the old tensors' memory, such as a view kept
+    outside the module, keep the old memory.
 
-    Of anything else an equal one is given, to be kept in place of the first: NumPy arrays, pandas frames,
-    Arrow tables, fitted estimators of scikit-learn, dicts and lists of them, whatever pickle can copy. Its
-    arrays lie in one arena. What copies them once more, as trees do, has each large one on pages of its own.
+    For any other object the call returns an equal one, to be kept in place of the first: NumPy arrays, pandas
+    frames, Arrow tables, fitted estimators of scikit-learn, dicts and lists of them, and all that pickle can
+    copy. Its arrays lie in one arena. Objects that copy them once more, as trees do, have each large one on
+    pages of its own.
 
     Call it once everything is loaded, then advise(thing).
     """
@@ -93,7 +93,7 @@ def blocks_of(module: Any) -> list[Block]:
 
 
 def storage_of(tensor: Any) -> Any:
-    """A tensor's bytes, whatever their type. PyTorch 1 has it by another name."""
+    """A tensor's bytes, of any type. PyTorch 1 has it by another name."""
     if hasattr(tensor, "untyped_storage"):
         return tensor.untyped_storage()
     return tensor.storage().untyped()
@@ -112,7 +112,7 @@ def movable(torch: Any, tensor: Any) -> bool:
 
 
 def point_to(torch: Any, tensor: Any, storage: Any, start: int) -> None:
-    """Lets a parameter or buffer, the same Python object, look at its bytes' new place."""
+    """Points a parameter or buffer, the same Python object, to its bytes' new address."""
     moved = torch.empty(0, dtype=tensor.dtype)
     offset = tensor.storage_offset() - start // tensor.element_size()
     moved.set_(storage, offset, tensor.shape, tensor.stride())

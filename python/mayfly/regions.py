@@ -41,7 +41,7 @@ def span(address: int, shape: Iterable[int], strides: Iterable[int], item_bytes:
 
 
 def of_array(array: Any) -> Iterator[Region]:
-    """NumPy's arrays, and any other that describes its memory in NumPy's way (`__array_interface__`)."""
+    """NumPy's arrays, and others that describe their memory in NumPy's way (`__array_interface__`)."""
     interface = array.__array_interface__
     if "O" in interface["typestr"]:
         raise TypeError("an array of Python objects holds pointers, which differ from process to process")
@@ -70,7 +70,7 @@ def of_tensor(tensor: Any) -> Iterator[Region]:
     elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
         parts = (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
     elif tensor.layout != torch.strided:
-        raise TypeError(f"a tensor of layout {tensor.layout} does not say where its memory is")
+        raise TypeError(f"a tensor of layout {tensor.layout} does not expose its memory")
     else:
         if tensor.device.type != "cpu":
             raise ValueError(f"the tensor is on {tensor.device}: only main memory can be shared")
@@ -97,7 +97,7 @@ def of_module(module: Any) -> Iterator[Region]:
 
 
 def tensors_of(module: Any) -> Iterator[Any]:
-    """Parameters, then buffers, in the order that every instance of the model has them in."""
+    """Parameters, then buffers, in the same order in every instance of the model."""
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         if sys.modules["torch"].nn.parameter.is_lazy(tensor):
             raise ValueError(f"{name} is not initialised yet: run the module once, then advise or pack it")
@@ -105,7 +105,7 @@ def tensors_of(module: Any) -> Iterator[Any]:
 
 
 class PyBuffer(ctypes.Structure):
-    """CPython's Py_buffer, the one way to the address of a buffer that may not be written, such as bytes."""
+    """CPython's Py_buffer, the only way to the address of a read-only buffer, such as bytes."""
 
     _fields_ = [
         ("buf", ctypes.c_void_p),
@@ -142,7 +142,7 @@ def of_buffer(holder: Any) -> Iterator[Region]:
 
 
 def is_torch(thing: Any, name: str) -> bool:
-    """Whether it is a torch.Tensor or a torch.nn.Module, without importing PyTorch to find out."""
+    """Whether it is a torch.Tensor or a torch.nn.Module, without importing PyTorch."""
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "nn"):
         return False
@@ -159,7 +159,7 @@ def has_buffer(thing: Any) -> bool:
 
 
 def reader_of(thing: Any) -> Callable[[Any], Iterator[Region]] | None:
-    """The function above that knows such a thing, None for a container or something unknown."""
+    """The function above for such an object; None for a container or an unknown object."""
     if is_torch(thing, "Tensor"):
         return of_tensor
     if is_torch(thing, "Module"):
@@ -184,9 +184,9 @@ def has_memory(part: Any) -> bool:
 
 
 def regions_of(thing: Any) -> Iterator[Region]:
-    """Every region behind a thing and, for a dict, list, tuple or set, behind all that it holds.
+    """Every region behind an object and, for a dict, list, tuple or set, behind all its elements.
 
-    Raises TypeError for a thing whose memory cannot be found. Containers that hold themselves are walked
+    Raises TypeError for an object whose memory cannot be found. Containers that contain themselves are walked
     once.
     """
     seen: dict[int, Any] = {}  # kept alive: the next object could have the same id
@@ -213,20 +213,20 @@ def regions_of(thing: Any) -> Iterator[Region]:
 
 
 def unknown(thing: Any) -> str:
-    """What is said of a thing whose memory cannot be found."""
+    """The error message for an object whose memory cannot be found."""
     kind = f"{type(thing).__module__}.{type(thing).__qualname__}".removeprefix("builtins.")
     if "onnxruntime" in kind:
-        hint = "it keeps its weights to itself: make it inside 'with mayfly.advising():'"
+        hint = "it does not expose its weights: create it inside 'with mayfly.advising():'"
     else:
         hint = "give an array, a tensor, a buffer, a torch.nn.Module, or a dict or list of them"
-    return f"cannot tell where the memory of a {kind} is; {hint}"
+    return f"cannot find the memory of a {kind}; {hint}"
 
 
 def whole_pages(regions: Iterable[Region]) -> list[Region]:
     """The pages that lie wholly inside the regions; neighbours that touch become one, in order of address.
 
-    Two arrays that share a page between them cover it together, and it counts. A page that something else
-    may lie on as well is left out: advising it would be harmless, but would merge with nothing.
+    Two arrays that share a page cover it together, and it counts. A page that may also hold other data is
+    left out: advising it would be harmless, but it would merge with nothing.
     """
     joined: list[Region] = []
     for region in sorted(regions):

@@ -1,5 +1,5 @@
-"""later: shares once a program has begun its work, and in turn with the other programs that do so, so that
-neither their starts nor their first answers wait for it (UPM §VII)."""
+"""later: shares once a program has begun its work, one process of several at a time, so that neither their
+starts nor their first answers wait for it (UPM §VII)."""
 
 import contextlib
 import fcntl
@@ -22,31 +22,32 @@ def later(share: Callable[[], Any]) -> None:
             app.model = mayfly.pack(app.model)
             mayfly.advise(app.model, required=False)
 
-    For servers with many workers, from where a worker has answered or is ready to: later calls with the same
-    function do nothing. Of all processes that do so one shares at a time. Then the others have the processors
-    for their work, and whoever comes next finds its pages in the store. An exception of `share` is printed as
-    any thread's is.
+    For servers with many workers: call it once a worker has answered, or is ready to. Further calls with the
+    same function do nothing. Of all processes that call it one shares at a time. Then the others have the
+    processors for their work, and the next one finds its pages in the store. An exception of `share` is
+    printed as any thread's is.
     """
     ours = object()
-    # A child of this process shares what it has written since. No lock, which a fork could leave held.
+    # A child of this process shares the pages that it has written since. No lock: a fork could leave it held.
     if begun.setdefault((os.getpid(), share), ours) is not ours:
         return
     threading.Thread(target=in_turn, args=(share,), name="mayfly-later", daemon=True).start()
 
 
 def in_turn(share: Callable[[], Any]) -> None:
-    """Calls `share` when it is this process' turn."""
+    """Calls `share` when it is this process's turn."""
     with turn():
         share()
 
 
 @contextlib.contextmanager
 def turn(file: Path = TURN, longest_s: float = LONGEST_WAIT_S) -> Iterator[None]:
-    """Held by one process at a time; whoever has waited `longest_s` goes on without, since one that has
-    stopped must not keep the others from sharing. The kernel ends the turn of one that dies."""
+    """Held by one process at a time. A process that has waited `longest_s` continues without the lock,
+    since a stopped process must not keep the others from sharing. The kernel unlocks for a process that
+    dies."""
     with file.open("rb") as held:
         end = time.monotonic() + longest_s
-        # Some network file systems have no locks for those who only read: then nobody waits.
+        # Some network file systems have no locks for files open to read: then no process waits.
         with contextlib.suppress(OSError):
             while not taken(held.fileno()) and time.monotonic() < end:
                 time.sleep(0.01)
@@ -54,11 +55,11 @@ def turn(file: Path = TURN, longest_s: float = LONGEST_WAIT_S) -> Iterator[None]
             yield
         finally:
             with contextlib.suppress(OSError):
-                fcntl.flock(held, fcntl.LOCK_UN)  # a child that was forked meanwhile has the file open, too
+                fcntl.flock(held, fcntl.LOCK_UN)  # a child forked meanwhile has the file open, too
 
 
 def taken(descriptor: int) -> bool:
-    """Whether the lock of this file is this process' now."""
+    """Locks this file if no other process has; returns whether it did."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -11,6 +11,6 @@ from bench.merge.store import running  # noqa: E402
 
 @pytest.fixture(scope="module")
 def store():
-    """A `mayfly share`; gives the variables with which programs find it."""
+    """A `mayfly share`; yields the environment variables of its clients."""
     with running() as started:
         yield started.environment()

@@ -1,4 +1,4 @@
-"""pack of what is no module: an equal thing, laid out alike in every process."""
+"""pack of objects other than modules: an equal object, laid out equally in every process."""
 
 import gc
 import mmap
@@ -37,8 +37,8 @@ def test_arrays_are_equal_and_lie_on_pages_of_their_own():
     assert packed["a"].ctypes.data % mmap.PAGESIZE == 0
 
 
-def test_what_is_copied_once_more_is_kept_once():
-    """As scikit-learn's trees copy theirs."""
+def test_arrays_copied_again_are_kept_once():
+    """As scikit-learn's trees copy their arrays."""
     packed = mayfly.pack([Copies(numpy.ones(1 << 20)), numpy.full(1 << 18, 2.0)])
     (where,) = regions_of(packed[1])
     assert packed[0].array.sum() == 1 << 20 and (packed[1] == 2).all()
@@ -50,7 +50,7 @@ def test_what_is_copied_once_more_is_kept_once():
             inside = start <= where.start < end
         elif inside and line.startswith("Rss:"):
             resident = int(line.split()[1]) << 10
-    assert resident < 5 << 20, resident  # 2 MiB are alive, 8 are not
+    assert resident < 5 << 20, resident  # 2 MiB are referenced, 8 are not
 
 
 class Copies:
@@ -84,8 +84,8 @@ def test_every_process_has_the_same_places():
     assert len(said) == 1
 
 
-def test_what_a_program_has_frozen_stays_so_and_nothing_else():
-    """Moving looks only at its own garbage, by freezing all else for that time."""
+def test_only_the_programs_own_objects_stay_frozen():
+    """moved() collects only its own garbage: it freezes all other objects for that time."""
     gc.unfreeze()
     mayfly.pack([numpy.ones(1 << 16)])
     assert gc.get_freeze_count() == 0
@@ -97,7 +97,7 @@ def test_what_a_program_has_frozen_stays_so_and_nothing_else():
         gc.unfreeze()
 
 
-def test_what_cannot_be_copied_is_named():
+def test_error_names_an_object_that_cannot_be_copied():
     with pytest.raises(TypeError, match="cannot pack a _io"), open("/dev/null") as file:
         mayfly.pack(file)
     assert mayfly.pack("text") == "text" and mayfly.pack({}) == {}

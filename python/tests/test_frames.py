@@ -1,4 +1,4 @@
-"""Tables and models by what they are made of, with stand-ins of the same classes where the libraries are not
+"""Tables and models by their parts, with fake classes of the same names where the libraries are not
 installed."""
 
 import sys

@@ -1,4 +1,4 @@
-"""Which mappings are new: interval arithmetic against a set of pages, and the kernel's own list."""
+"""Finding new mappings: interval arithmetic against a set of pages, and the kernel's own list."""
 
 import ctypes
 import mmap
@@ -31,7 +31,7 @@ def test_without_is_the_difference(regions, taken):
 
 @settings(deadline=None)
 @given(st.integers(0, 1 << 14), st.integers(1, 1 << 16))
-def test_pieces_are_the_whole_and_end_where_huge_pages_do(first_page, pages):
+def test_pieces_cover_the_region_and_end_at_huge_pages(first_page, pages):
     region = Region(first_page * mmap.PAGESIZE, (first_page + pages) * mmap.PAGESIZE)
     found = list(pieces(region))
     assert [found[0].start, *(piece.end for piece in found)] == [
@@ -42,7 +42,7 @@ def test_pieces_are_the_whole_and_end_where_huge_pages_do(first_page, pages):
     assert all(piece.end % HUGE == 0 for piece in found[:-1])
 
 
-def test_a_new_mapping_is_seen_and_a_shared_one_is_not():
+def test_anonymous_mappings_lists_private_ones_only():
     before = anonymous_mappings()
     private = mmap.mmap(-1, 1 << 22, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     shared = mmap.mmap(-1, 1 << 22)
@@ -53,7 +53,7 @@ def test_a_new_mapping_is_seen_and_a_shared_one_is_not():
 
 
 def test_a_large_block_of_malloc_begins_a_mapping_while_blocks_lie_apart():
-    """The header of a block with a mapping of its own is the mapping's first 16 bytes."""
+    """The header of a block with its own mapping is the mapping's first 16 bytes."""
     libc = ctypes.CDLL(None)
     libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     libc.free.argtypes = [ctypes.c_void_p]
@@ -70,7 +70,7 @@ def test_a_large_block_of_malloc_begins_a_mapping_while_blocks_lie_apart():
         return without(anonymous_mappings(heap=True), anonymous_mappings())
 
     hole = libc.malloc(2 << 20)
-    libc.malloc(100)  # the heap's end is not at a page's begin
+    libc.malloc(100)  # the heap does not end at a page boundary
     libc.free(hole)
     assert offset()[1]
     with library.large_blocks_apart():

@@ -1,5 +1,5 @@
 """advise and pack with the real libraries: pandas, Arrow, scikit-learn, ONNX Runtime, safetensors. Two
-processes with the same data share nearly all of it, and their answers stay what they were."""
+processes with the same data share nearly all of it, and their answers stay the same."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ junk = [bytearray(int(n)) for n in numpy.random.default_rng(int(sys.argv[1])).in
 rng = numpy.random.default_rng(1)
 """
 
-# Each makes `thing`, packs it, and says in `same` whether all that one could ask of it is as it was.
+# Each makes `thing`, packs it, and sets `same` to whether all its results are unchanged.
 MAKE = {
     "pandas": """
 import pandas
@@ -109,13 +109,13 @@ try:
 except TypeError as error:
     assert "advising" in str(error), error
 else:
-    raise AssertionError("a session says where its weights are")
+    raise AssertionError("a session exposes its weights")
 sys.stdin.read()
 """
 
 
 def parts_merged(code, store):
-    """How much of its data each of two processes has found in the store; the first gives it."""
+    """The share of its data that each of two processes has found in the store; the first uploads it."""
     environment = os.environ | store | {"PYTHONPATH": str(ROOT / "python")}
     with subprocess.Popen(
         [sys.executable, "-c", BEGIN + code, "1"],
@@ -141,11 +141,11 @@ def parts_merged(code, store):
 
 
 @pytest.mark.parametrize("library", MAKE)
-def test_two_processes_share_what_is_packed(library, store):
+def test_two_processes_share_packed_objects(library, store):
     _, found = parts_merged(MAKE[library] + END, store)
     assert found > 0.97, found
 
 
-def test_onnx_runtime_keeps_its_weights_to_itself(store):
+def test_onnx_runtime_hides_its_weights(store):
     _, found = parts_merged(ONNX, store)
     assert found > 0.9, found

@@ -1,4 +1,4 @@
-"""What a user sees when the library is not there or is not the right one."""
+"""The error when the library is missing or is another one."""
 
 import errno
 import os
@@ -12,14 +12,14 @@ PACKAGE = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize(
-    ("named", "said"),
+    ("named", "reason"),
     [
-        ("/nowhere/libmayfly_merge.so", "not there"),
+        ("/nowhere/libmayfly_merge.so", "does not exist"),
         ("libc.so.6", "mayfly_advise"),
         (__file__, "invalid ELF header"),
     ],
 )
-def test_wrong_library_is_named(named, said):
+def test_wrong_library_is_named(named, reason):
     code = """
 import mayfly
 try:
@@ -37,5 +37,5 @@ except mayfly.MergeError as error:
     assert ran.returncode == 0, ran.stderr
     number, text = ran.stdout.split(maxsplit=1)
     assert int(number) == errno.ENOENT
-    assert "MAYFLY_MERGE_LIBRARY" in text and named in text and said in text
+    assert "MAYFLY_MERGE_LIBRARY" in text and named in text and reason in text
     assert text.count("\n") == 1

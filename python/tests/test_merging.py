@@ -1,5 +1,5 @@
-"""advise and unadvise on the real store: two programs with the same contents share them, and keep them
-right."""
+"""advise and unadvise on the real store: two programs with the same contents share them, and their contents
+stay right."""
 
 import contextlib
 import errno
@@ -72,17 +72,17 @@ def anonymous_mib(process):
     return int(text.split("Anonymous:")[1].split()[0]) / 1024
 
 
-def test_programs_share_what_is_alike(store):
+def test_programs_share_equal_pages(store):
     with contextlib.ExitStack() as stack:
         one = stack.enter_context(program(store, 1))
         assert one.stdout.readline().split()[0] == "engine"
-        two = stack.enter_context(program(store, 2))  # only now: two at once would both be the first
+        two = stack.enter_context(program(store, 2))  # only now: two at once would both upload
         path, merged = two.stdout.readline().split()
         assert path == "engine" and int(merged) >= 4000
         idle = [anonymous_mib(process) for process in (one, two)]
         assert step(one, "check") == step(two, "check") == "True"
         assert step(one, "write") == "True"
-        assert step(two, "check") == "True"  # the other's writes are its own
+        assert step(two, "check") == "True"  # it does not see the other's writes
         assert step(two, "unadvise") == "True"
         assert step(one, "check") == "True"
         assert anonymous_mib(two) > idle[1] + 15
@@ -138,7 +138,7 @@ assert (data[0] == data[1]).all()
     assert ran.returncode == 0, ran.stderr
 
 
-def test_what_a_block_brought_in_is_shared(store):
+def test_advising_shares_memory_allocated_in_the_block(store):
     ran = run(
         """
 with mayfly.advising() as shared:
@@ -160,7 +160,7 @@ def test_nothing_to_share_is_no_error(store):
     assert ran.stdout == "0 0 0\n", ran.stderr
 
 
-def test_without_a_store_the_error_says_so(tmp_path):
+def test_without_a_store_the_error_names_the_command(tmp_path):
     nowhere = {"MAYFLY_SHARE_SOCKET": str(tmp_path / "none.sock"), "MAYFLY_MERGE_PATH": "engine"}
     ran = run(
         """
@@ -192,7 +192,7 @@ print(shared, data.sum() + more.sum())
     )
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout == f"0 0\n0\n[] {100000.0 + (1 << 20)}\n"
-    assert "mayfly share" in ran.stderr and ran.stderr.count("\n") == 1  # said once
+    assert "mayfly share" in ran.stderr and ran.stderr.count("\n") == 1  # reported once
 
 
 def test_after_all_of_a_process_was_advised_its_memory_grows_and_is_zero(store):
@@ -215,7 +215,7 @@ assert not array[1 << 20 :].any() and array[: 1 << 20].all()
     assert ran.returncode == 0, ran.stderr
 
 
-def test_huge_pages_are_kept_where_all_of_them_is_alike(store):
+def test_huge_pages_stay_where_all_of_them_is_equal(store):
     code = """
 import mmap, re, sys
 memory = mmap.mmap(-1, 32 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -242,7 +242,7 @@ sys.stdin.read(int(sys.argv[1]))
         pytest.skip("the system gave no huge pages for shared memory")
     if place != int(second.stdout.split()[1]):
         pytest.skip("this kernel does not align mappings for huge pages")
-    # What is huge for one is for the other, which may come while a page is being split.
+    # A page that is huge in one process is huge in the other, which may advise it while it is being split.
     assert int(second.stdout.split()[0]) >= huge // 2
 
 

@@ -1,4 +1,4 @@
-"""In an instance that rests memory is only named: the worker shares it later."""
+"""In an instance of a worker memory is only registered: the worker shares it later."""
 
 import mmap
 import os
@@ -11,7 +11,7 @@ from mayfly.regions import Region
 
 
 @pytest.fixture
-def resting(monkeypatch):
+def in_worker(monkeypatch):
     monkeypatch.setenv("MAYFLY_RESTING_PROCESS", str(os.getpid()))
     monkeypatch.setattr(naming, "named", [])
     calls = []
@@ -27,7 +27,7 @@ def pages_of(array):
     )
 
 
-def test_what_is_advised_is_named_once(resting):
+def test_advise_registers_each_page_once(in_worker):
     table = numpy.arange(1 << 20)
     for _ in range(3):
         assert mayfly.advise(table) == pages_of(table).size_bytes
@@ -37,24 +37,24 @@ def test_what_is_advised_is_named_once(resting):
     assert naming.named == [Region(pages_of(table[: 1 << 19]).end, pages_of(table).end)]
 
 
-def test_a_block_names_what_it_brings_in(resting):
-    with mayfly.advising() as brought:
+def test_advising_registers_memory_allocated_in_the_block(in_worker):
+    with mayfly.advising() as advised:
         table = numpy.full(1 << 20, 7)
     assert any(
-        region.start <= pages_of(table).start and pages_of(table).end <= region.end for region in brought
+        region.start <= pages_of(table).start and pages_of(table).end <= region.end for region in advised
     )
-    assert sum(region.size_bytes for region in naming.named) == sum(region.size_bytes for region in brought)
+    assert sum(region.size_bytes for region in naming.named) == sum(region.size_bytes for region in advised)
 
 
-def test_a_whole_process_can_be_named(resting):
+def test_advise_process_registers_all_memory(in_worker):
     assert mayfly.advise_process() > 0
-    table = numpy.arange(1 << 20)  # what comes later, too
+    table = numpy.arange(1 << 20)  # later memory, too
     assert naming.named[0].start <= table.ctypes.data < naming.named[0].end
 
 
-def test_a_child_shares_by_itself(resting):
+def test_a_child_shares_at_once(in_worker):
     child = os.fork()
     if child == 0:
-        os._exit(naming.is_only_named())
+        os._exit(naming.defers_sharing())
     assert os.waitpid(child, 0)[1] == 0
-    assert naming.is_only_named()
+    assert naming.defers_sharing()

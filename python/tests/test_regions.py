@@ -1,4 +1,4 @@
-"""Which memory belongs to an object: against NumPy's own answer, and for everything with a buffer."""
+"""The memory of an object: against NumPy's own answer, and for all objects with a buffer."""
 
 import array
 import ctypes
@@ -25,7 +25,7 @@ def only(thing):
 
 @settings(deadline=None)
 @given(st.data())
-def test_any_view_of_an_array_has_the_bytes_numpy_says(data):
+def test_any_view_of_an_array_has_the_bytes_numpy_reports(data):
     base = numpy.zeros(
         data.draw(arrays.array_shapes(max_dims=4, max_side=9)), dtype=data.draw(st.sampled_from("bhiqfdD"))
     )

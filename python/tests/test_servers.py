@@ -1,5 +1,5 @@
-"""The recipes of python/README.md, taken from there, in real servers: the workers share the model, answer as
-without, and start without a store."""
+"""The recipes of python/README.md, read from there, in real servers: the workers share the model, give the
+same answers as without, and start without a store."""
 
 import concurrent.futures
 import contextlib
@@ -71,7 +71,7 @@ def recipe(name):
 
 @pytest.fixture
 def project(tmp_path):
-    """A folder with the application and the recipe; and where the store would be."""
+    """A folder with the application and the recipe, and the path for the store's socket."""
     folder = tmp_path / "project"
     for name in ("", "results", "queue", "control"):
         (folder / name).mkdir()
@@ -83,7 +83,7 @@ def project(tmp_path):
 
 @contextlib.contextmanager
 def ended(process):
-    """Ends a process and all that it has started."""
+    """Ends a process and all its descendants."""
     try:
         yield process
     finally:
@@ -127,7 +127,7 @@ def server(project, *command):
 
 
 def shared_mib(pid):
-    """What it has mapped from the store's segments and has in its page table."""
+    """Its mappings of the store's segments whose pages are in its page table."""
     total, inside = 0, False
     for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
         if re.match(r"[0-9a-f]+-", line):
@@ -140,7 +140,7 @@ def shared_mib(pid):
 
 
 def family(pid):
-    """A process and all below it."""
+    """A process and all its descendants."""
     found = [pid]
     for one in found:
         with contextlib.suppress(FileNotFoundError):
@@ -150,7 +150,7 @@ def family(pid):
 
 
 def sharing(pid):
-    """The processes of a server that have all of the model from the store."""
+    """The processes of a server that share all of the model through the store."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         return [one for one in family(pid) if shared_mib(one) > 0.98 * MODEL_MIB]
     return []
@@ -163,7 +163,7 @@ def free_port():
 
 
 def fetch_many(port):
-    """So many at once that each worker has one, after which it may share."""
+    """So many requests at once that each worker gets one, after which it may share."""
     with concurrent.futures.ThreadPoolExecutor(2 * WORKERS) as clients:
         return all(clients.map(fetch, [port] * 2 * WORKERS))
 
@@ -211,15 +211,15 @@ WEB = {
 def test_a_web_server_shares_its_model(name, project):
     port = free_port()
     with store(project), server(project, *WEB[name](port)) as (process, log):
-        said = until("it answers", lambda: fetch(port), process, log)
-        assert said.split()[0] == right_answer()
+        answer = until("it answers", lambda: fetch(port), process, log)
+        assert answer.split()[0] == right_answer()
         workers = until(
             "its workers share",
             lambda: fetch_many(port) and len(w := sharing(process.pid)) >= WORKERS and w,
             process,
             log,
         )
-        assert int(said.split()[1]) in workers and process.pid not in workers
+        assert int(answer.split()[1]) in workers and process.pid not in workers
         assert "nothing is shared" not in log.read_text()
         assert fetch(port).split()[0] == right_answer()
 
@@ -228,10 +228,10 @@ def test_a_web_server_shares_its_model(name, project):
 def test_a_web_server_starts_without_a_store(name, project):
     port = free_port()
     with server(project, *WEB[name](port)) as (process, log):
-        said = until("it answers", lambda: fetch(port), process, log)
-        assert said.split()[0] == right_answer()
+        answer = until("it answers", lambda: fetch(port), process, log)
+        assert answer.split()[0] == right_answer()
         until(
-            "it says why",
+            "it logs the reason",
             lambda: fetch_many(port) and log.read_text().count("nothing is shared") == WORKERS,
             process,
             log,
@@ -257,7 +257,12 @@ def test_celery(has_store, project):
             )
         else:
             # The parent's logger writes for its workers, in one line each.
-            until("it says why", lambda: log.read_text().count("nothing is shared") == WORKERS, process, log)
+            until(
+                "it logs the reason",
+                lambda: log.read_text().count("nothing is shared") == WORKERS,
+                process,
+                log,
+            )
         asked = subprocess.run(
             [sys.executable, "-c", ASK],
             cwd=project,

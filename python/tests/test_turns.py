@@ -1,4 +1,4 @@
-"""later: once in each process, beside the program, and in one process at a time."""
+"""later: once in each process, on another thread, and in one process at a time."""
 
 import fcntl
 import os
@@ -14,18 +14,18 @@ from mayfly.turns import turn
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_it_is_called_once_and_beside_the_caller():
-    may_go_on, calls, ended = threading.Event(), [], threading.Event()
+def test_later_calls_once_on_its_own_thread():
+    may_continue, calls, ended = threading.Event(), [], threading.Event()
 
     def share():
-        may_go_on.wait()
+        may_continue.wait()
         calls.append(threading.current_thread())
         ended.set()
 
     mayfly.later(share)
     mayfly.later(share)
     assert calls == []  # the caller has not waited
-    may_go_on.set()
+    may_continue.set()
     ended.wait()
     mayfly.later(share)
     for thread in threading.enumerate():
@@ -34,7 +34,7 @@ def test_it_is_called_once_and_beside_the_caller():
     assert len(calls) == 1 and calls[0] is not threading.current_thread()
 
 
-def test_a_child_shares_for_itself():
+def test_a_child_calls_later_again():
     def share():
         os.write(writing, b"x")
 
@@ -102,17 +102,17 @@ def test_one_process_at_a_time(file):
     waiting.join()
 
 
-def test_one_that_is_killed_or_stopped_keeps_nobody_waiting(file):
+def test_a_killed_or_stopped_process_does_not_delay_others(file):
     one = holder(file)
     with turn(file, longest_s=0):
-        assert not is_free(file)  # the holder has it still: we went on without
+        assert not is_free(file)  # the holder still has it: this process continued without
     one.kill()
     one.communicate()
     with turn(file):
         assert not is_free(file)
 
 
-def test_a_child_of_the_holder_does_not_hold_it(file):
+def test_a_child_of_the_holder_does_not_keep_the_lock(file):
     reading, writing = os.pipe()
     with turn(file):
         child = os.fork()
@@ -124,7 +124,7 @@ def test_a_child_of_the_holder_does_not_hold_it(file):
     os.waitpid(child, 0)
 
 
-def test_where_there_are_no_locks_nobody_waits(file, monkeypatch):
+def test_without_file_locks_no_process_waits(file, monkeypatch):
     def refused(*_):
         raise OSError("no locks here")
 

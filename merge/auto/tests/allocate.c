@@ -1,5 +1,5 @@
 /* A program that knows nothing of merging: allocates, waits to be shared, then does what would go wrong if sharing were
- * visible. Says "at rest" and reads a line before it goes on, so that the test can look at its memory. */
+ * visible. Prints "at rest" and reads a line before it continues, so that the test can read its memory. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <malloc.h>

@@ -1,5 +1,5 @@
-// Under the auto library: forks again and again, from before its blocks are looked at until they are shared. Every child gives
-// a block back and takes another. forks MIB
+// Under the auto library: forks again and again, from before its blocks are scanned until they are shared.
+// Every child frees a block and allocates another. forks MIB
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

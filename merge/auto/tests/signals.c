@@ -1,4 +1,5 @@
-// Under the auto library: waits for a signal that none of its threads takes in another way, as servers do that end cleanly.
+// Under the auto library: waits for a signal that none of its threads handles in another way, as servers do
+// that end cleanly.
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
@@ -26,7 +27,7 @@ int main(void) {
     kill(getpid(), SIGTERM);
     struct timespec most = {10, 0};
     if (sigtimedwait(&set, NULL, &most) != SIGTERM) {
-        fprintf(stderr, "signals: the signal did not come: %s\n", strerror(errno));
+        fprintf(stderr, "signals: the signal did not arrive: %s\n", strerror(errno));
         return 1;
     }
     return 0;

@@ -66,7 +66,7 @@ def finish(process):
     return errors
 
 
-def test_what_is_at_rest_is_shared_and_stays_right(program, store):
+def test_shares_unchanging_blocks_and_keeps_their_contents(program, store):
     both = [start(program, store) for _ in range(2)]
     try:
         allocated = 3 * SIZE_MIB + 4
@@ -81,8 +81,8 @@ def test_what_is_at_rest_is_shared_and_stays_right(program, store):
             process.wait()
 
 
-def test_a_program_that_forks_while_it_is_looked_at(store, tmp_path):
-    """The thread that looks holds a block and waits for its turn; who forks waits for both, in that order."""
+def test_fork_during_a_scan(store, tmp_path):
+    """The scanner holds a block and waits for the library; a fork waits for both, in that order."""
     ran = subprocess.run(
         [compiled("forks", tmp_path), str(SIZE_MIB)],
         env=os.environ | store | PRELOAD | {"MAYFLY_MERGE_AUTO": "1M"},
@@ -95,8 +95,7 @@ def test_a_program_that_forks_while_it_is_looked_at(store, tmp_path):
 
 
 def test_small_blocks_and_many_mappings(program, store):
-    """The table of mappings is itself a large block when blocks of 64K are: who reads it must not wait for
-    itself."""
+    """The table of mappings is itself a large block when blocks of 64K are: reading it must not deadlock."""
     process = start(program, store, auto="64K")
     try:
         deadline = time.monotonic() + 60
@@ -110,7 +109,7 @@ def test_small_blocks_and_many_mappings(program, store):
 
 
 def test_large_blocks_before_mayflys_heap(program, store):
-    """Of the heap's own functions none gets a block that it does not know: containers have both."""
+    """The heap's own functions never get a block that the heap does not know: containers have both."""
     both = f"{AUTO}:{AUTO.with_name('libmayfly_heap.so')}"
     process = start(program, store, LD_PRELOAD=both)
     try:
@@ -120,24 +119,24 @@ def test_large_blocks_before_mayflys_heap(program, store):
         process.wait()
 
 
-def test_signals_are_for_the_programs_own_threads(store, tmp_path):
+def test_scanner_thread_receives_no_signals(store, tmp_path):
     words = [compiled("signals", tmp_path)]
     environment = os.environ | store | PRELOAD | {"MAYFLY_MERGE_AUTO": "1M"}
     ran = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
-def test_without_a_store_nothing_is_shared_and_one_line_says_why(program, tmp_path):
+def test_without_a_store_shares_nothing_and_reports_one_line(program, tmp_path):
     process = start(program, {"MAYFLY_SHARE_SOCKET": str(tmp_path / "none"), "MAYFLY_MERGE_PATH": "engine"})
     time.sleep(4)
     assert anonymous_mib(process) > 3 * SIZE_MIB
     said = finish(process)
     assert "shares nothing" in said and "mayfly share" in said
-    assert len(set(said.splitlines())) == 1  # its forked child says the same
+    assert len(set(said.splitlines())) == 1  # its forked child reports the same
 
 
 @pytest.mark.parametrize("value", ["12", "much", "4X", "-1"])
-def test_a_wrong_size_is_named_and_nothing_happens(program, value):
+def test_reports_a_wrong_size_and_stays_off(program, value):
     ran = subprocess.run(
         ["/bin/echo", "hello"],
         env=os.environ | {"LD_PRELOAD": str(AUTO), "MAYFLY_MERGE_AUTO": value},
@@ -171,7 +170,7 @@ JAVA = 'class Hello { public static void main(String[] words) { System.out.print
 
 
 def hello(runtime, folder):
-    """A program that says hello, as command words."""
+    """A program that prints hello, as command words."""
     program = {"V8": "node", "a JVM": "java", "Go's runtime": "go"}[runtime]
     if not shutil.which(program):
         pytest.skip(f"{program} is not installed")
@@ -191,7 +190,7 @@ def hello(runtime, folder):
 
 
 @pytest.mark.parametrize("runtime", ["V8", "a JVM", "Go's runtime"])
-def test_a_runtime_that_maps_its_heap_by_itself_is_named_in_one_line(runtime, tmp_path):
+def test_reports_a_runtime_with_its_own_heap_in_one_line(runtime, tmp_path):
     words = hello(runtime, tmp_path)
     ran = run_with(words, tmp_path, MAYFLY_MERGE_AUTO="4M")
     assert ran.stdout == "hello\n" and ran.returncode == 0, ran.stderr
@@ -201,7 +200,7 @@ def test_a_runtime_that_maps_its_heap_by_itself_is_named_in_one_line(runtime, tm
     assert off.stdout == "hello\n" and "mayfly" not in off.stderr
 
 
-def test_of_other_programs_nothing_is_said(tmp_path):
+def test_reports_no_other_programs(tmp_path):
     for words in (["/bin/echo", "hello"], ["python3", "-c", "print('hello')"]):
         ran = run_with(words, tmp_path, MAYFLY_MERGE_AUTO="4M")
         assert (ran.stdout, ran.stderr) == ("hello\n", "")

@@ -1,5 +1,5 @@
-// What memory means must not change when it is advised, whoever allocated it: `anonymous_semantics CASE [outages]`. The cases that use malloc run
-// under every allocator that there is.
+// Advised memory must keep anonymous semantics under any allocator: `anonymous_semantics CASE [outages]`. The
+// cases that use malloc run under every installed allocator.
 // variants: started by the runner
 #include "merge_test.h"
 
@@ -15,7 +15,7 @@ static unsigned char *anonymous(size_t bytes) {
     return at;
 }
 
-static bool outages;  // the store may go away: then less is shared, and everything means the same
+static bool outages;  // the store may end: then less is shared, with the same semantics
 
 static bool has_gone(int e) {
     return outages && (e == ECONNREFUSED || e == ECONNRESET || e == ETIMEDOUT || e == EPIPE);
@@ -47,7 +47,7 @@ static void dropping(void) {
         int advice = n ? MADV_FREE : MADV_DONTNEED;
         unsigned char *at = shared(PAGES, 100);
         size_t from = 300 * PAGE, bytes = 1000 * PAGE;
-        at[400 * PAGE] ^= 1;  // a page that is its own again
+        at[400 * PAGE] ^= 1;  // a page that is private again
         CHECK(!madvise(at + from, bytes - 10, advice), "madvise(%d): %m", advice);
         expect_zeros(at + from, bytes, "after madvise");
         expect_pages(at, 300, 100, "in front of what was dropped");
@@ -55,7 +55,7 @@ static void dropping(void) {
         memset(at + from, 7, bytes);
         must_advise(at, BYTES);
         CHECK(!madvise(at, BYTES, advice), "again: %m");
-        // Of its own pages MADV_FREE takes none before memory is short.
+        // Of private pages MADV_FREE drops none before memory is short.
         if (advice == MADV_DONTNEED) expect_zeros(at, BYTES, "after advising and dropping it again");
         munmap(at, BYTES);
     }
@@ -93,7 +93,7 @@ static void moving(void) {
     expect_pages(at, 100, 300, "in front of a hole");
     expect_pages(at + 150 * PAGE, PAGES / 2 - 150, 300 + 150, "behind a hole");
     unsigned char *left = shared(PAGES, 400);
-    // Without FIXED the address is a hint, which older C libraries hand on as they find it.
+    // Without FIXED the address is a hint, which older C libraries pass on unchanged.
     unsigned char *there = mremap(left, BYTES, BYTES, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, NULL);
     CHECK(there != MAP_FAILED && there != left, "%m");
     expect_pages(there, PAGES, 400, "moved away");
@@ -139,7 +139,7 @@ static void forking(void) {
     expect_pages(at, PAGES, 600, "after a child has dropped it");
 }
 
-// A file that is advised reads from the file again, and one in the place of what was advised is left alone.
+// An advised file mapping reads from the file again, and a file mapped over advised memory is left alone.
 static void files(void) {
     unsigned char *at = shared(PAGES, 700);
     munmap(at, BYTES);
@@ -160,7 +160,7 @@ static void files(void) {
     fclose(file);
 }
 
-// Every anonymous mapping of the process, as a whole-process mode takes them.
+// Every anonymous mapping of the process, as a whole-process mode advises them.
 static size_t advise_everything(void) {
     static char text[1 << 20];
     size_t filled = 0, bytes = 0, got;
@@ -190,7 +190,7 @@ static void expect_in(unsigned char *at, size_t bytes, uint64_t content, const c
     for (size_t i = 0; i + PAGE <= bytes; i += PAGE) expect(at + i, PAGE, content + i, when);
 }
 
-// Blocks grow, shrink and are given back after all of the process was advised; what calloc gives is zero.
+// Blocks grow, shrink and are freed after all of the process was advised; calloc returns zeros.
 static void allocator(void) {
     enum { BLOCKS = 60 };
     unsigned char *blocks[BLOCKS];

@@ -1,5 +1,5 @@
-// To be preloaded: what stands in front of the C library's functions, and can be held up right before it does what it was called for,
-// as a thread is on a busy machine.
+// A library to preload: interposes functions of the C library, and can delay a call right before its system
+// call, as a busy machine does.
 // variants: started by the runner
 #define _GNU_SOURCE
 #include <stdarg.h>

@@ -1,5 +1,5 @@
-// What cannot be merged is refused with one clear line, and changes nothing. `errors CASE` prints errno's number, a tab
-// and the line; the runner knows which are right.
+// Memory that cannot be merged is refused with one clear line, and stays unchanged. `errors CASE` prints
+// errno's number, a tab and the line; the runner checks them.
 // variants: started by the runner
 #include "merge_test.h"
 
@@ -139,7 +139,7 @@ int main(int count, char **words) {
         if (block == MAP_FAILED) return puts("skip\tno huge pages are reserved"), 0;
         result = mayfly_advise(block, MIB(2), 0);
     } else if (!strcmp(name, "plain") || !strcmp(name, "no_system_calls") || !strcmp(name, "quiet")) {
-        // The runner has taken something away: the daemon, its room, a permission.
+        // The runner has removed something: the daemon, its room, a permission.
         unsigned flags = *name == 'p' ? 0 : *name == 'n' ? MAYFLY_ADVISE_NO_SYSCALLS : MAYFLY_ADVISE_QUIET;
         block = filled();
         contents = true;
@@ -154,7 +154,7 @@ int main(int count, char **words) {
     } else if (!strcmp(name, "wait")) {
         result = mayfly_advise_wait(12345, 0);
     } else if (!strcmp(name, "one_of_many")) {
-        // None is merged: what could be is where it was.
+        // None is merged: memory that could be merged stays where it was.
         block = filled();
         contents = true;
         struct iovec all[] = {{block, PAGES * PAGE}, {page_block(PROT_READ | PROT_WRITE, MAP_SHARED), PAGE}};

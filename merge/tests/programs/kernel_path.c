@@ -30,7 +30,7 @@ static long counter(const char *name) {
     return atol(line);
 }
 
-/* The first OWN pages are this process's, the others everybody's; a word a page is `version`. */
+/* The first OWN pages are this process's, the others are the same in all processes; a word a page is `version`. */
 static uint64_t word(int process, long page, long at, int version) {
     uint64_t seed = (page < OWN ? (uint64_t)process << 40 : 0) + page * 512 + at + 1;
     return at == 7 ? version : seed * 0x9E3779B97F4A7C15u;

@@ -43,7 +43,7 @@ int main(int count, char **words) {
         }
         int signal_number = WSTOPSIG(status);
         if (signal_number != (SIGTRAP | 0x80)) {
-            // A new thread's first stop, an exec or a clone, or a signal to hand on.
+            // A new thread's first stop, an exec or a clone, or a signal to pass on.
             bool event = status >> 16 || signal_number == SIGSTOP || signal_number == SIGTRAP;
             resume(thread, event ? 0 : signal_number);
             continue;
@@ -57,7 +57,7 @@ int main(int count, char **words) {
         if (entry && number == SYS_prctl && info.entry.args[0] == STEPS_END) counting = false;
         if (counting && ++steps == at) {
             kill(child, SIGKILL);
-            // The other threads' ends, too: the process is not gone before its tracer has seen them.
+            // The other threads' ends, too: the process exists until its tracer has seen them.
             while ((thread = waitpid(-1, &status, __WALL)) > 0)
                 if (thread == child && (WIFSIGNALED(status) || WIFEXITED(status))) break;
             printf("killed at step %ld, %s of system call %llu\n", steps, entry ? "entry" : "exit",

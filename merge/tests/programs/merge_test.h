@@ -1,4 +1,4 @@
-// What every test program of merge uses: the heap's CHECK and random numbers, and a few questions to /proc.
+// Shared by all test programs of merge: the heap's CHECK and random numbers, and a few readings of /proc.
 #pragma once
 #include "../../../heap/tests/programs/check.h"
 
@@ -19,5 +19,5 @@ static inline int open_files(void) {
     return files;
 }
 
-// Where kill_at begins and ends to count: arguments of prctl that mean nothing.
+// Arguments of prctl, invalid to the kernel, at which kill_at begins and ends to count.
 enum { STEPS_BEGIN = 0x6d617901, STEPS_END = 0x6d617902 };

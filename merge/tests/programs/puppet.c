@@ -1,5 +1,5 @@
-// A client of the page store that does what stdin says, one command a line, and answers each with one line, so that the
-// runner can play clients against one another:
+// A client of the page store that reads commands from stdin, one a line, and answers each with one line, so that the
+// runner controls the order of several clients:
 //   map BLOCK PAGES   a new block of anonymous memory    fill BLOCK CONTENT   known contents, page by page
 //   advise BLOCK FLAGS             "ok", or "errno line"              begin BLOCK FLAGS    "ok" (asynchronous form)
 //   advise_all BLOCK FLAGS         the same in three parts

@@ -1,5 +1,6 @@
-// Threads that drop, move or grow memory at the very moment at which another thread advises it: `races CASE`. The first cases
-// hold a call up right before its system call (delayed_calls.c, preloaded), until the advice is over or has waited long enough.
+// Threads that drop, move or grow memory at the very moment at which another thread advises it: `races CASE`.
+// The first cases delay a call right before its system call (delayed_calls.c, preloaded), until the advice
+// has ended or has waited long enough.
 // variants: started by the runner
 #include "merge_test.h"
 
@@ -54,20 +55,21 @@ static void *late_thread(void *unused) {
     return result;
 }
 
-// What `what` gives, called by a thread that is held up while this one advises what the other is busy with.
+// Returns the result of `what`, called by a thread that is delayed while this one advises the memory in
+// question.
 static void *while_advising(void *(*what)(void), void *at, size_t bytes) {
     void (**hook)(void) = dlsym(RTLD_DEFAULT, "late_hook");
     CHECK(hook, "delayed_calls.c is not preloaded");
     unsigned char *other = anonymous(BYTES);
     fill_pages(other, PAGES, 5000);
-    must_advise(other, BYTES);  // from now on the library stands in
+    must_advise(other, BYTES);  // from now on the library interposes
     *hook = hold_up;
     act = what;
     pthread_t thread;
     void *result;
     CHECK(!pthread_create(&thread, NULL, late_thread, NULL), "%m");
     while (!has_come && !is_over) sched_yield();
-    // If it waits for the other, what was there is somewhere else then.
+    // If the advice waits for the other thread, the old memory is somewhere else by then.
     CHECK(is_over || !mayfly_advise(at, bytes, 0) || errno == ENOMEM, "%s: %s", strerror(errno), mayfly_merge_error());
     is_advised = true;
     pthread_join(thread, &result);
@@ -95,7 +97,7 @@ static void growing(void) {
     expect_zeros(more + BYTES, BYTES, "what it grew by");
 }
 
-// What lay at its place before was advised.
+// Memory at its old address was advised before.
 static void growing_again(void) {
     block = anonymous(BYTES);
     fill_pages(block, PAGES, 300);
@@ -111,7 +113,7 @@ static void growing_again(void) {
 
 static void *reallocate(void) { return realloc(block, 2 * BYTES); }
 
-// All of its mapping is advised, as that of a whole process is; what lay there before was.
+// The whole mapping is advised, as that of a whole process is; so was earlier memory at this address.
 static void reallocating(void) {
     mallopt(M_MMAP_THRESHOLD, 1 << 20);  // or the second would lie in malloc's heap
     unsigned char *former = malloc(BYTES), *mapping = former - (uintptr_t)former % PAGE, *whole = mapping + PAGE;
@@ -132,7 +134,7 @@ static void reallocating(void) {
 
 static atomic_bool stop;
 
-// Writes zeros, which must stay, and then something else.
+// Writes zeros, which must stay, and then other values.
 static void *zero_writer(void *unused) {
     (void)unused;
     uint64_t chance = 7;
@@ -170,7 +172,7 @@ enum { DROPPERS = 3 };
 static unsigned char *areas[DROPPERS];
 static atomic_ulong drops;
 
-// Drops parts of what another thread advises all the time, writes them anew, and looks at everything.
+// Keeps dropping parts of memory that another thread advises, writes them anew, and checks all of it.
 static void *dropper(void *number) {
     unsigned char *at = areas[(uintptr_t)number];
     uint64_t chance = 1 + (uintptr_t)number;
@@ -195,7 +197,7 @@ static void droppers(void) {
     for (int round = 0; round < 60 || drops < 200; round++)
         for (int i = 0; i < DROPPERS; i++) {
             must_advise(areas[i], BYTES);
-            if (round % 7 == 0) mayfly_unadvise(areas[i], BYTES);  // what is dropped meanwhile is an error here
+            if (round % 7 == 0) mayfly_unadvise(areas[i], BYTES);  // memory dropped meanwhile is an error here
         }
     stop = true;
     for (int i = 0; i < DROPPERS; i++) pthread_join(threads[i], NULL);

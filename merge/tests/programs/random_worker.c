@@ -1,13 +1,13 @@
 // One process of the random test: regions full of known contents are advised, unadvised, rewritten, moved, dropped and
 // forked in random order, while threads keep counting in the same pages, by stores and by read(2). Every byte has an
 // expected value: a content number per page, and one counter per page and thread. A lost update, a wrong byte, an EFAULT
-// or an error that was not to be expected ends the program with status 1, the seed and the last operations.
+// or an unexpected error ends the program with status 1, the seed and the last operations.
 //
 // usage: random_worker SEED OPERATIONS [trace] [outages] [full] [pressure] [stores] [writers=N] [progress=FILE:SLOT]
-//   outages   the store may go away: errors that say so are right
+//   outages   the store may end: errors that report this are right
 //   full      the store may be full: ENOSPC is right
 //   pressure  pages are also swapped out
-//   stores    threads write by stores only, and calls say so (for users who may not hold system calls off)
+//   stores    threads write by stores only, and calls set the flag for that (for users who may not hold system calls off)
 //   progress  a file with one 8-byte operation counter per slot
 // stdout: one line `key=value ...`
 // variants: started by the runner
@@ -31,11 +31,11 @@ struct region {
     size_t pages;
     bool file, locked_out;  // a private file mapping; read-only or unreadable just now: writers keep away
     uint64_t content[MAX_PAGES];
-    uint64_t counted[MAX_PAGES][THREADS];  // what the counters must be; each thread owns one
+    uint64_t counted[MAX_PAGES][THREADS];  // the counters' expected values; each thread owns one
 };
 
 static struct region *regions;
-// Taken for reading by whoever needs the regions where they are; for writing by what moves or rewrites them.
+// Read-locked by threads that need the regions to stay in place; write-locked to move or rewrite them.
 static pthread_rwlock_t layout;
 static int writers = 2, pipes[THREADS][2], template_file = -1;
 static bool trace, outages, full, pressure, stores, in_child;
@@ -44,10 +44,10 @@ static atomic_ulong bumps, failed_calls;
 static uint64_t seed, chance, operations, done;
 static atomic_ulong *progress;
 static char last[24][160];
-static unsigned said;
+static unsigned reported;
 
 static void say(const char *format, ...) {
-    char *line = last[said++ % 24];
+    char *line = last[reported++ % 24];
     int n = snprintf(line, 24, "%s%llu: ", in_child ? "child " : "", (unsigned long long)done);
     va_list list;
     va_start(list, format);
@@ -59,13 +59,14 @@ static void say(const char *format, ...) {
 #define FAIL(...) (report(__LINE__), fprintf(stderr, __VA_ARGS__), fputc('\n', stderr), _exit(1))
 static void report(int line) {
     fprintf(stderr, "random_worker: pid %d seed %llu, after:\n", getpid(), (unsigned long long)seed);
-    for (unsigned i = said < 24 ? 0 : said - 24; i < said; i++) fprintf(stderr, "  %s\n", last[i % 24]);
+    for (unsigned i = reported < 24 ? 0 : reported - 24; i < reported; i++) fprintf(stderr, "  %s\n", last[i % 24]);
     fprintf(stderr, "random_worker.c:%d: not so: ", line);
 }
 
 static uint64_t pick(uint64_t below) { return next_random(&chance) % below; }
 
-// What a page holds, counters aside: a value of the content's mixed with one of the word's. Content 0 is zeros.
+// A page's contents, counters aside: a value of the content's mixed with one of the word's. Content 0 is
+// zeros.
 static uint64_t word_values[512];
 
 static uint64_t value_of(uint64_t content) { return content * 0x9e3779b97f4a7c15u; }
@@ -96,7 +97,7 @@ static void check_all(const char *when) {
         for (size_t p = 0; p < r->pages; p++) check_page(r, p, when);
 }
 
-// Runs of pages as programs have them: the same in every process, private, alternating, zero, all alike.
+// Runs of pages as in real programs: equal in every process, private, alternating, zero, all equal.
 static uint64_t new_content(unsigned pattern, size_t p) {
     switch (pattern) {
         case 0: return 1 + (p + seed % 3) % POOL;
@@ -139,7 +140,7 @@ static void map_region(struct region *r, void *where) {
     if (pick(8)) rewrite(r, 0, r->pages, (unsigned)pick(6));  // else: never touched, or as in the file
 }
 
-// Counts in random pages, and sees at once when an earlier count was lost.
+// Counts in random pages, and detects at once that an earlier count was lost.
 static void *writer(void *argument) {
     size_t t = (size_t)(uintptr_t)argument;
     uint64_t state = seed * 31 + t + (uint64_t)getpid();
@@ -167,7 +168,7 @@ static void *writer(void *argument) {
             atomic_fetch_add_explicit(&bumps, 1, memory_order_relaxed);
         }
         pthread_rwlock_unlock(&layout);
-        // The machine has work for others, too.
+        // Other processes need the processors, too.
         if (next_random(&state) % 4 == 0) usleep(200);
     }
     return NULL;
@@ -179,8 +180,8 @@ static void judge(const char *what, int result) {
     int e = errno;
     const char *line = mayfly_merge_error();
     atomic_fetch_add(&failed_calls, 1);
-    bool gone = e == ECONNREFUSED || e == ECONNRESET || e == ETIMEDOUT || e == EPIPE;
-    if ((gone && outages) || (e == ENOSPC && full)) return;
+    bool disconnected = e == ECONNREFUSED || e == ECONNRESET || e == ETIMEDOUT || e == EPIPE;
+    if ((disconnected && outages) || (e == ENOSPC && full)) return;
     FAIL("%s: %s: %s", what, strerror(e), line);
 }
 
@@ -372,7 +373,7 @@ static void operation(void) {
         void *same = pick(2) ? r->base : NULL;
         munmap(r->base, r->pages * PAGE);
         size_t had = r->pages;
-        // At the same place if no neighbour can be in the way.
+        // At the same place if no neighbour can interfere.
         map_region(r, NULL);
         if (same && r->pages <= had) {
             void *moved = mremap(r->base, r->pages * PAGE, r->pages * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, same);

@@ -1,4 +1,4 @@
-// Programs that do unusual things around merging. `unusual CASE` ends with 0 if all went well, or prints what did not.
+// Programs that do unusual things around merging. `unusual CASE` ends with 0 on success, or prints the failure.
 // variants: started by the runner
 #include "merge_test.h"
 
@@ -36,8 +36,8 @@ static void must_end_well(pid_t child, const char *what) {
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "%s ended with status %#x", what, status);
 }
 
-// Threads that the kernel writes to while their process is advised: it wakes them, and what it then writes to lies at the ends of
-// their stacks. Run by a user who has only the userfaultfd for user mode.
+// Threads that the kernel writes to while their process is advised: it wakes them, and then writes to the
+// ends of their stacks. Run by a user who has only the userfaultfd for user mode.
 static atomic_bool threads_stop;
 static atomic_long threads_woken;
 
@@ -88,7 +88,8 @@ static void threads(void) {
     printf("woken %ld times\n", atomic_load(&threads_woken));
 }
 
-// Daemons close all files. What they open then has the numbers of the library's: none of it may be touched.
+// Daemons close all files. Files that they open then get the numbers of the library's: none of them may be
+// touched.
 static void closed_files(void) {
     unsigned char *block = block_of(PAGES, 1000);
     must_advise(block, PAGES);
@@ -140,7 +141,7 @@ static void same_pid(void) {
     expect_block(block, PAGES, 1000, "in the parent, afterwards");
 }
 
-// Memory that a child must not see. Says what of it the remap has lost; the manual excludes such memory.
+// Memory that a child must not see. Prints which kinds the remap has lost; the manual excludes such memory.
 static void kept_from_children(void) {
     unsigned char *wiped = block_of(PAGES, 1000), *absent = block_of(PAGES, 2000);
     CHECK(!madvise(wiped, PAGES * PAGE, MADV_WIPEONFORK) && !madvise(absent, PAGES * PAGE, MADV_DONTFORK), "%m");
@@ -152,16 +153,16 @@ static void kept_from_children(void) {
         size_t seen = 0;
         for (size_t i = 0; i < PAGES * PAGE; i++) seen += wiped[i] != 0;
         unsigned char residency;
-        bool gone = mincore(absent, PAGE, &residency) && errno == ENOMEM;
-        printf("%s\n", !seen && gone ? "0 of 2 kinds are lost" : "WIPEONFORK or DONTFORK is lost");
+        bool unmapped = mincore(absent, PAGE, &residency) && errno == ENOMEM;
+        printf("%s\n", !seen && unmapped ? "0 of 2 kinds are lost" : "WIPEONFORK or DONTFORK is lost");
         fflush(stdout);
         _exit(0);
     }
     must_end_well(child, "the child");
 }
 
-// Another thread begins its first call when the fork has begun already, so that handlers which the call registers come too late
-// for this fork. The child must not wait for what that thread had begun.
+// Another thread begins its first call after the fork has begun, so that handlers which the call registers
+// come too late for this fork. The child must not wait for that call.
 enum { MANY = 16384 };
 static atomic_bool has_begun;
 static int files_before;
@@ -175,7 +176,7 @@ static void *first_caller(void *block) {
 static void begin_first_call(void) {
     if (has_begun) return;
     has_begun = true;
-    while (open_files() <= files_before) sched_yield();  // until it talks to the store
+    while (open_files() <= files_before) sched_yield();  // until it is connected to the store
 }
 
 static void first_call(void) {
@@ -252,7 +253,8 @@ static void *allocator(void *argument) {
     return NULL;
 }
 
-// All memory of the process, as the preload mode may find it: the library's own data, other threads' stacks and heaps.
+// All memory of the process, as the preload mode may advise it: the library's own data, other threads' stacks
+// and heaps.
 static void everything(void) {
     pthread_t threads[3];
     for (long i = 0; i < 3; i++) pthread_create(&threads[i], NULL, allocator, (void *)(i + 1));
@@ -306,7 +308,8 @@ static void *counter(void *argument) {
     return NULL;
 }
 
-// "Nobody writes" is a promise about one call of mayfly_advise. Later calls, of unadvise too, must hold writers off.
+// MAYFLY_ADVISE_QUIET is a promise about one call of mayfly_advise. Later calls, of unadvise too, must hold
+// writers off.
 static void quiet_once(void) {
     counted = block_of(PAGES, 1000);
     for (size_t p = 0; p < PAGES; p++) *(uint64_t *)(counted + p * PAGE + 64) = 0;
@@ -344,7 +347,8 @@ static void *direct_reader(void *argument) {
     return NULL;
 }
 
-// Direct I/O pins pages: writes in flight cannot be held off. Says how many were lost; the manual excludes them.
+// Direct I/O pins pages: writes in flight cannot be held off. Prints how many were lost; the manual excludes
+// them.
 static void direct(const char *path) {
     direct_file = open(path, O_RDONLY | O_DIRECT);
     if (direct_file < 0) return (void)puts("skip: no direct I/O here");
@@ -361,7 +365,7 @@ static void direct(const char *path) {
     printf("%lu of %lu direct reads were lost\n", direct_lost, direct_reads);
 }
 
-// The old place of what was moved away, and of what was unmapped, holds other contents now.
+// The old address of moved memory, and of unmapped memory, holds other contents now.
 static void places(void) {
     unsigned char *one = block_of(PAGES, 1000), *two = block_of(PAGES, 2000);
     must_advise(one, PAGES);
@@ -378,7 +382,7 @@ static void places(void) {
     for (size_t p = 0; p < PAGES; p++) fill(one + p * PAGE, PAGE, 3000 + p);
     must_advise(one, PAGES);
     expect_block(one, PAGES, 3000, "mapped anew");
-    // After unadvise it is ordinary memory: dropped pages are zero, and what grows is zero.
+    // After unadvise it is ordinary memory: dropped pages are zero, and growth is zero.
     CHECK(!mayfly_unadvise(one, PAGES * PAGE) && !madvise(one, 8 * PAGE, MADV_DONTNEED), "%s", mayfly_merge_error());
     for (size_t i = 0; i < 8 * PAGE; i++) CHECK(!one[i], "dropped after unadvise, byte %zu is %#x", i, one[i]);
     expect_block(one + 8 * PAGE, PAGES - 8, 3008, "unadvised");
