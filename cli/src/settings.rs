@@ -119,10 +119,10 @@ pub struct HeapSettings {
     /// Which pages' free blocks are used again for small objects [default: fill]
     #[arg(long)]
     pub recycle: Option<Recycle>,
-    /// A huge page's deadline is K x its lifetime class: 2 and 4 are the paper's, from 1 to 1000 [default: 2]
-    #[arg(long, value_name = "K", value_parser = deadline_factor)]
-    #[serde(default, deserialize_with = "deadline_factor_in_file")]
-    pub k: Option<u32>,
+    /// A huge page's deadline is FACTOR x its lifetime class: 2 and 4 are the paper's, from 1 to 1000 [default: 2]
+    #[arg(long, alias = "k", value_name = "FACTOR", value_parser = deadline_factor)]
+    #[serde(default, alias = "k", deserialize_with = "deadline_factor_in_file")]
+    pub deadline_factor: Option<u32>,
     /// How huge pages are had [default: thp]
     #[arg(long)]
     pub pages: Option<Pages>,
@@ -132,7 +132,8 @@ pub struct HeapSettings {
 }
 
 fn deadline_factor(text: &str) -> Result<u32, String> {
-    text.parse().ok().filter(|k| (1..=1000).contains(k)).ok_or_else(|| "K is a number from 1 to 1000".into())
+    let factor = text.parse().ok().filter(|factor| (1..=1000).contains(factor));
+    factor.ok_or_else(|| "the deadline factor is a number from 1 to 1000".into())
 }
 
 fn deadline_factor_in_file<'a, D: serde::Deserializer<'a>>(deserializer: D) -> Result<Option<u32>, D::Error> {
@@ -189,7 +190,9 @@ impl HeapSettings {
         layer("MAYFLY_HEAP_MODEL", model(self), model(file));
         layer("MAYFLY_HEAP_SPANS", name_of(self.spans), name_of(file.spans));
         layer("MAYFLY_HEAP_RECYCLE", name_of(self.recycle), name_of(file.recycle));
-        layer("MAYFLY_HEAP_K", self.k.map(number), file.k.map(number));
+        // Old name of the variable: accepted for one release, and like the new one it wins over the file.
+        let file_factor = file.deadline_factor.filter(|_| !set("MAYFLY_HEAP_K"));
+        layer("MAYFLY_HEAP_DEADLINE_FACTOR", self.deadline_factor.map(number), file_factor.map(number));
         layer("MAYFLY_HEAP_PAGES", name_of(self.pages), name_of(file.pages));
         layer("MAYFLY_HEAP_RETAIN", self.retain.map(number), file.retain.map(number));
         variables
@@ -265,7 +268,8 @@ mod tests {
     fn flags_win_over_the_environment_and_that_over_the_file() {
         let file =
             file("[heap]\nspans = 'lines'\npages = 'base'\nretain = 3\nlifetimes = 'fixed'\n").unwrap();
-        let flags = HeapSettings { spans: Some(Spans::Cells), k: Some(4), ..HeapSettings::default() };
+        let flags =
+            HeapSettings { spans: Some(Spans::Cells), deadline_factor: Some(4), ..HeapSettings::default() };
         let set = |name: &str| name == "MAYFLY_HEAP_PAGES" || name == "MAYFLY_HEAP_SPANS";
         let text = |text: &str| Value::Text(text.into());
         assert_eq!(
@@ -273,10 +277,20 @@ mod tests {
             [
                 ("MAYFLY_HEAP_LIFETIMES", text("fixed:inf")),
                 ("MAYFLY_HEAP_SPANS", text("cells")),
-                ("MAYFLY_HEAP_K", text("4")),
+                ("MAYFLY_HEAP_DEADLINE_FACTOR", text("4")),
                 ("MAYFLY_HEAP_RETAIN", text("3")),
             ]
         );
+    }
+
+    #[test]
+    fn old_spellings_of_the_deadline_factor_are_accepted() {
+        for text in ["[heap]\nk = 4\n", "[heap]\ndeadline_factor = 4\n"] {
+            assert_eq!(file(text).unwrap().deadline_factor, Some(4), "{text}");
+        }
+        let (flags, file) = (HeapSettings::default(), file("[heap]\nk = 4\n").unwrap());
+        let variables = flags.variables(&file, |name| name == "MAYFLY_HEAP_K");
+        assert!(variables.is_empty(), "the environment wins over the file");
     }
 
     #[test]
@@ -294,7 +308,10 @@ mod tests {
         assert!(refusal("[heap]\n\nspan = 'lines'\n").starts_with("line 3: unknown field `span`"));
         assert!(refusal("[heap]\nspans = 'rows'\n").starts_with("line 2: unknown variant `rows`"));
         assert!(refusal("[heap]\nlifetimes = 'soon'\n").contains("line 2: lifetimes = \"soon\": use online"));
-        assert_eq!(refusal("[heap]\nk = 0\n"), "line 2: K is a number from 1 to 1000");
+        assert_eq!(
+            refusal("[heap]\ndeadline_factor = 0\n"),
+            "line 2: the deadline factor is a number from 1 to 1000"
+        );
         assert!(refusal("[heap\n").starts_with("line 1: "));
         let missing = HeapSettings::from_file(Some(Path::new("/nowhere/mayfly.toml"))).unwrap_err();
         assert_eq!(missing.to_string(), "/nowhere/mayfly.toml: No such file or directory");

@@ -63,12 +63,19 @@ fn settings_reach_the_heap_in_their_order() {
     let folder = tempdir().unwrap();
     std::fs::write(folder.path().join("mayfly.toml"), "[heap]\nspans = \"lines\"\nk = 4\nretain = 9\n")
         .unwrap();
-    let show = "echo $MAYFLY_HEAP_LIFETIMES $MAYFLY_HEAP_SPANS $MAYFLY_HEAP_K $MAYFLY_HEAP_RETAIN";
+    let show =
+        "echo $MAYFLY_HEAP_LIFETIMES $MAYFLY_HEAP_SPANS $MAYFLY_HEAP_DEADLINE_FACTOR $MAYFLY_HEAP_RETAIN";
     let mut command = on_heap(folder.path());
     command.args(["run", "--lifetimes", "fixed:1s", "--spans", "cells", "--", "sh", "-c", show]);
     let output = command.env("MAYFLY_HEAP_RETAIN", "5").output().unwrap();
     assert_eq!(text(&output.stdout).trim(), "fixed:1s cells 4 5");
     assert_eq!(text(&output.stderr), "", "the heap accepts every value");
+
+    // The option's new name and its old one, for one release.
+    for option in ["--deadline-factor", "--k"] {
+        let output = run(folder.path(), &["run", option, "7", "--", "sh", "-c", show]);
+        assert_eq!(text(&output.stdout).trim(), "lines 7 9", "{option}");
+    }
 
     std::fs::write(folder.path().join("mayfly.toml"), "[heap]\n\nspan = 1\n").unwrap();
     let line = refusal(&run(folder.path(), &["run", "--", "true"]), 125);

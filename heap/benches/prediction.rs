@@ -70,7 +70,7 @@ fn main() {
     start::start();
     free::free(allocate::allocate(call(64, 0)) as usize, ReturnSlot::NONE);
     let heap = current::heap();
-    let of = |call: &Call| sites::of(&heap.known_sites, call, heap.stack.get()).site;
+    let of = |call: &Call| sites::of(&heap.site_cache, call, heap.stack.get()).site;
     let mut rows = String::new();
     let mut row = |key: &str, what: &str, ns: f64| {
         println!("{what:<58} {ns:>9.1} ns");

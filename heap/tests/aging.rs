@@ -3,7 +3,7 @@
 use heap::entry::start;
 use heap::lifetime::sites;
 use heap::system::clock;
-use heap::system::thread_stack::OwnStack;
+use heap::system::thread_stack::ThreadStack;
 use heap::units::call::Call;
 
 /// More than the table holds.
@@ -24,8 +24,8 @@ fn a_full_table_has_room_for_new_sites_again() {
     };
     pass(0);
     let heap = start::visit(&call(0, stack)).expect("memory").heap;
-    let own = OwnStack::with_base(stack + 64);
-    let look_up = |caller| sites::of(&heap.known_sites, &call(caller, stack), own).site;
+    let own = ThreadStack::with_base(stack + 64);
+    let look_up = |caller| sites::of(&heap.site_cache, &call(caller, stack), own).site;
     let site = |caller| look_up(caller).expect("there is room");
     let always = site(1).number();
     for caller in 2..CALLERS {

@@ -20,7 +20,7 @@ fn class(object: usize) -> usize {
 }
 
 #[test]
-fn a_new_call_of_a_size_that_needed_no_key_gets_a_class_of_its_own() {
+fn a_new_call_of_an_agreed_size_gets_its_own_class() {
     let mut now_ms = 1_000;
     let mut pass = |ms: u64| {
         now_ms += ms;

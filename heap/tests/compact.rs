@@ -32,29 +32,29 @@ fn count(heap: &Heap, event: Event) -> u64 {
 }
 
 #[test]
-fn half_empty_spans_go_where_they_are_needed() {
+fn half_empty_spans_move_to_the_class_in_use() {
     let mut now_ms = 1_000;
     let mut pass = |heap: Option<&'static Heap>| {
         now_ms += 150;
         clock::set(now_ms * 1_000_000);
-        heap.into_iter().for_each(maintenance::look);
+        heap.into_iter().for_each(maintenance::run);
     };
     pass(None);
     let heap = start::visit(&CALL).expect("memory").heap;
-    maintenance::look(heap);
+    maintenance::run(heap);
     // A page full of one class' objects, of which few stay, and as many calls for the other class.
     let left_behind = fill_spans(SPANS_PER_HUGE_PAGE, SHORT);
     free_but(&left_behind, 2);
     fill_spans(SPANS_PER_HUGE_PAGE, LONG);
     pass(Some(heap));
-    assert_eq!(count(heap, Event::SpanHandedOn), 0, "both classes were asked for");
+    assert_eq!(count(heap, Event::SpanMoved), 0, "both classes were asked for");
 
     for _ in 0..4 {
-        assert_eq!(count(heap, Event::SpanHandedOn), 0, "it was asked a while ago");
+        assert_eq!(count(heap, Event::SpanMoved), 0, "it was asked a while ago");
         fill_spans(1, LONG);
         pass(Some(heap));
     }
-    assert_eq!(count(heap, Event::SpanHandedOn), 64, "as many as are looked at");
+    assert_eq!(count(heap, Event::SpanMoved), 64, "as many as are looked at");
     let (before, pages) = (count(heap, Event::SpanAcquired), [left_behind[0], *left_behind.last().unwrap()]);
     let new = fill_spans(64 / 2, LONG);
     assert_eq!(count(heap, Event::SpanAcquired), before, "what was handed on is used");

@@ -15,7 +15,7 @@ fn page(object: usize) -> usize {
 }
 
 #[test]
-fn memory_that_nobody_asks_for_goes_to_others_or_back() {
+fn idle_memory_is_reused_or_returned() {
     let mut pass = model_time::begin();
 
     // So many pages that each class has one of its own.

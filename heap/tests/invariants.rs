@@ -17,7 +17,7 @@ fn held_bytes() -> usize {
 }
 
 #[test]
-fn what_is_wrong_is_found() {
+fn finds_broken_invariants() {
     let small = allocate::allocate(CALL) as usize;
     let large = allocate::allocate(Call { size: 8 * BLOCK_BYTES, ..CALL }) as usize;
     let pages = || stats::census().pages.iter().sum::<usize>();

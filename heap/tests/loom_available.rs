@@ -87,14 +87,14 @@ fn a_middle_word_that_empties_while_it_is_filled() {
 }
 
 #[test]
-fn three_threads() {
+fn three_threads_insert_and_remove() {
     changes(&[A], &[&[Insert(NEXT_TO_A)], &[Insert(NEAR_A)], &[Remove(A)]], &[NEXT_TO_A, NEAR_A]);
     changes(&[A, NEAR_A], &[&[Insert(NEXT_TO_A)], &[Remove(A)], &[Remove(NEAR_A)]], &[NEXT_TO_A]);
     changes(&[LOW], &[&[Insert(NEAR_A), Remove(NEAR_A)], &[Insert(A)], &[Remove(LOW)]], &[A]);
 }
 
 #[test]
-fn of_two_threads_that_remove_a_member_one_does() {
+fn one_of_two_removers_removes_a_member() {
     check(|| {
         let set = set_of(&[A]);
         let other = {

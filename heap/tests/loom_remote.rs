@@ -15,7 +15,7 @@ mod sequential;
 use loom::cell::UnsafeCell;
 use loom::sync::{Mutex, MutexGuard};
 use loom::thread;
-use remote::{Home, Link, RemoteBits, RemoteList, Shared, Tenancy};
+use remote::{Home, Link, RemoteBits, RemoteList, RemoteSpan, Tenancy};
 use sequential::AtomicUsize;
 use std::sync::atomic::Ordering::{Acquire, SeqCst};
 
@@ -45,7 +45,7 @@ struct Heap {
     registry: &'static Mutex<()>,
 }
 
-impl Shared for Span {
+impl RemoteSpan for Span {
     type Home = Heap;
     fn link(&self) -> &Link {
         &self.link
@@ -77,7 +77,7 @@ impl Home for Heap {
     fn owns(&self, span: &Span) -> bool {
         span.owner.load(Acquire) == core::ptr::from_ref(self) as usize
     }
-    fn take_over(&'static self, span: &'static Span) {
+    fn collect_marked(&'static self, span: &'static Span) {
         span.cells(|cells| {
             let marked = span.marks.take(0);
             assert_eq!(marked & !cells.live, 0, "a mark was seen twice");
@@ -159,9 +159,9 @@ impl Span {
     }
 
     /// Divided by a heap, some of the cells being live.
-    fn take_up(&'static self, heap: &'static Heap, live: u64) {
+    fn assign_owner(&'static self, heap: &'static Heap, live: u64) {
         self.cells(|cells| *cells = Cells { live, collected: cells.collected, open: true, taken_out: false });
-        remote::take_up(heap, self);
+        remote::assign_owner(heap, self);
     }
 
     /// Nothing is on the way any more, and every free was taken over.
@@ -221,7 +221,7 @@ fn marks_in_several_spans_are_collected_once() {
 
 /// A freer's mark is taken over by way of another's listing, the span is given up and taken up by another heap, and only
 /// then does the freer come to list it. `discarded`: meanwhile its page was returned, and the metadata reads as zero.
-fn given_up_and_taken_up(discarded: bool) {
+fn disowned_and_reused(discarded: bool) {
     check(move || {
         let registry = registry();
         let (a, b) = (heap(registry, true), heap(registry, true));
@@ -233,7 +233,7 @@ fn given_up_and_taken_up(discarded: bool) {
             if discarded {
                 span.link.release();
             }
-            span.take_up(b, 0b1100);
+            span.assign_owner(b, 0b1100);
             let other = thread::spawn(move || span.free(2));
             remote::collect(b, false);
             other.join().unwrap();
@@ -249,17 +249,17 @@ fn given_up_and_taken_up(discarded: bool) {
 }
 
 #[test]
-fn a_span_given_up_and_taken_up_by_another_keeps_its_marks() {
-    given_up_and_taken_up(false);
+fn a_span_disowned_and_reused_by_another_heap_keeps_its_marks() {
+    disowned_and_reused(false);
 }
 
 #[test]
 fn a_span_whose_page_was_returned_in_between_keeps_its_marks() {
-    given_up_and_taken_up(true);
+    disowned_and_reused(true);
 }
 
 #[test]
-fn an_adopted_span_is_passed_on_to_its_new_owner() {
+fn an_adopted_span_is_forwarded_to_its_new_owner() {
     check(|| {
         let registry = registry();
         let (a, b) = (heap(registry, false), heap(registry, true));
@@ -275,7 +275,7 @@ fn an_adopted_span_is_passed_on_to_its_new_owner() {
 }
 
 #[test]
-fn an_adopted_span_in_the_list_of_a_heap_with_a_new_thread_is_passed_on() {
+fn an_adopted_span_in_the_list_of_a_heap_with_a_new_thread_is_forwarded() {
     check(|| {
         let registry = registry();
         let (a, b) = (heap(registry, false), heap(registry, true));
@@ -352,7 +352,7 @@ fn nothing_is_stranded_when_a_thread_moves_out_and_another_adopts() {
 }
 
 #[test]
-fn the_last_free_in_a_vacant_heap_gives_the_span_up() {
+fn the_last_free_in_a_vacant_heap_disowns_the_span() {
     check(|| {
         let a = heap(registry(), true);
         let span = Span::of(a, 0b11);

@@ -12,7 +12,7 @@ use heap::units::call::{Call, ReturnSlot};
 const SIZES: [usize; 4] = [1, 100, 8_000, 3 << 20];
 
 /// What is said on stderr while `work` is done.
-fn said(work: impl FnOnce()) -> String {
+fn stderr_of(work: impl FnOnce()) -> String {
     let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("said-{}", std::process::id()));
     let mut file = File::options().create_new(true).read(true).write(true).open(&path).unwrap();
     std::fs::remove_file(path).unwrap();
@@ -49,7 +49,7 @@ fn free_one(object: usize) -> bool {
 }
 
 #[test]
-fn threads_beyond_the_last_number_allocate_too() {
+fn threads_beyond_the_last_heap_number_allocate() {
     // SAFETY: always allowed. Of each heap one page is touched: they must not be huge.
     unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) };
     start::start();
@@ -58,7 +58,7 @@ fn threads_beyond_the_last_number_allocate_too() {
     for _ in 0..registry::MAX_HEAPS {
         last = Some(registry::move_in().expect("a number is left"));
     }
-    let text = said(|| {
+    let text = stderr_of(|| {
         for _ in 0..3 {
             let held = std::thread::spawn(use_memory).join().unwrap();
             assert_eq!(held, [false; SIZES.len()], "each object has a mapping of its own");

@@ -84,33 +84,33 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// A thread that does what it is told.
+/// A thread that does what it is receiver.
 struct Helper {
-    tell: Option<mpsc::Sender<Work>>,
+    sender: Option<mpsc::Sender<Work>>,
     done: mpsc::Receiver<()>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Helper {
     fn new() -> Self {
-        let (tell, told) = mpsc::channel::<Work>();
+        let (sender, receiver) = mpsc::channel::<Work>();
         let (finished, done) = mpsc::channel();
-        let work = move || told.into_iter().for_each(|work| (work(), finished.send(()).unwrap()).1);
-        Self { tell: Some(tell), done, thread: Some(thread::spawn(work)) }
+        let work = move || receiver.into_iter().for_each(|work| (work(), finished.send(()).unwrap()).1);
+        Self { sender: Some(sender), done, thread: Some(thread::spawn(work)) }
     }
 
     fn begin(&self, work: impl FnOnce() + Send + 'static) {
-        self.tell.as_ref().unwrap().send(Box::new(work)).unwrap();
+        self.sender.as_ref().unwrap().send(Box::new(work)).unwrap();
     }
 
     fn wait(&self) {
-        self.done.recv().expect("the helper does what it is told");
+        self.done.recv().expect("the helper thread runs its work");
     }
 }
 
 impl Drop for Helper {
     fn drop(&mut self) {
-        self.tell = None;
+        self.sender = None;
         let _ = self.thread.take().unwrap().join();
     }
 }
@@ -182,7 +182,7 @@ impl Model {
         }
         let (give, result) = mpsc::channel();
         self.helper.begin(move || give.send(f()).unwrap());
-        let result = result.recv().expect("the helper does what it is told");
+        let result = result.recv().expect("the helper thread runs its work");
         self.helper.wait();
         result
     }
@@ -323,7 +323,7 @@ impl Model {
         };
         self.helper.begin(move || give.send(churn(others)).unwrap());
         let mut new = churn(own);
-        new.extend(result.recv().expect("the helper does what it is told"));
+        new.extend(result.recv().expect("the helper thread runs its work"));
         self.helper.wait();
         new.into_iter().for_each(|address| self.add(address, size, 1, None));
     }

@@ -118,7 +118,7 @@ fn numbers(statistics: &[u8]) -> HashMap<String, u64> {
 const MODEL_ONLY: (&str, &str) = ("LIFETIMES", "model");
 
 #[test]
-fn each_context_gets_the_class_that_the_model_says() {
+fn each_context_gets_the_class_that_the_model_predicts() {
     let path = model("classes", &[("briefly", 0), ("fill_short", 4), ("fill_long", 5)]);
     let mode = (MODEL_ONLY.0, Path::new(MODEL_ONLY.1));
     let found = statistics("classes", &[("MODEL", &path), mode]);
@@ -138,7 +138,7 @@ fn each_context_gets_the_class_that_the_model_says() {
 }
 
 #[test]
-fn of_two_contexts_that_look_alike_the_longer_one_holds() {
+fn the_longer_class_holds_for_two_contexts_that_look_alike() {
     let path = model("alias", &[("from_one", 1), ("from_two", 5)]);
     let mode = (MODEL_ONLY.0, Path::new(MODEL_ONLY.1));
     for what in ["alias", "alias_back"] {
@@ -156,7 +156,7 @@ fn of_two_contexts_that_look_alike_the_longer_one_holds() {
 }
 
 #[test]
-fn what_is_learned_online_corrects_a_model_that_is_wrong() {
+fn online_learning_corrects_a_wrong_model() {
     let path = model("wrong", &[("fill_short", 6)]);
     let found = statistics("refill", &[("MODEL", &path)]);
     assert!(found["heap.lifetimes_measured"] >= 8, "{found:?}");
@@ -167,7 +167,7 @@ fn what_is_learned_online_corrects_a_model_that_is_wrong() {
 }
 
 #[test]
-fn what_allocates_little_lives_among_what_stays_whatever_the_model_says() {
+fn a_site_that_allocates_little_gets_the_longest_class() {
     let path = model("seldom", &[("main", 0)]);
     let with_online = statistics("seldom", &[("MODEL", &path)]);
     assert!(with_online["heap.huge_pages.class.inf"] >= 1, "{with_online:?}");
@@ -189,7 +189,7 @@ fn several_threads_predict_at_once() {
 }
 
 #[test]
-fn the_height_of_a_threads_stack_tells_where_it_began() {
+fn stack_height_identifies_the_thread_function() {
     let path = model("heights", &[("in_shallow", 1), ("in_deep", 5)]);
     let mode = (MODEL_ONLY.0, Path::new(MODEL_ONLY.1));
     let found = statistics("heights", &[("MODEL", &path), mode]);
@@ -198,20 +198,20 @@ fn the_height_of_a_threads_stack_tells_where_it_began() {
 }
 
 /// What the heap says on stderr, and its statistics at the end.
-fn said(what: &str, path: &Path) -> (String, HashMap<String, u64>) {
+fn warning_of(what: &str, path: &Path) -> (String, HashMap<String, u64>) {
     let output = run(what, &[("MODEL", path)]);
     assert_eq!(output.status.code(), Some(0));
     (String::from_utf8(output.stderr).unwrap(), numbers(&output.stdout))
 }
 
 #[test]
-fn a_model_of_another_program_is_noticed_and_not_believed() {
+fn a_model_of_another_program_is_detected_and_ignored() {
     let built = built();
     let path = built.folder.join("foreign");
     let mut made = Maker::by_innermost_frame(&[0, 0]);
     made.modules = vec![(vec![7; 20], vec![(0, 1)])];
     std::fs::write(&path, made.file()).unwrap();
-    let (line, found) = said("strange", &path);
+    let (line, found) = warning_of("strange", &path);
     assert_eq!(
         line,
         "mayfly-heap: the model is of another program or build and not believed: it knows the modules of 0% of the frames on \
@@ -226,20 +226,20 @@ fn a_model_of_another_program_is_noticed_and_not_believed() {
 }
 
 #[test]
-fn a_model_that_objects_contradict_is_not_believed() {
+fn a_model_contradicted_by_lifetimes_is_ignored() {
     let path = model("contrary", &[("many_sites", 5)]);
-    let (line, found) = said("contrary", &path);
+    let (line, found) = warning_of("contrary", &path);
     assert!(
         line.starts_with("mayfly-heap: the model is not believed: ") && line.ends_with("learning online\n")
     );
     assert_eq!((line.lines().count(), found["heap.predictions.disbelieved"]), (1, 1), "{line} {found:?}");
     // They die within 100 ms, or within 1 s or 10 s where the machine is busy.
     let path = model("agreeing", &[("many_sites", 2)]);
-    assert_eq!(said("contrary", &path).1["heap.predictions.disbelieved"], 0);
+    assert_eq!(warning_of("contrary", &path).1["heap.predictions.disbelieved"], 0);
 }
 
 #[test]
-fn a_table_is_asked_as_a_network_is_and_what_it_does_not_know_is_learned_online() {
+fn a_table_model_predicts_like_a_network_and_unknown_contexts_are_learned_online() {
     let built = built();
     let names = ["get", "fill_short", "fill_long", "refill"];
     let mut made = Maker::by_innermost_frame(&[0; 5]);
@@ -268,7 +268,7 @@ fn a_table_is_asked_as_a_network_is_and_what_it_does_not_know_is_learned_online(
 }
 
 #[test]
-fn without_a_model_that_can_be_used_the_program_runs_on_and_one_line_says_why() {
+fn an_unusable_model_leaves_the_program_running_and_logs_one_line() {
     let whole = std::fs::read(model("whole", &[("briefly", 2)])).unwrap();
     let folder = &built().folder;
     let line = |name: &str, bytes: Option<&[u8]>| {
@@ -301,7 +301,7 @@ fn without_a_model_that_can_be_used_the_program_runs_on_and_one_line_says_why() 
 }
 
 #[test]
-fn what_one_run_learned_the_next_one_knows() {
+fn the_next_run_knows_the_lifetimes_of_the_last() {
     let path = model("kept", &[("briefly", 0), ("fill_short", 4), ("fill_long", 5)]);
     let table = built().folder.join("kept.table");
     let mode = (MODEL_ONLY.0, Path::new(MODEL_ONLY.1));
@@ -337,7 +337,7 @@ fn lifetimes_learned_online_are_known_in_the_next_run() {
 }
 
 #[test]
-fn a_table_that_is_damaged_is_named_and_replaced() {
+fn a_damaged_table_is_reported_and_replaced() {
     let table = built().folder.join("damaged.table");
     let line = |bytes: &[u8]| {
         std::fs::write(&table, bytes).unwrap();

@@ -29,7 +29,7 @@ int main(int count, char **arguments) {
 "#;
 
 #[test]
-fn instances_that_start_alike_are_laid_out_alike() {
+fn instances_that_start_alike_have_the_same_layout() {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("settled-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     let (source, program) = (folder.join("program.c"), folder.join("program"));

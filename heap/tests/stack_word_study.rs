@@ -15,7 +15,7 @@ const ONE_LATE_IN: usize = 8;
 const LATE_MS: usize = 150;
 
 #[test]
-fn a_site_that_no_word_tells_apart_is_watched_less_and_less() {
+fn a_site_without_a_separating_word_is_studied_ever_less() {
     clock::set(1_000_000_000);
     let heap = start::visit(&CALL).expect("memory").heap;
     let measured = || heap.counts.of(Event::LifetimeMeasured as usize);
@@ -23,7 +23,7 @@ fn a_site_that_no_word_tells_apart_is_watched_less_and_less() {
     let mut in_first_tenth = 0;
     for round in 0..ROUNDS {
         clock::set((1_000 + round) * 1_000_000);
-        maintenance::look(heap);
+        maintenance::run(heap);
         let objects: [usize; CALLS_A_ROUND] = core::array::from_fn(|_| allocate::allocate(CALL) as usize);
         for (n, object) in objects.into_iter().enumerate() {
             if n % ONE_LATE_IN == 0 { late.push_back(object) } else { free::free(object, ReturnSlot::NONE) }

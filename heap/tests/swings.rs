@@ -18,7 +18,7 @@ const SWINGS: usize = 12;
 const PAUSE_MS: u64 = 300;
 
 #[test]
-fn what_lives_for_ever_lies_together_after_many_swings() {
+fn immortal_objects_lie_together_after_many_swings() {
     let mut pass = model_time::begin();
     let mut stay = Vec::new();
     for _ in 0..SWINGS {

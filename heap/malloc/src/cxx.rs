@@ -32,15 +32,15 @@ news! {
 /// What the plain operators new do that found nothing on their fast path.
 pub(crate) extern "C-unwind" fn new_slow(size: usize, from: ReturnSlot) -> *mut c_void {
     let object = allocate::allocate_slow(size, from);
-    if object.is_null() { out_of_memory(&from.asks_for(size), MIN_ALIGNMENT, true) } else { object.cast() }
+    if object.is_null() { out_of_memory(&from.call_for(size), MIN_ALIGNMENT, true) } else { object.cast() }
 }
 
 extern "C-unwind" fn new_nothrow_from(size: usize, from: ReturnSlot) -> *mut c_void {
-    new_aligned(from.asks_for(size), MIN_ALIGNMENT, false)
+    new_aligned(from.call_for(size), MIN_ALIGNMENT, false)
 }
 
 extern "C-unwind" fn new_aligned_from(size: usize, alignment: usize, from: ReturnSlot) -> *mut c_void {
-    new_aligned(from.asks_for(size), alignment, true)
+    new_aligned(from.call_for(size), alignment, true)
 }
 
 extern "C-unwind" fn new_aligned_nothrow_from(
@@ -48,7 +48,7 @@ extern "C-unwind" fn new_aligned_nothrow_from(
     alignment: usize,
     from: ReturnSlot,
 ) -> *mut c_void {
-    new_aligned(from.asks_for(size), alignment, false)
+    new_aligned(from.call_for(size), alignment, false)
 }
 
 fn new_aligned(call: Call, alignment: usize, throws: bool) -> *mut c_void {

@@ -67,7 +67,7 @@ extern "C-unwind" fn realloc_from(object: *mut c_void, size: usize, from: Return
         free::free(address, from);
         return ptr::null_mut();
     }
-    if let Some(resized) = extent::resize_in_place(address, &from.asks_for(size)) {
+    if let Some(resized) = extent::resize_in_place(address, &from.call_for(size)) {
         return resized.cast();
     }
     let kept = extent::usable_size(address, from.caller()).min(size);
@@ -95,7 +95,7 @@ extern "C-unwind" fn reallocarray_from(
 /// As glibc does, an alignment that is not a power of two is rounded up to one.
 pub(crate) extern "C-unwind" fn aligned_from(alignment: usize, size: usize, from: ReturnSlot) -> *mut c_void {
     match alignment.max(MIN_ALIGNMENT).checked_next_power_of_two().filter(|&a| a <= isize::MAX as usize) {
-        Some(alignment) => allocate::allocate_aligned(from.asks_for(size), alignment).cast(),
+        Some(alignment) => allocate::allocate_aligned(from.call_for(size), alignment).cast(),
         None => {
             set_errno(libc::EINVAL);
             ptr::null_mut()
@@ -112,7 +112,7 @@ extern "C-unwind" fn posix_memalign_from(
     if !alignment.is_power_of_two() || !alignment.is_multiple_of(size_of::<usize>()) {
         return libc::EINVAL;
     }
-    let object = keep_errno(|| allocate::allocate_aligned(from.asks_for(size), alignment.max(MIN_ALIGNMENT)));
+    let object = keep_errno(|| allocate::allocate_aligned(from.call_for(size), alignment.max(MIN_ALIGNMENT)));
     if object.is_null() {
         return libc::ENOMEM;
     }
@@ -133,7 +133,7 @@ extern "C-unwind" fn pvalloc_from(size: usize, from: ReturnSlot) -> *mut c_void 
 }
 
 extern "C-unwind" fn mayfly_malloc_from(size: usize, class: c_int, from: ReturnSlot) -> *mut c_void {
-    allocate::allocate_with_class(from.asks_for(size), class.max(0) as usize).cast()
+    allocate::allocate_with_class(from.call_for(size), class.max(0) as usize).cast()
 }
 
 /// Bytes that the object may use.

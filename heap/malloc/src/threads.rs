@@ -43,21 +43,21 @@ pub unsafe extern "C" fn pthread_create(
     let Some(create) = next() else { return libc::EAGAIN };
     // SAFETY: the caller's arguments, passed on.
     let result = unsafe { create(thread, attributes, start, argument) };
-    if result == 0 && maintenance_thread::is_wanted() && !start_keeper(create) {
-        maintenance_thread::is_gone();
+    if result == 0 && maintenance_thread::claim_start() && !start_maintenance_thread(create) {
+        maintenance_thread::mark_stopped();
     }
     result
 }
 
 extern "C" fn run(_: *mut c_void) -> *mut c_void {
     // SAFETY: the name ends in NUL.
-    unsafe { libc::prctl(libc::PR_SET_NAME, c"mayfly-keeper".as_ptr()) };
+    unsafe { libc::prctl(libc::PR_SET_NAME, c"mayfly-maintain".as_ptr()) };
     maintenance_thread::run();
     core::ptr::null_mut()
 }
 
 /// The program's signals are for its own threads: the keeper blocks all.
-fn start_keeper(create: Create) -> bool {
+fn start_maintenance_thread(create: Create) -> bool {
     // SAFETY: all structures are initialised by the calls that are given them; the thread needs nothing of this frame.
     heap::system::os::keep_errno(|| unsafe {
         let mut attributes = core::mem::zeroed();

@@ -10,13 +10,13 @@ use crate::entry::start;
 use crate::lifetime::sites::{self, Site};
 use crate::pages::{decay, direct, global, region};
 use crate::span::cells::Room;
-use crate::system::observers::{self, Born};
+use crate::system::observers::{self, Allocation};
 use crate::system::os;
 use crate::system::text::warn;
 use crate::thread::bin::Bin;
 use crate::thread::local::Heap;
 use crate::thread::predict::{self, Prediction};
-use crate::thread::prediction_table::Known;
+use crate::thread::prediction_table::KnownCall;
 use crate::thread::{current, fork_guard, large, lines, out_of_memory, refill, registry, sample};
 use crate::units::call::{Call, ReturnSlot};
 use crate::units::geometry::*;
@@ -25,19 +25,19 @@ use crate::units::size_class::{self, GRANULE_BYTES};
 
 /// An object of `size` bytes, or null, with errno set, when memory ran out.
 pub fn allocate_from(size: usize, from: ReturnSlot) -> *mut u8 {
-    allocate(from.asks_for(size))
+    allocate(from.call_for(size))
 }
 
 /// As [`allocate_from`], for a call that found nothing on the fast path.
 #[cold]
 pub fn allocate_slow(size: usize, from: ReturnSlot) -> *mut u8 {
-    let call = from.asks_for(size);
+    let call = from.call_for(size);
     if lines::chosen()
         && let Some(address) = by_lines(current::heap(), &call)
     {
         return address as *mut u8;
     }
-    match at_hand(current::heap(), &call) {
+    match from_caches(current::heap(), &call) {
         Some(object) => object as *mut u8,
         None => place_or_errno(call),
     }
@@ -47,7 +47,7 @@ pub fn allocate_slow(size: usize, from: ReturnSlot) -> *mut u8 {
 pub fn allocate(call: Call) -> *mut u8 {
     let heap = current::heap();
     let by_lines = || by_lines(heap, &call);
-    let by_cells = || heap.allocate_fast(&call).or_else(|| at_hand(heap, &call));
+    let by_cells = || heap.allocate_fast(&call).or_else(|| from_caches(heap, &call));
     match if lines::chosen() { by_lines() } else { by_cells() } {
         Some(cell) => cell as *mut u8,
         None => place_or_errno(call),
@@ -64,9 +64,9 @@ fn place_or_errno(call: Call) -> *mut u8 {
 }
 
 fn find_place(call: Call) -> usize {
-    let Some(visit) = start::visit(&call) else { return place_for_nobody(&call, MIN_ALIGNMENT) };
+    let Some(visit) = start::visit(&call) else { return place_without_heap(&call, MIN_ALIGNMENT) };
     let heap = visit.heap;
-    let _pass = fork_guard::pass(heap);
+    let _guard = fork_guard::enter(heap);
     maintenance::tick(heap);
     let prediction = predict::classify(heap, &call);
     allocated(heap, &call, &prediction, MIN_ALIGNMENT)
@@ -74,23 +74,23 @@ fn find_place(call: Call) -> usize {
 
 /// What the thread has at hand for a call that found nothing on the fast path.
 #[inline(always)]
-fn at_hand(heap: &'static Heap, call: &Call) -> Option<usize> {
-    if call.size > MAX_SMALL_BYTES { large_in_hand(heap, call) } else { by_prediction(heap, call) }
+fn from_caches(heap: &'static Heap, call: &Call) -> Option<usize> {
+    if call.size > MAX_SMALL_BYTES { cached_large(heap, call) } else { by_prediction(heap, call) }
 }
 
 /// A cell for a call that the prediction table knows, for the usual reasons: 64 cells were used up, and the open span has more, or
 /// the next one; or the call is known by a word of the stack, too.
 fn by_prediction(heap: &'static Heap, call: &Call) -> Option<usize> {
-    let mut known = heap.predictions.known(call)?;
+    let mut known = heap.prediction_table.lookup(call)?;
     if known.word != 0 {
-        known = heap.predictions.known(&heap.known_by(call, &known))?;
+        known = heap.prediction_table.lookup(&heap.key_for_stack_word(call, &known))?;
     }
     let bin = heap.bin_for(call, known.bin)?;
     if let Some(cell) = bin.allocate() {
         return Some(cell);
     }
     let cell = next_word(heap, bin).or_else(|| next_span(heap, &known, bin))?;
-    predict::was_hit(heap, call, bin.in_hand() + 1);
+    predict::record_hit(heap, call, bin.cached_cells() + 1);
     heap.known_call(call, bin);
     Some(cell)
 }
@@ -105,7 +105,7 @@ fn by_lines(heap: &'static Heap, call: &Call) -> Option<usize> {
     if visits.is_multiple_of(LINES_VISITS) {
         return None;
     }
-    lines::allocate_at_hand(&heap.lines[usize::from(class)], call.size)
+    lines::allocate_in_open_run(&heap.lines[usize::from(class)], call.size)
 }
 
 /// Where spans are divided by lines, one allocation of a known call in this many takes the slow path.
@@ -113,18 +113,18 @@ const LINES_VISITS: u32 = 64;
 
 /// A large object in hand, for a call whose site is known; but now and then `None`, so that lifetimes go on being measured
 /// and the clock is looked at.
-fn large_in_hand(heap: &Heap, call: &Call) -> Option<usize> {
+fn cached_large(heap: &Heap, call: &Call) -> Option<usize> {
     if sample::sampling() {
         return None;
     }
-    let site = sites::known(&heap.known_sites, call, heap.stack.get())?;
-    let _pass = fork_guard::pass(heap); // the keeper may be giving back what a thread that sleeps has in hand
+    let site = sites::cached(&heap.site_cache, call, heap.stack.get())?;
+    let _guard = fork_guard::enter(heap); // the keeper may be giving back what a thread that sleeps has in hand
     let visits = heap.visits.get().wrapping_add(1);
     heap.visits.set(visits);
     if visits.is_multiple_of(SLOW_VISITS) {
         return None;
     }
-    large::allocate_in_hand(&heap.large, heap.id.get(), site.class(), call.size)
+    large::allocate_cached(&heap.large, heap.id.get(), site.class(), call.size)
 }
 
 /// Of the allocations of large objects, one in this many takes the slow path even if one is in hand.
@@ -135,39 +135,39 @@ fn next_word(heap: &'static Heap, bin: &Bin) -> Option<usize> {
     let cell = bin.advance(Room::Worthwhile).then(|| bin.allocate()).flatten()?;
     let visits = heap.visits.get().wrapping_add(1);
     heap.visits.set(visits);
-    if visits.is_multiple_of(WORDS_BETWEEN_LOOKS) {
-        look(heap);
+    if visits.is_multiple_of(WORDS_BETWEEN_TICKS) {
+        run_maintenance(heap);
     }
     Some(cell)
 }
 
 /// A cell of the next span of the bin's queue, for a call, of which this is known, of whose site nothing is to be learned now.
-fn next_span(heap: &'static Heap, known: &Known, bin: &Bin) -> Option<usize> {
+fn next_span(heap: &'static Heap, known: &KnownCall, bin: &Bin) -> Option<usize> {
     let this_visit = heap.visits.get().wrapping_add(1); // as the way that watches objects would count it
     let wants_sample = |site: &Site| site.wants_sample(this_visit);
     if bin.queue.first().is_none()
         || bin.before_sample.get() == 0
-        || observers::sees_all()
+        || observers::observes_all()
         || known.site().is_some_and(wants_sample)
     {
         return None;
     }
-    let _pass = fork_guard::pass(heap);
+    let _guard = fork_guard::enter(heap);
     heap.visits.set(this_visit);
-    if this_visit.is_multiple_of(WORDS_BETWEEN_LOOKS) {
-        maintenance::look(heap);
+    if this_visit.is_multiple_of(WORDS_BETWEEN_TICKS) {
+        maintenance::run(heap);
     }
     refill::from_queue(heap, bin)
 }
 
 /// A program may never need more than this path: of so many words, one is a reason to see what is due.
-const WORDS_BETWEEN_LOOKS: u32 = 64;
+const WORDS_BETWEEN_TICKS: u32 = 64;
 
 #[cold]
 #[inline(never)]
-fn look(heap: &'static Heap) {
-    let _pass = fork_guard::pass(heap);
-    maintenance::look(heap);
+fn run_maintenance(heap: &'static Heap) {
+    let _guard = fork_guard::enter(heap);
+    maintenance::run(heap);
 }
 
 /// An object whose address is a multiple of `alignment`, a power of two.
@@ -181,8 +181,8 @@ pub fn allocate_aligned(call: Call, alignment: usize) -> *mut u8 {
 /// An object of a lifetime class that the caller knows.
 pub fn allocate_with_class(call: Call, class: usize) -> *mut u8 {
     let heap = current::heap();
-    if heap.id.get() != 0 && call.size <= MAX_SMALL_BYTES && !observers::sees_all() {
-        let _pass = fork_guard::pass(heap); // the bin may be a new one
+    if heap.id.get() != 0 && call.size <= MAX_SMALL_BYTES && !observers::observes_all() {
+        let _guard = fork_guard::enter(heap); // the bin may be a new one
         let bin = heap.bin(class.min(FOREVER), size_class::of_granules(call.size.div_ceil(GRANULE_BYTES)));
         if let Some(cell) = bin.allocate().or_else(|| next_word(heap, bin)) {
             return cell as *mut u8;
@@ -201,9 +201,9 @@ fn allocate_as(call: Call, alignment: usize, class: Option<usize>) -> *mut u8 {
 }
 
 fn find_place_as(call: Call, alignment: usize, class: Option<usize>) -> usize {
-    let Some(visit) = start::visit(&call) else { return place_for_nobody(&call, alignment) };
+    let Some(visit) = start::visit(&call) else { return place_without_heap(&call, alignment) };
     let heap = visit.heap;
-    let _pass = fork_guard::pass(heap);
+    let _guard = fork_guard::enter(heap);
     maintenance::tick(heap);
     let prediction = match class {
         Some(class) => Prediction::certain(class, false),
@@ -215,9 +215,9 @@ fn find_place_as(call: Call, alignment: usize, class: Option<usize>) -> usize {
 /// An object of a thread that can have no heap: there are as many threads as heaps have numbers, or no memory for one more. It
 /// gets a mapping of its own, which wastes much and works.
 #[cold]
-fn place_for_nobody(call: &Call, alignment: usize) -> usize {
-    static SAID: AtomicBool = AtomicBool::new(false);
-    if registry::is_full() && !SAID.swap(true, Relaxed) {
+fn place_without_heap(call: &Call, alignment: usize) -> usize {
+    static WARNED: AtomicBool = AtomicBool::new(false);
+    if registry::is_full() && !WARNED.swap(true, Relaxed) {
         warn(format_args!(
             "more than {} threads allocate: each object of a further one takes a mapping of its own",
             registry::MAX_HEAPS
@@ -226,7 +226,7 @@ fn place_for_nobody(call: &Call, alignment: usize) -> usize {
     if call.size > isize::MAX as usize {
         return 0;
     }
-    let _pass = fork_guard::pass(current::heap());
+    let _guard = fork_guard::enter(current::heap());
     direct::allocate(FOREVER, call.size, alignment).unwrap_or(0)
 }
 
@@ -237,9 +237,9 @@ fn allocated(heap: &'static Heap, call: &Call, prediction: &Prediction, alignmen
         return 0;
     }
     let sequence = heap.sequence.replace(heap.sequence.get().wrapping_add(1));
-    if placed.sampled || observers::sees_all() {
+    if placed.sampled || observers::observes_all() {
         let watched = || placed.is_direct() || watch_until_freed(heap, call, placed.address);
-        observers::allocated(&Born {
+        observers::allocated(&Allocation {
             call: *call,
             height: heap.height(call),
             thread: heap.thread.get(),
@@ -276,7 +276,7 @@ fn place(heap: &'static Heap, call: &Call, prediction: &Prediction, alignment: u
     let size = call.size;
     if lines::chosen() && size <= MAX_SMALL_BYTES && alignment < BLOCK_BYTES / 2 {
         let allocations = if heap.predicted_bin(call).is_some() { LINES_VISITS as usize } else { 1 };
-        if alignment <= MIN_ALIGNMENT && prediction.cacheable && !observers::sees_all() {
+        if alignment <= MIN_ALIGNMENT && prediction.cacheable && !observers::observes_all() {
             // Of a bin only the class is asked: it has no cells.
             let size_class = size_class::of_granules(size.div_ceil(GRANULE_BYTES));
             heap.remember(call, heap.bin(class, size_class), prediction.site, prediction.word);
@@ -295,7 +295,7 @@ fn place(heap: &'static Heap, call: &Call, prediction: &Prediction, alignment: u
     match size_class {
         Some(size_class) => {
             let bin = heap.bin(class, size_class);
-            if prediction.cacheable && !observers::sees_all() {
+            if prediction.cacheable && !observers::observes_all() {
                 heap.remember(call, bin, prediction.site, prediction.word);
             }
             place_small(heap, bin)
@@ -312,7 +312,7 @@ fn place(heap: &'static Heap, call: &Call, prediction: &Prediction, alignment: u
 fn place_large(heap: &'static Heap, class: usize, size: usize, alignment: usize) -> Option<usize> {
     let allocate = || large::allocate(&heap.large, heap.id.get(), class, size, alignment);
     allocate().or_else(|| {
-        out_of_memory::give_back(heap);
+        out_of_memory::release_all(heap);
         allocate()
     })
 }
@@ -334,7 +334,7 @@ fn place_small(heap: &'static Heap, bin: &'static Bin) -> Placed {
 
 /// Watches some of the objects of a site until they are freed.
 fn watch(heap: &Heap, site: &'static Site, call: &Call, placed: &Placed) {
-    if !site.wants_sample(heap.visits.get()) || lines::chosen() || observers::sees_all() {
+    if !site.wants_sample(heap.visits.get()) || lines::chosen() || observers::observes_all() {
         return;
     }
     if placed.is_direct() {
@@ -374,7 +374,7 @@ fn unwatch(call: &Call, address: usize) {
 /// Returns all the memory that can be; whether there was any.
 pub fn trim() -> bool {
     let heap = current::heap();
-    let _pass = fork_guard::pass(heap);
+    let _guard = fork_guard::enter(heap);
     if heap.id.get() != 0 {
         refill::flush(heap, true);
     }

@@ -14,7 +14,8 @@ use crate::units::lifetime_class;
 
 /// Reads the environment; once, before the first allocation is served.
 pub fn load() {
-    let (mut recycle, mut k, mut retain) = (Recycle::Fill, 2, retained::IN_PROPORTION);
+    let (mut recycle, mut retain) = (Recycle::Fill, retained::IN_PROPORTION);
+    let (mut factor, mut old_factor) = (None, None);
     // SAFETY: always allowed.
     let trusted = unsafe { libc::getauxval(libc::AT_SECURE) } == 0;
     let mut spans = lines::Layout::Cells;
@@ -32,7 +33,9 @@ pub fn load() {
                 let known = [("fill", Recycle::Fill), ("longest", Recycle::Longest)];
                 recycle = choose(name, value, &known);
             }
-            b"K" => k = number(name, value, 1, 1000).unwrap_or(k as usize) as u32,
+            b"DEADLINE_FACTOR" => factor = number(name, value, 1, 1000),
+            // The old name, accepted for one release; the new one wins.
+            b"K" => old_factor = number(name, value, 1, 1000),
             b"PAGES" => {
                 let known =
                     [("thp", Pages::Transparent), ("hugetlb", Pages::Reserved), ("base", Pages::Base)];
@@ -75,7 +78,7 @@ pub fn load() {
         source => source::choose(source),
     }
     table_file::read(); // it is of one model, which is there now
-    page_life::configure(recycle, k);
+    page_life::configure(recycle, factor.or(old_factor).map_or(2, |factor| factor as u32));
     retained::configure(retain);
     lines::configure(spans);
 }

@@ -20,7 +20,7 @@ pub fn usable_size(address: usize, caller: usize) -> usize {
     if let Some(bytes) = cell_bytes(address) {
         return bytes;
     }
-    let _pass = fork_guard::pass(current::heap());
+    let _guard = fork_guard::enter(current::heap());
     match extent(address, caller) {
         Extent::Cell(bytes) | Extent::Direct(bytes) => bytes,
         Extent::Lines => lines::usable_size(address, caller),
@@ -63,7 +63,7 @@ fn extent(address: usize, caller: usize) -> Extent {
 
 /// Resizes the object at `address`, which is not null, where it lies or by moving pages; `None`: it must be copied.
 pub fn resize_in_place(address: usize, call: &Call) -> Option<*mut u8> {
-    if observers::sees_all() {
+    if observers::observes_all() {
         return None; // a trace knows allocations and frees only
     }
     let size = call.size;
@@ -73,7 +73,7 @@ pub fn resize_in_place(address: usize, call: &Call) -> Option<*mut u8> {
     if let Some(bytes) = cell_bytes(address) {
         return fits(bytes);
     }
-    let _pass = fork_guard::pass(current::heap());
+    let _guard = fork_guard::enter(current::heap());
     match extent(address, call.caller) {
         Extent::Cell(bytes) => fits(bytes),
         Extent::Lines => lines::resize(address, size, call.caller).then_some(address as *mut u8),
@@ -87,7 +87,7 @@ pub fn resize_in_place(address: usize, call: &Call) -> Option<*mut u8> {
         }
         Extent::Direct(_) if size < MIN_DIRECT_BYTES || size > isize::MAX as usize => None,
         Extent::Direct(_) => direct::resize(address, size).map(|moved| {
-            if observers::awaits_samples() && moved != address {
+            if observers::observes_samples() && moved != address {
                 observers::sample_moved(address, moved);
             }
             moved as *mut u8

@@ -31,7 +31,7 @@ pub fn free(address: usize, from: ReturnSlot) {
 pub fn settle(address: usize) {
     let (heap, span) = (current::heap(), region::span(address));
     if span.is_empty() {
-        let _pass = fork_guard::pass(heap);
+        let _guard = fork_guard::enter(heap);
         refill::settle(heap, span);
         maintenance::tick(heap); // a program that only frees gives back what it has in hand, too
     }
@@ -41,7 +41,7 @@ pub fn settle(address: usize) {
 #[cold]
 pub fn free_slow(address: usize, from: ReturnSlot) {
     let heap = current::heap();
-    if !free_of_another(heap, address) && !free_into_hand(heap, address) {
+    if !free_of_another(heap, address) && !free_into_cache(heap, address) {
         free_otherwise(heap, address, from);
     }
 }
@@ -54,8 +54,8 @@ fn free_otherwise(heap: &'static Heap, address: usize, from: ReturnSlot) {
     if lines::chosen() && free_by_lines(heap, address, from) {
         return;
     }
-    let _pass = fork_guard::pass(heap);
-    if observers::sees_all() {
+    let _guard = fork_guard::enter(heap);
+    if observers::observes_all() {
         observers::freed(heap.number(), address);
     }
     free_where_it_lies(heap, address, from.caller());
@@ -66,7 +66,7 @@ fn free_otherwise(heap: &'static Heap, address: usize, from: ReturnSlot) {
 #[inline]
 fn count(heap: &'static Heap) {
     if heap.id.get() != 0 && maintenance::count_free(heap) {
-        maintenance::look(heap);
+        maintenance::run(heap);
     }
 }
 
@@ -76,7 +76,7 @@ fn count(heap: &'static Heap) {
 fn free_of_another(heap: &'static Heap, address: usize) -> bool {
     let Some(span) = region::span_if_plain(address) else { return false };
     let (owner, own) = (span.owner(), heap.id.get());
-    if owner == 0 || own == 0 || owner == own || observers::sees_all() {
+    if owner == 0 || own == 0 || owner == own || observers::observes_all() {
         return false;
     }
     let Some(cell) = span.cell_at(address) else { return false };
@@ -85,8 +85,8 @@ fn free_of_another(heap: &'static Heap, address: usize) -> bool {
     if span.live_word(word).load(Relaxed) & bit == 0 || span.remote().marked(word) & bit != 0 {
         return false;
     }
-    let _pass = fork_guard::pass(heap);
-    if !heap.outbox.put_beside(span, cell) {
+    let _guard = fork_guard::enter(heap);
+    if !heap.remote_free_buffer.add_to_known_word(span, cell) {
         return false;
     }
     count(heap);
@@ -95,17 +95,17 @@ fn free_of_another(heap: &'static Heap, address: usize) -> bool {
 
 /// The fast path for a large object: the thread keeps it in hand. `false`: there is more to do, or something is wrong.
 #[inline(always)]
-fn free_into_hand(heap: &'static Heap, address: usize) -> bool {
+fn free_into_cache(heap: &'static Heap, address: usize) -> bool {
     let Some(span) = region::span_if_plain(address) else { return false };
     let may_be = span.owner() == 0 && address.is_multiple_of(BLOCK_BYTES) && heap.id.get() != 0;
-    if !may_be || observers::sees_all() {
+    if !may_be || observers::observes_all() {
         return false;
     }
     let object = &span.large[block_index(address) % SPAN_BLOCKS];
     let Some(blocks) = object.plain_blocks().filter(|&blocks| heap.large.keeps(blocks)) else {
         return false;
     };
-    let _pass = fork_guard::pass(heap);
+    let _guard = fork_guard::enter(heap);
     large::keep(&heap.large, heap.id.get(), object, address, blocks);
     count(heap);
     true
@@ -117,18 +117,18 @@ fn free_by_lines(heap: &'static Heap, address: usize, from: ReturnSlot) -> bool 
     let Some(span) = region::span_if_plain(address).filter(|span| span.role() == Role::Lines) else {
         return false;
     };
-    if observers::sees_all() || heap.id.get() == 0 {
+    if observers::observes_all() || heap.id.get() == 0 {
         return false;
     }
     let last = lines::free(span, address, from.caller());
     let due = maintenance::count_free(heap);
     if last || due {
-        let _pass = fork_guard::pass(heap);
+        let _guard = fork_guard::enter(heap);
         if last {
             lines::give_back(span);
         }
         if due {
-            maintenance::look(heap);
+            maintenance::run(heap);
         }
     }
     true
@@ -138,7 +138,7 @@ fn free_where_it_lies(heap: &'static Heap, address: usize, caller: usize) {
     let span =
         region::span_if_plain(address).or_else(|| region::holds(address).then(|| region::span(address)));
     let Some(span) = span else {
-        if observers::awaits_samples() {
+        if observers::observes_samples() {
             observers::sample_freed(heap.number(), address);
         }
         if direct::free(address).is_none() {
@@ -168,7 +168,7 @@ pub(crate) fn not_of_this_heap(address: usize, caller: usize) -> ! {
 /// A watched object is about to be freed.
 fn watched_is_freed(heap: &Heap, address: usize) {
     sites::freed(address);
-    if observers::awaits_samples() {
+    if observers::observes_samples() {
         observers::sample_freed(heap.number(), address);
     }
 }
@@ -208,8 +208,8 @@ fn free_cell(heap: &'static Heap, span: &'static Span, owner: u32, address: usiz
         refill::settle(heap, span);
         return;
     }
-    if heap.id.get() != 0 && !observers::sees_all() {
-        if !heap.outbox.put(span, cell) {
+    if heap.id.get() != 0 && !observers::observes_all() {
+        if !heap.remote_free_buffer.add(span, cell) {
             misuse("double free", address, cell_bytes, caller);
         }
         return;

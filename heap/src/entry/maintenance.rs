@@ -43,7 +43,7 @@ pub fn tick(heap: &'static Heap) {
     let visits = heap.visits.get().wrapping_add(1);
     heap.visits.set(visits);
     if visits.is_multiple_of(VISITS) {
-        look(heap);
+        run(heap);
     }
 }
 
@@ -62,17 +62,17 @@ pub fn count_free(heap: &Heap) -> bool {
 pub fn set_clock(ns: u64) {
     clock::set(ns);
     let heap = current::heap();
-    if heap.id.get() != 0 && clock::now_ms().wrapping_sub(heap.looked_ms.get()) >= TICK_MS {
-        let _pass = fork_guard::pass(heap);
-        look(heap);
+    if heap.id.get() != 0 && clock::now_ms().wrapping_sub(heap.maintained_ms.get()) >= TICK_MS {
+        let _guard = fork_guard::enter(heap);
+        run(heap);
     }
 }
 
 /// Does what is due.
-pub fn look(heap: &'static Heap) {
+pub fn run(heap: &'static Heap) {
     let now_ms = clock::now_ms();
-    if heap.looked_ms.replace(now_ms) != now_ms {
-        heap.outbox.post(false);
+    if heap.maintained_ms.replace(now_ms) != now_ms {
+        heap.remote_free_buffer.flush(false);
     }
     let epoch = sites::epoch();
     let patience_ms = (now_ms / 32).clamp(TICK_MS, MOST_PATIENCE_MS);

@@ -34,13 +34,13 @@ const SLEEPER_MS: u64 = 300;
 static RUNS_IN: AtomicU32 = AtomicU32::new(0);
 
 /// Whether a keeper is to be started now; asked by the program's `pthread_create`. `true` once, and in a forked child again.
-pub fn is_wanted() -> bool {
+pub fn claim_start() -> bool {
     let process = os::process_id();
     RUNS_IN.load(Relaxed) != process && !clock::is_set() && RUNS_IN.swap(process, Relaxed) != process
 }
 
 /// It could not be started, or has ended.
-pub fn is_gone() {
+pub fn mark_stopped() {
     RUNS_IN.store(0, Relaxed);
 }
 
@@ -48,24 +48,24 @@ pub fn is_gone() {
 pub fn run() {
     let here = 0u8;
     let Some(visit) = start::visit(&Call { size: 0, caller: 0, stack: (&raw const here).addr() }) else {
-        return is_gone();
+        return mark_stopped();
     };
     let own = visit.heap;
     let (mut pause_ms, mut work_before) = (LEAST_PAUSE_MS, 0);
     while !is_last_thread() {
         os::sleep_ms(pause_ms);
         {
-            let _pass = fork_guard::pass(own);
-            maintenance::look(own);
+            let _guard = fork_guard::enter(own);
+            maintenance::run(own);
         }
-        let taken_over = take_over_from_sleepers(own);
+        let collected = collect_from_sleepers(own);
         give_back_sparse(own);
         let work = work_of(own);
-        let idle = work == work_before && !taken_over;
+        let idle = work == work_before && !collected;
         work_before = work;
         pause_ms = if idle { (pause_ms * 2).min(MOST_PAUSE_MS) } else { LEAST_PAUSE_MS };
     }
-    is_gone();
+    mark_stopped();
 }
 
 /// All others have ended, and the process with them if this one does.
@@ -74,22 +74,22 @@ fn is_last_thread() -> bool {
 }
 
 /// Whether there was anything.
-fn take_over_from_sleepers(own: &'static Heap) -> bool {
+fn collect_from_sleepers(own: &'static Heap) -> bool {
     let now_ms = clock::now_ms();
     let sleeps = |heap: &&'static Heap| {
         heap.id.get() != own.id.get()
             && heap.tenancy.taken()
-            && now_ms.saturating_sub(heap.looked_ms.get()) >= SLEEPER_MS
+            && now_ms.saturating_sub(heap.maintained_ms.get()) >= SLEEPER_MS
             && holds_anything(heap, now_ms)
     };
     if !registry::heaps().any(|heap| sleeps(&heap)) {
         return false;
     }
-    fork_guard::shut(own.id.get(), |inside| inside(&EMPTY) || registry::heaps().any(inside));
+    fork_guard::lock_exclusive(own.id.get(), |inside| inside(&EMPTY) || registry::heaps().any(inside));
     registry::lock().hold();
-    registry::heaps().filter(sleeps).for_each(|heap| take_over(heap, now_ms));
+    registry::heaps().filter(sleeps).for_each(|heap| collect(heap, now_ms));
     registry::lock().release();
-    fork_guard::open(false);
+    fork_guard::unlock_exclusive(false);
     true
 }
 
@@ -98,9 +98,9 @@ fn give_back_sparse(own: &'static Heap) {
     const AT_A_TIME: usize = 4;
     let found: [Option<usize>; AT_A_TIME] = core::array::from_fn(|_| sparse::find(clock::now_ms()));
     if found.iter().any(Option::is_some) {
-        fork_guard::shut(own.id.get(), |inside| inside(&EMPTY) || registry::heaps().any(inside));
+        fork_guard::lock_exclusive(own.id.get(), |inside| inside(&EMPTY) || registry::heaps().any(inside));
         found.into_iter().flatten().for_each(sparse::give_back);
-        fork_guard::open(false);
+        fork_guard::unlock_exclusive(false);
     }
 }
 
@@ -113,20 +113,20 @@ fn work_of(own: &Heap) -> u64 {
 /// It may have something in its lists. Read while the thread may change it: worth a guess. Frees by others are looked at once
 /// in a while only: most are of spans that live.
 fn holds_anything(heap: &Heap, now_ms: u64) -> bool {
-    let looks_at_remote = now_ms.saturating_sub(heap.kept_ms.get()) >= MOST_PAUSE_MS;
-    !heap.outbox.is_empty()
+    let looks_at_remote = now_ms.saturating_sub(heap.collected_ms.get()) >= MOST_PAUSE_MS;
+    !heap.remote_free_buffer.is_empty()
         || heap.large.kept().next().is_some()
-        || heap.hands.iter().any(|hand| hand.count() > 0)
+        || heap.span_caches.iter().any(|cache| cache.count() > 0)
         || !heap.remote.is_empty() && looks_at_remote
 }
 
 /// The gate is shut, and the thread that lives in `heap` is not on a slow path.
-fn take_over(heap: &'static Heap, now_ms: u64) {
-    heap.kept_ms.set(now_ms);
-    heap.outbox.post(true);
+fn collect(heap: &'static Heap, now_ms: u64) {
+    heap.collected_ms.set(now_ms);
+    heap.remote_free_buffer.flush(true);
     heap.large.flush(heap.id.get());
     remote::collect_if(heap, true, is_dead);
-    refill::empty_hands(heap);
+    refill::empty_span_caches(heap);
 }
 
 /// Nothing on the span lives, counting what others have freed, and its thread has nothing more to do with it.

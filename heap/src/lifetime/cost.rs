@@ -26,7 +26,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn to_be_outlived_costs_more_and_neighbours_have_the_benefit_of_the_doubt() {
+    fn predicting_too_short_costs_more_and_neighbours_cost_least() {
         for class in 0..CLASSES - 1 {
             assert_eq!(of(class, class), 0);
             assert!(of(class, class + 1) >= 4 * of(class + 1, class) && of(class + 1, class) > 0);

@@ -96,7 +96,7 @@ pub fn load(path: &[u8]) -> bool {
 /// does not know the context.
 #[cold]
 pub fn predict(caller: usize) -> Option<usize> {
-    let loaded = loaded().filter(|_| model_validation::is_believed())?;
+    let loaded = loaded().filter(|_| model_validation::is_trusted())?;
     let (began_ns, began_cpu_ns) = (os::precise_ns(), os::thread_cpu_ns());
     let mut stack = unwind::Stack::of_most(loaded.model.max_frames);
     os::keep_errno(|| unwind::from(caller, &mut stack));

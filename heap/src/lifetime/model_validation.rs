@@ -15,7 +15,7 @@ use crate::system::text::warn;
 /// What can be said of the model: exported, for a node's agent reads it from outside, where the program's heap is idle, too
 /// (`node/src/observe/model_coverage.rs`). Words are added behind the others, and none is moved.
 #[repr(C)]
-pub struct Standing {
+pub struct ModelCoverage {
     /// 1 with a model, else 0.
     loaded: AtomicU32,
     /// Calling contexts that it was asked about.
@@ -26,11 +26,11 @@ pub struct Standing {
     doubt: AtomicU32,
 }
 
-/// See [`Standing`].
+/// See [`ModelCoverage`].
 #[unsafe(no_mangle)]
 #[used]
 #[allow(non_upper_case_globals)] // as the other symbols that the library has
-pub static mayfly_heap_model: Standing = Standing {
+pub static mayfly_heap_model: ModelCoverage = ModelCoverage {
     loaded: AtomicU32::new(0),
     contexts: AtomicU32::new(0),
     known_contexts: AtomicU32::new(0),
@@ -40,7 +40,7 @@ const FOREIGN: u32 = 1;
 const WRONG: u32 = 2;
 
 /// Whether the line that says why was written.
-static SAID: AtomicBool = AtomicBool::new(false);
+static REPORTED: AtomicBool = AtomicBool::new(false);
 
 /// Contexts that are looked at before the model is judged by their frames.
 const ENOUGH_CONTEXTS: u32 = 64;
@@ -67,7 +67,7 @@ const MOST: i32 = 120;
 const MOST_OF_ALL: i32 = 4 * DECIDES_FOR_ALL;
 
 /// What two words cost an object that has grown from one class to another, or has died there.
-pub struct Asked {
+pub struct Predicted {
     /// The class that the model says.
     pub model: usize,
     /// The class that would be learned without it.
@@ -86,15 +86,15 @@ impl Balance {
     }
 
     /// An object of this caller has lived into the class `to`, having been seen in `from`; the lock of the sites is held.
-    pub fn outlived(&self, asked: &Asked, from: usize, to: usize) {
+    pub fn outlived(&self, predicted: &Predicted, from: usize, to: usize) {
         let cost = |word: usize| cost::so_far(word, to) - cost::so_far(word, from);
-        self.add(cost(asked.model) - cost(asked.other));
+        self.add(cost(predicted.model) - cost(predicted.other));
     }
 
     /// It has died in this class; what it had cost before was counted.
-    pub fn ended(&self, asked: &Asked, lived: usize) {
+    pub fn ended(&self, predicted: &Predicted, lived: usize) {
         let cost = |word: usize| cost::of(word, lived) - cost::so_far(word, lived);
-        self.add(cost(asked.model) - cost(asked.other));
+        self.add(cost(predicted.model) - cost(predicted.other));
     }
 
     fn add(&self, difference: i32) {
@@ -106,7 +106,7 @@ impl Balance {
 
     /// Whether the model is followed for this caller.
     #[inline]
-    pub fn is_for_the_model(&self) -> bool {
+    pub fn favours_model(&self) -> bool {
         let own = i32::from(self.0.load(Relaxed));
         if own.abs() >= DECIDES { own < 0 } else { OF_ALL.load(Relaxed) < DECIDES_FOR_ALL }
     }
@@ -119,7 +119,7 @@ pub fn begin() {
 
 /// Whether what it says counts.
 #[inline]
-pub fn is_believed() -> bool {
+pub fn is_trusted() -> bool {
     mayfly_heap_model.doubt.load(Relaxed) == 0
 }
 
@@ -150,9 +150,9 @@ fn doubt(reason: u32) {
 }
 
 /// Whether the model has lost its credit since the last time; says why, once. Called once a tick.
-pub fn was_lost() -> bool {
+pub fn report_distrust() -> bool {
     let reason = mayfly_heap_model.doubt.load(Relaxed);
-    if reason == 0 || SAID.swap(true, Relaxed) {
+    if reason == 0 || REPORTED.swap(true, Relaxed) {
         return false;
     }
     events::count(Event::ModelDoubted);
@@ -179,29 +179,29 @@ mod tests {
     use super::*;
 
     /// Objects that live so long, of a caller of which two say that they live so long.
-    fn follow(balance: &Balance, asked: &Asked, lived: usize, objects: usize) {
+    fn follow(balance: &Balance, predicted: &Predicted, lived: usize, objects: usize) {
         for _ in 0..objects {
-            balance.outlived(asked, 0, lived);
-            balance.ended(asked, lived);
+            balance.outlived(predicted, 0, lived);
+            balance.ended(predicted, lived);
         }
     }
 
     #[test]
-    fn whoever_cost_less_is_followed_and_minds_change() {
+    fn follows_the_cheaper_source_and_changes_with_the_load() {
         let balance = Balance::new();
-        assert!(balance.is_for_the_model(), "it is, until something is known");
-        follow(&balance, &Asked { model: 6, other: 0 }, 0, 3);
-        assert!(!balance.is_for_the_model());
-        follow(&balance, &Asked { model: 6, other: 0 }, 6, 20);
-        assert!(balance.is_for_the_model(), "the load has changed");
+        assert!(balance.favours_model(), "it is, until something is known");
+        follow(&balance, &Predicted { model: 6, other: 0 }, 0, 3);
+        assert!(!balance.favours_model());
+        follow(&balance, &Predicted { model: 6, other: 0 }, 6, 20);
+        assert!(balance.favours_model(), "the load has changed");
         let even = Balance::new();
-        follow(&even, &Asked { model: 1, other: 0 }, 0, 20);
-        assert!(even.is_for_the_model(), "a class more is nearly as good as right");
+        follow(&even, &Predicted { model: 1, other: 0 }, 0, 20);
+        assert!(even.favours_model(), "a class more is nearly as good as right");
         // What lives is charged once, however often it is looked at on the way.
         let (step_by_step, at_once) = (Balance::new(), Balance::new());
-        let asked = Asked { model: 1, other: 4 };
-        (0..5).for_each(|class| step_by_step.outlived(&asked, class, class + 1));
-        at_once.outlived(&asked, 0, 5);
+        let predicted = Predicted { model: 1, other: 4 };
+        (0..5).for_each(|class| step_by_step.outlived(&predicted, class, class + 1));
+        at_once.outlived(&predicted, 0, 5);
         assert_eq!(step_by_step.0.load(Relaxed), at_once.0.load(Relaxed));
     }
 }

@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn accepts_a_table_and_names_what_is_wrong() {
+    fn accepts_a_table_and_names_the_fault() {
         assert_eq!(check(&table(&[0, 6, 3])), Ok(()));
         assert_eq!(check(&table(&[7])), Err("it holds a class above 6"));
         assert_eq!(check(b"MAYFLY"), Err("it does not begin with MAYFLYOR"));
@@ -112,7 +112,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn hostile_tables_are_refused_not_followed(mut bytes in proptest::collection::vec(any::<u8>(), 0..200), keep in 0usize..3) {
+        fn rejects_hostile_tables(mut bytes in proptest::collection::vec(any::<u8>(), 0..200), keep in 0usize..3) {
             if keep > 0 && bytes.len() > 16 {
                 bytes[..12].copy_from_slice(b"MAYFLYOR\x01\0\0\0");
             }

@@ -5,7 +5,7 @@ use crate::units::lifetime_class::CLASSES;
 /// What is kept of a site, as it lies in the file.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct Kept {
+pub struct TableEntry {
     /// The site.
     pub key: u64,
     /// Its parent's key; 0 for a parent.
@@ -28,10 +28,10 @@ pub struct Kept {
 }
 
 /// Its bytes.
-pub const KEPT_BYTES: usize = size_of::<Kept>();
-const _: () = assert!(KEPT_BYTES == 48);
+pub const TABLE_ENTRY_BYTES: usize = size_of::<TableEntry>();
+const _: () = assert!(TABLE_ENTRY_BYTES == 48);
 
-impl Kept {
+impl TableEntry {
     /// With the times that are the file's business left out.
     pub fn new(key: u64, parent: u64, class: u8, model_class: u8, agreed: u8) -> Self {
         let (used_s, charged_bytes, dead) = (0, 0, [0; CLASSES]);

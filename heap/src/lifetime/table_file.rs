@@ -17,10 +17,10 @@ use core::sync::atomic::{
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::lifetime::table_entry::{KEPT_BYTES, Kept};
+use crate::lifetime::table_entry::{TABLE_ENTRY_BYTES, TableEntry};
 use crate::lifetime::{caller_id, model, sites};
 use crate::system::lock::Lock;
-use crate::system::observers::{self, Onlooker};
+use crate::system::observers::{self, Observer};
 use crate::system::os;
 use crate::system::paths::PATH_BYTES;
 use crate::system::text::{Text, warn};
@@ -77,7 +77,7 @@ pub fn read() {
     AT_START.store(learned(), Relaxed);
     caller_id::keep();
     ON.store(true, Release);
-    observers::hang(&ONLOOKER);
+    observers::register(&OBSERVER);
 }
 
 fn path() -> &'static [u8] {
@@ -101,15 +101,15 @@ fn number(file: &[u8], at: usize) -> u64 {
 }
 
 /// The entries of a file; what is wrong with it, or `None` if it is of another model.
-fn check(file: &[u8]) -> Result<impl Iterator<Item = Kept>, Option<&'static str>> {
+fn check(file: &[u8]) -> Result<impl Iterator<Item = TableEntry>, Option<&'static str>> {
     if file.len() < HEADER_BYTES || &file[..8] != MAGIC {
         return Err(Some("it does not begin with MAYFLYTB"));
     }
-    if number(file, 8) != u64::from(VERSION) | (KEPT_BYTES as u64) << 32 {
+    if number(file, 8) != u64::from(VERSION) | (TABLE_ENTRY_BYTES as u64) << 32 {
         return Err(Some("its version is another one"));
     }
     let entries = &file[HEADER_BYTES..];
-    if number(file, 16).checked_mul(KEPT_BYTES as u64) != Some(entries.len() as u64) {
+    if number(file, 16).checked_mul(TABLE_ENTRY_BYTES as u64) != Some(entries.len() as u64) {
         return Err(Some("it is not as long as it says: cut short?"));
     }
     if number(file, 24) != xxh3_64(&file[CHECKED_FROM..]) {
@@ -118,10 +118,10 @@ fn check(file: &[u8]) -> Result<impl Iterator<Item = Kept>, Option<&'static str>
     if number(file, 32) != model::id() {
         return Err(None);
     }
-    // SAFETY: each chunk has the bytes of a `Kept`, which is plain numbers.
+    // SAFETY: each chunk has the bytes of a `TableEntry`, which is plain numbers.
     Ok(entries
-        .chunks_exact(KEPT_BYTES)
-        .map(|entry| unsafe { entry.as_ptr().cast::<Kept>().read_unaligned() }))
+        .chunks_exact(TABLE_ENTRY_BYTES)
+        .map(|entry| unsafe { entry.as_ptr().cast::<TableEntry>().read_unaligned() }))
 }
 
 /// A number that changes when something was learned.
@@ -129,7 +129,7 @@ fn learned() -> u64 {
     u64::from(sites::count()) << 32 | u64::from(sites::epoch())
 }
 
-static ONLOOKER: Onlooker = Onlooker { tick: |_, now_ms| save_in_time(now_ms), ..Onlooker::IDLE };
+static OBSERVER: Observer = Observer { tick: |_, now_ms| save_in_time(now_ms), ..Observer::IDLE };
 
 /// Called once a tick: writes the file when it is time.
 fn save_in_time(now_ms: u64) {
@@ -151,7 +151,7 @@ pub fn save(at_end: bool) {
         return;
     }
     let before = with_file(|file| check(file).map_or(0, Iterator::count)).unwrap_or(0);
-    let room = HEADER_BYTES + (before + sites::count() as usize) * KEPT_BYTES;
+    let room = HEADER_BYTES + (before + sites::count() as usize) * TABLE_ENTRY_BYTES;
     let Some(at) = os::map_anywhere(room) else { return };
     // SAFETY: fresh writable memory of that size, nobody else's until it is unmapped below.
     let out = unsafe { core::slice::from_raw_parts_mut(at as *mut u8, room) };
@@ -168,11 +168,11 @@ pub fn save(at_end: bool) {
 fn fill(out: &mut [u8], at_end: bool) -> usize {
     let now_s = (os::unix_ns() / 1_000_000_000) as u32;
     let mut length = HEADER_BYTES;
-    let mut put = |out: &mut [u8], kept: &Kept| {
-        if let Some(place) = out.get_mut(length..length + KEPT_BYTES) {
-            // SAFETY: as many bytes as a `Kept` has, which is plain numbers without padding.
-            unsafe { place.as_mut_ptr().cast::<Kept>().write_unaligned(*kept) };
-            length += KEPT_BYTES;
+    let mut put = |out: &mut [u8], kept: &TableEntry| {
+        if let Some(place) = out.get_mut(length..length + TABLE_ENTRY_BYTES) {
+            // SAFETY: as many bytes as a `TableEntry` has, which is plain numbers without padding.
+            unsafe { place.as_mut_ptr().cast::<TableEntry>().write_unaligned(*kept) };
+            length += TABLE_ENTRY_BYTES;
         }
     };
     for site in sites::used() {
@@ -190,8 +190,8 @@ fn fill(out: &mut [u8], at_end: bool) -> usize {
     });
     out[..8].copy_from_slice(MAGIC);
     out[8..12].copy_from_slice(&VERSION.to_le_bytes());
-    out[12..16].copy_from_slice(&(KEPT_BYTES as u32).to_le_bytes());
-    out[16..24].copy_from_slice(&(((length - HEADER_BYTES) / KEPT_BYTES) as u64).to_le_bytes());
+    out[12..16].copy_from_slice(&(TABLE_ENTRY_BYTES as u32).to_le_bytes());
+    out[16..24].copy_from_slice(&(((length - HEADER_BYTES) / TABLE_ENTRY_BYTES) as u64).to_le_bytes());
     out[32..40].copy_from_slice(&model::id().to_le_bytes());
     let sum = xxh3_64(&out[CHECKED_FROM..length]);
     out[24..32].copy_from_slice(&sum.to_le_bytes());

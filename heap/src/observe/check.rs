@@ -40,7 +40,7 @@ fn hold(holds: bool, what: &'static str, address: usize) -> Checked {
 struct Tally {
     owned_spans: usize,
     empty_spans: usize,
-    large_in_hand: usize,
+    cached_large: usize,
 }
 
 /// Checks everything.
@@ -84,8 +84,8 @@ pub fn invariants() -> Checked {
         check_heap(heap, &mut in_heaps)?;
     }
     hold(on_pages.owned_spans == in_heaps.owned_spans, "each owned span is in one bin", 0)?;
-    hold(on_pages.empty_spans == in_heaps.empty_spans, "each empty span is in one hand", 0)?;
-    hold(on_pages.large_in_hand == in_heaps.large_in_hand, "each kept large object is in one hand", 0)
+    hold(on_pages.empty_spans == in_heaps.empty_spans, "each empty span is in one cache", 0)?;
+    hold(on_pages.cached_large == in_heaps.cached_large, "each cached large object is in one cache", 0)
 }
 
 fn minus(a: &Bits, b: &Bits) -> Bits {
@@ -177,7 +177,7 @@ fn check_blocks(page: &HugePage, address: usize, goes_on: usize, tally: &mut Tal
             hold(known, "a large object is found by its address", at)?;
             let residual = (block..block + blocks).filter(|&i| get(&residual, i)).count();
             hold(residual == 0 || residual == blocks, "a large object is residual or is not", at)?;
-            tally.large_in_hand += object.is_some_and(LargeObject::is_in_hand) as usize;
+            tally.cached_large += object.is_some_and(LargeObject::is_cached) as usize;
             block += blocks;
         } else {
             block += 1;
@@ -231,8 +231,8 @@ fn check_heap(heap: &'static Heap, tally: &mut Tally) -> Checked {
     let id = heap.id.get();
     for bin in heap.bins() {
         let is_open = bin.open.get().is_some();
-        hold(is_open || bin.in_hand() == 0, "pending cells are those of an open span", id as usize)?;
-        hold(bin.in_hand_and_live() == 0, "pending cells are not live", id as usize)?;
+        hold(is_open || bin.cached_cells() == 0, "pending cells are those of an open span", id as usize)?;
+        hold(bin.cached_and_live() == 0, "pending cells are not live", id as usize)?;
         if let Some(span) = bin.open.get() {
             let at = span.address();
             hold(heap.tenancy.taken(), "only a running thread has open spans", at)?;
@@ -247,25 +247,25 @@ fn check_heap(heap: &'static Heap, tally: &mut Tally) -> Checked {
         }
         hold(bin.queue.is_linked(), "a queue is linked both ways", id as usize)?;
     }
-    for (class, hand) in heap.hands.iter().enumerate() {
+    for (class, cache) in heap.span_caches.iter().enumerate() {
         let mut count = 0;
-        for span in hand.spans() {
+        for span in cache.spans() {
             let at = span.address();
             let (page, block) = (region::huge_page(at), block_index(at));
-            hold(span.owner() == 0 && span.role() == Role::None, "a span in hand is nobody's", at)?;
-            hold(page.spans.get(block), "a span in hand is one to its page", at)?;
+            hold(span.owner() == 0 && span.role() == Role::None, "a cached span has no owner", at)?;
+            hold(page.spans.get(block), "a cached span is one to its page", at)?;
             check_class(class, page.class(), page.residual.get(block), at)?;
             count += 1;
-            hold(count <= hand.count(), "a hand has as many spans as it counts", at)?;
+            hold(count <= cache.count(), "a cache has as many spans as it counts", at)?;
         }
-        hold(count == hand.count(), "a hand counts as many spans as it has", 0)?;
+        hold(count == cache.count(), "a cache counts as many spans as it has", 0)?;
         tally.empty_spans += count;
     }
     for (at, blocks) in heap.large.kept() {
-        let is_one = |object: &LargeObject| object.is_in_hand() && object.blocks() == Some(blocks);
+        let is_one = |object: &LargeObject| object.is_cached() && object.blocks() == Some(blocks);
         let whole = large_blocks::object_at(at).is_some_and(is_one);
-        hold(whole, "a large object in hand is one to its page", at)?;
-        tally.large_in_hand += 1;
+        hold(whole, "a cached large object is one to its page", at)?;
+        tally.cached_large += 1;
     }
     Ok(())
 }

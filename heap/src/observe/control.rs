@@ -24,7 +24,7 @@ use lifetime_model::attach::{AGREED, CANNOT_MAP, ENDED, HAS_A_PROFILE, WATCH};
 use crate::observe::profile;
 use crate::observe::profile_file::File;
 use crate::system::lock::Lock;
-use crate::system::observers::{self, Onlooker};
+use crate::system::observers::{self, Observer};
 use crate::system::os;
 use crate::system::text::{Text, warn};
 use crate::thread::sample;
@@ -59,19 +59,19 @@ pub fn start(folder: &str) {
         _ => write!(prefix, "{folder}/"),
     };
     if prefix.bytes().len() + 10 > NAME_BYTES {
-        return warn(format_args!("MAYFLY_HEAP_CONTROL={folder} is too long; nobody can attach"));
+        return warn(format_args!("MAYFLY_HEAP_CONTROL={folder} is too long; profiling is off"));
     }
     LISTENS.store(true, Relaxed);
-    observers::hang(&ONLOOKER);
+    observers::register(&OBSERVER);
 }
 
-static ONLOOKER: Onlooker = Onlooker {
+static OBSERVER: Observer = Observer {
     tick: |_, now_ms| attend(now_ms),
     in_child: || {
         ATTACHED.store(false, Relaxed); // it has nobody attached
         NEXT_LOOK_MS.store(0, Relaxed);
     },
-    ..Onlooker::IDLE
+    ..Observer::IDLE
 };
 
 /// Sees to who attaches or is attached; once a tick, in a section that fork does not cut.
@@ -85,7 +85,7 @@ fn attend(now_ms: u64) {
     } else if now_ms >= NEXT_LOOK_MS.load(Relaxed) {
         NEXT_LOOK_MS.store(now_ms + LOOK_MS, Relaxed);
         os::keep_errno(|| {
-            if let Some(socket) = Socket::to_who_listens() {
+            if let Some(socket) = Socket::connect_to_listener() {
                 let answer = meet(&socket);
                 socket.send(answer);
             }
@@ -110,7 +110,7 @@ fn serve() {
 /// Takes the memory file and starts the profile; the answer.
 fn meet(socket: &Socket) -> u64 {
     let Some((mean_bytes, file)) = socket.receive() else { return CANNOT_MAP };
-    if observers::awaits_samples() {
+    if observers::observes_samples() {
         return HAS_A_PROFILE;
     }
     let Some(at) = os::map_sealed(file.0, size_of::<File>()) else { return CANNOT_MAP };
@@ -135,7 +135,7 @@ struct Socket(Descriptor);
 
 impl Socket {
     /// Connects, if somebody listens who may.
-    fn to_who_listens() -> Option<Self> {
+    fn connect_to_listener() -> Option<Self> {
         // SAFETY: plain numbers, for which zero is a value.
         let mut name: libc::sockaddr_un = unsafe { core::mem::zeroed() };
         name.sun_family = libc::AF_UNIX as libc::sa_family_t;

@@ -23,7 +23,7 @@ use lifetime_model::attach::ENDED;
 use crate::lifetime::unwind;
 use crate::observe::profile_file::{Context, File, Live};
 use crate::system::lock::{Guard, Lock};
-use crate::system::observers::{self, Born, Onlooker};
+use crate::system::observers::{self, Allocation, Observer};
 use crate::system::os;
 use crate::system::paths::{self, PATH_BYTES};
 use crate::system::text::warn;
@@ -91,22 +91,22 @@ pub unsafe fn begin(at: usize, mean_bytes: usize) {
     // SAFETY: a `File` is plain numbers, for which zero is a value.
     unsafe { (*file).begin(mean_bytes as u64) };
     FILE.store(file, Release);
-    observers::hang(&ONLOOKER);
-    observers::await_samples(true);
+    observers::register(&OBSERVER);
+    observers::set_observes_samples(true);
     sample::start();
 }
 
 /// Ends the profile; where it was mapped.
 pub fn end() -> Option<usize> {
     sample::stop();
-    observers::await_samples(false);
+    observers::set_observes_samples(false);
     let _guard = LOCK.lock(); // whoever is writing has written
     let file = FILE.swap(core::ptr::null_mut(), Relaxed);
     (!file.is_null()).then_some(file as usize)
 }
 
-static ONLOOKER: Onlooker =
-    Onlooker { allocated, sample_freed: freed, sample_moved: moved, in_child, ..Onlooker::IDLE };
+static OBSERVER: Observer =
+    Observer { allocated, sample_freed: freed, sample_moved: moved, in_child, ..Observer::IDLE };
 
 /// Who is attached is there.
 pub fn seen() {
@@ -125,7 +125,7 @@ fn with_file<T>(change: impl FnOnce(&mut File) -> T) -> Option<T> {
 }
 
 /// An object was chosen; if it is not watched its lifetime cannot be measured.
-fn allocated(born: &Born) {
+fn allocated(born: &Allocation) {
     let Some(watched) = born.sampled else { return };
     let call = &born.call;
     let mut stack = unwind::Stack::default();

@@ -106,7 +106,7 @@ fn count_page(address: usize, census: &mut Census) {
             *free += SPAN_BYTES - bytes;
         } else if bits::get(&live, block) {
             if let Some(object) = large_blocks::object_at(at) {
-                in_hand = object.is_in_hand();
+                in_hand = object.is_cached();
                 census.objects += !in_hand as usize;
             }
             *(if in_hand { &mut census.free.large } else { &mut census.live_bytes }) += BLOCK_BYTES;
@@ -163,7 +163,7 @@ pub fn write_json(out: &mut impl Write) -> fmt::Result {
     write!(out, ",\"heap.sites\":{}", sites::count())?;
     let of = |event: Event| total(event as usize);
     let (misses, asked) =
-        (of(Event::PredictionMissed), of(Event::CellsTaken).wrapping_add(of(Event::LargeInHand)));
+        (of(Event::PredictionMissed), of(Event::CellsTaken).wrapping_add(of(Event::LargeFromCache)));
     write!(out, ",\"heap.predictions.hits\":{}", asked.saturating_sub(misses))?;
     write!(out, ",\"heap.predictions.misses\":{misses}")?;
     let tables = registry::heaps().count() * TABLES_BYTES;

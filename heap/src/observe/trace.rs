@@ -7,7 +7,7 @@ use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicI32, AtomicU64, Ordering::Relaxed};
 
 use crate::system::lock::Lock;
-use crate::system::observers::{self, Born, Onlooker};
+use crate::system::observers::{self, Allocation, Observer};
 use crate::system::os;
 use crate::system::paths::{self, PATH_BYTES};
 use crate::system::text::warn;
@@ -48,15 +48,15 @@ pub fn start(path: &[u8]) {
     START_NS.store(os::precise_ns(), Relaxed);
     FILE.iter().zip(file_of(fd).unwrap_or_default()).for_each(|(known, number)| known.store(number, Relaxed));
     FD.store(fd, Relaxed);
-    observers::hang(&ONLOOKER);
-    observers::see_all(true);
+    observers::register(&OBSERVER);
+    observers::set_observes_all(true);
     current::make_frees_slow();
 }
 
-static ONLOOKER: Onlooker = Onlooker { allocated, freed, in_child, before_abort, ..Onlooker::IDLE };
+static OBSERVER: Observer = Observer { allocated, freed, in_child, before_abort, ..Observer::IDLE };
 
-fn allocated(born: &Born) {
-    if !observers::sees_all() {
+fn allocated(born: &Allocation) {
+    if !observers::observes_all() {
         return; // a sample, for somebody else
     }
     let call = &born.call;
@@ -89,14 +89,14 @@ fn record(long: [u64; 3], short: [u32; 4]) {
 }
 
 fn write(bytes: &[u8]) {
-    if !observers::sees_all() {
+    if !observers::observes_all() {
         return;
     }
     // Programs close files that they do not know, as daemons do, and then one of their own has the number.
     let fd = FD.load(Relaxed);
     let is_there = file_of(fd) == Some([0, 1].map(|i| FILE[i].load(Relaxed)));
     if !is_there || !os::write(fd, bytes) {
-        observers::see_all(false);
+        observers::set_observes_all(false);
         warn(format_args!("the trace file cannot be written any further; it ends here"));
     }
 }
@@ -114,7 +114,7 @@ fn file_of(fd: i32) -> Option<[u64; 2]> {
 /// the process from a signal handler may have been recording itself: then what is buffered is lost, and the process ends.
 pub fn flush_at_end() {
     const PATIENCE: u32 = 1000;
-    if !observers::sees_all() {
+    if !observers::observes_all() {
         return;
     }
     for _ in 0..PATIENCE {
@@ -134,7 +134,7 @@ fn flush_locked() {
 
 /// Writes what is buffered before the process aborts, unless the aborting thread is just recording.
 fn before_abort() {
-    if observers::sees_all()
+    if observers::observes_all()
         && let Some(_guard) = LOCK.try_lock()
     {
         flush_locked();
@@ -143,8 +143,8 @@ fn before_abort() {
 
 /// A forked child does not write into its parent's file.
 fn in_child() {
-    if observers::sees_all() {
-        observers::see_all(false);
+    if observers::observes_all() {
+        observers::set_observes_all(false);
         // SAFETY: the gate of `fork` was shut: no thread was recording, and there is one thread.
         unsafe { (*BUFFER.0.get()).1 = 0 };
     }

@@ -193,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn many_come_and_go() {
+    fn finds_and_frees_many_mappings() {
         let addresses: std::vec::Vec<_> =
             (0..600).map(|i| allocate(i % 7, PAGE_BYTES * (1 + i % 7), 1).unwrap()).collect();
         for (i, &address) in addresses.iter().enumerate() {

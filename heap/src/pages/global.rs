@@ -31,7 +31,7 @@ pub fn acquire_spans(
 
 pub(crate) fn acquire(request: &Request, extra: &mut Extra) -> Option<usize> {
     let class = request.class;
-    if memory_pressure::near()
+    if memory_pressure::is_high()
         && let Some(blocks) = (0..=class).rev().find_map(|from| recycle(from, request, extra))
     {
         return Some(blocks);

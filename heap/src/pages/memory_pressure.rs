@@ -10,7 +10,7 @@ use crate::system::text::Text;
 use crate::system::{events, os};
 use crate::units::geometry::HUGE_PAGE_BYTES;
 
-static NEAR: AtomicBool = AtomicBool::new(false);
+static HIGH: AtomicBool = AtomicBool::new(false);
 static NEXT_LOOK_MS: AtomicU64 = AtomicU64::new(0);
 /// Between two looks, ms; where there is a limit earlier, once the heap has grown by one part in so many.
 const LOOK_MS: u64 = 500;
@@ -21,8 +21,8 @@ const LEAST_PAGES: usize = 16;
 
 /// Whether memory is scarce.
 #[inline]
-pub fn near() -> bool {
-    NEAR.load(Relaxed)
+pub fn is_high() -> bool {
+    HIGH.load(Relaxed)
 }
 
 /// Looks, if it is time to.
@@ -38,7 +38,7 @@ pub fn tick(now_ms: u64) {
     // Without a limit a heap that breathes need not look at each breath.
     let more = if found.is_some() { pages.div_ceil(ONE_PART_IN) } else { usize::MAX - pages };
     NEXT_LOOK_PAGES.store(pages + more, Relaxed);
-    NEAR.store(found.is_some_and(|(limit, used)| is_near(limit, used)), Relaxed);
+    HIGH.store(found.is_some_and(|(limit, used)| is_near(limit, used)), Relaxed);
 }
 
 /// Three quarters of the limit are used, by what cannot be dropped: anonymous memory of all of the cgroup's processes.

@@ -31,12 +31,17 @@ pub enum Recycle {
 }
 
 static RECYCLE: AtomicU8 = AtomicU8::new(Recycle::Fill as u8);
-static K: AtomicU32 = AtomicU32::new(2);
+static DEADLINE_FACTOR: AtomicU32 = AtomicU32::new(2);
 
 /// Chooses the policies; before the first allocation.
-pub fn configure(recycle: Recycle, k: u32) {
+pub fn configure(recycle: Recycle, deadline_factor: u32) {
     RECYCLE.store(recycle as u8, Relaxed);
-    K.store(k, Relaxed);
+    DEADLINE_FACTOR.store(deadline_factor, Relaxed);
+}
+
+/// How many times its lifetime class a page's deadline is.
+pub fn deadline_factor() -> u32 {
+    DEADLINE_FACTOR.load(Relaxed)
 }
 
 /// What is asked for.
@@ -85,7 +90,7 @@ pub(crate) fn fills() -> bool {
 }
 
 fn set_deadline(page: &HugePage) {
-    let deadline = lifetime_class::deadline_ms(clock::now_ms(), page.class(), K.load(Relaxed));
+    let deadline = lifetime_class::deadline_ms(clock::now_ms(), page.class(), deadline_factor());
     page.deadline_ms.store(deadline, Relaxed);
 }
 
@@ -172,14 +177,14 @@ pub(crate) fn free_page(page: &HugePage, address: usize, class: usize) {
         page.set_state(State::Retained);
         retained::keep(address);
     } else {
-        hand_back(page, address);
+        return_to_os(page, address);
         if retained::excess() > 0 {
             return_retained(); // the heap shrinks
         }
     }
 }
 
-fn hand_back(page: &HugePage, address: usize) {
+fn return_to_os(page: &HugePage, address: usize) {
     page.set_state(State::Free);
     page.high_water.store(0, Relaxed);
     os::discard(address, HUGE_PAGE_BYTES);
@@ -192,7 +197,7 @@ pub(crate) fn return_retained() -> bool {
     let Some(address) = retained::take() else { return false };
     let page = region::huge_page(address);
     let _guard = page.lock.lock();
-    hand_back(page, address);
+    return_to_os(page, address);
     true
 }
 

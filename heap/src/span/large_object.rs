@@ -52,7 +52,7 @@ impl LargeObject {
 
     /// Its blocks, if one begins here that is live.
     pub fn live_blocks(&self) -> Option<usize> {
-        self.blocks().filter(|_| !self.is_in_hand())
+        self.blocks().filter(|_| !self.is_cached())
     }
 
     /// Its blocks, if one begins here that is live and has neither mark: who frees it has no more to do.
@@ -63,18 +63,18 @@ impl LargeObject {
     }
 
     /// Whether it is freed and in some thread's hand.
-    pub fn is_in_hand(&self) -> bool {
+    pub fn is_cached(&self) -> bool {
         self.0.load(Acquire) & BY != 0
     }
 
     /// Freed, it is in the hand of this heap, for all threads to see: so a second free is noticed. Two threads that free it
-    /// at the same instant may both write; one finds the other's mark later, see [`LargeObject::leave_hand`].
-    pub fn put_in_hand(&self, heap: u32) {
+    /// at the same instant may both write; one finds the other's mark later, see [`LargeObject::leave_cache`].
+    pub fn enter_cache(&self, heap: u32) {
         self.0.store(self.0.load(Relaxed) & !(BY | UNTOUCHED) | heap, Release);
     }
 
     /// It leaves the hand of this heap; `false`: it was in another's.
-    pub fn leave_hand(&self, heap: u32) -> bool {
+    pub fn leave_cache(&self, heap: u32) -> bool {
         let word = self.0.load(Acquire);
         self.0.store(word & !BY, Release);
         word & BY == heap

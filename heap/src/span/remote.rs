@@ -62,7 +62,7 @@ pub struct Link {
 
 const UNLISTED: u32 = 0;
 const LISTED: u32 = 1;
-const NOBODYS: u32 = 2;
+const UNOWNED: u32 = 2;
 
 impl Link {
     /// Claims the right to put the span into a list; `false`: it is in one, or nobody's.
@@ -78,13 +78,13 @@ impl Link {
     }
 
     /// The owner gives the span up; `false`: it is in a list, and its owner's until that is taken.
-    pub fn give_up(&self) -> bool {
-        self.change(UNLISTED, NOBODYS)
+    pub fn mark_unowned(&self) -> bool {
+        self.change(UNLISTED, UNOWNED)
     }
 
     /// The span has an owner again.
-    pub fn take_up(&self) {
-        self.change(NOBODYS, UNLISTED);
+    pub fn mark_owned(&self) {
+        self.change(UNOWNED, UNLISTED);
     }
 
     fn change(&self, from: u32, to: u32) -> bool {
@@ -168,7 +168,7 @@ impl Tenancy {
 }
 
 /// A span as the steps below see it; `heap/tests/loom_remote.rs` has a model of one.
-pub trait Shared: 'static {
+pub trait RemoteSpan: 'static {
     /// What owns spans.
     type Home: Home<Span = Self>;
     /// Its membership in a list.
@@ -186,7 +186,7 @@ pub trait Shared: 'static {
 /// A heap as the steps below see it.
 pub trait Home: 'static {
     /// What it owns.
-    type Span: Shared<Home = Self>;
+    type Span: RemoteSpan<Home = Self>;
     /// Holds the lock until dropped.
     type Guard;
     /// Its spans in which others marked cells.
@@ -196,13 +196,13 @@ pub trait Home: 'static {
     /// Whether it owns the span.
     fn owns(&self, span: &Self::Span) -> bool;
     /// Takes over the marked cells of an own span, and moves the span to where it belongs now.
-    fn take_over(&'static self, span: &'static Self::Span);
+    fn collect_marked(&'static self, span: &'static Self::Span);
     /// The lock with which threads move out, vacant heaps are looked after and their spans adopted.
     fn lock(&self) -> Self::Guard;
 }
 
 /// Puts a span in which a cell was marked into its owner's list, unless it is in one.
-pub fn list<S: Shared>(span: &'static S, locked: bool) {
+pub fn list<S: RemoteSpan>(span: &'static S, locked: bool) {
     while span.link().claim() {
         // Not before the claim: until then the owner may give the span up, and another take it.
         if let Some(owner) = span.home() {
@@ -240,9 +240,9 @@ pub fn collect<H: Home>(home: &'static H, locked: bool) {
         address = span.link().next();
         if home.owns(span) {
             span.link().release();
-            home.take_over(span);
+            home.collect_marked(span);
         } else {
-            pass_on(span, locked);
+            forward(span, locked);
         }
     }
 }
@@ -256,10 +256,10 @@ pub fn collect_if<H: Home>(home: &'static H, locked: bool, wanted: impl Fn(&H::S
         let span = unsafe { &*(address as *const H::Span) };
         let next = span.link().next();
         if !home.owns(span) {
-            pass_on(span, locked);
+            forward(span, locked);
         } else if wanted(span) {
             span.link().release();
-            home.take_over(span);
+            home.collect_marked(span);
         } else {
             home.list().push(address, span.link()); // its link stays claimed
         }
@@ -268,7 +268,7 @@ pub fn collect_if<H: Home>(home: &'static H, locked: bool, wanted: impl Fn(&H::S
 }
 
 /// The span changed hands while it was in a list: its link stays claimed.
-fn pass_on<S: Shared>(span: &'static S, locked: bool) {
+fn forward<S: RemoteSpan>(span: &'static S, locked: bool) {
     match span.home() {
         Some(owner) => deliver(owner, span, locked),
         None => {
@@ -280,18 +280,18 @@ fn pass_on<S: Shared>(span: &'static S, locked: bool) {
 
 /// After cells of an own span were freed: an empty one is given up. Whether it was, and is nobody's now. One that is in a list
 /// stays its owner's until that is taken, and is settled then.
-pub fn settle<S: Shared>(span: &S) -> bool {
-    let given_up = span.is_idle() && span.link().give_up();
-    if given_up {
+pub fn settle<S: RemoteSpan>(span: &S) -> bool {
+    let disowned = span.is_idle() && span.link().mark_unowned();
+    if disowned {
         span.set_home(None);
     }
-    given_up
+    disowned
 }
 
 /// A span that is nobody's and was prepared gets an owner.
-pub fn take_up<H: Home>(home: &'static H, span: &'static H::Span) {
+pub fn assign_owner<H: Home>(home: &'static H, span: &'static H::Span) {
     span.set_home(Some(home));
-    span.link().take_up(); // not before: who frees in it now finds the owner
+    span.link().mark_owned(); // not before: who frees in it now finds the owner
 }
 
 /// A span of a heap without a thread gets another owner. The lock is held from before `find` looks for it until then: it is in

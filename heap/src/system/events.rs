@@ -39,7 +39,7 @@ pub enum Event {
     /// Cells were taken in hand, less those that were given back unused: so many small objects were allocated.
     CellsTaken,
     /// A large object was taken from hand, for a call whose site was known.
-    LargeInHand,
+    LargeFromCache,
     /// The model was asked again for a call that it had predicted before (LLAMA §7).
     PredictionChecked,
     /// It gave another class than before.
@@ -63,7 +63,7 @@ pub enum Event {
     /// A thread looked for a span in heaps whose threads have ended.
     VacantSearched,
     /// A half-empty span went to a class that needs it more.
-    SpanHandedOn,
+    SpanMoved,
 }
 
 /// How many kinds of events there are.

@@ -10,7 +10,7 @@ use core::sync::atomic::{
 use crate::units::call::Call;
 
 /// An object that was just allocated.
-pub struct Born {
+pub struct Allocation {
     /// By which call.
     pub call: Call,
     /// How high the stack was then.
@@ -29,14 +29,14 @@ pub struct Born {
 
 /// What somebody wants to be told.
 #[derive(Clone, Copy)]
-pub struct Onlooker {
-    /// An object was allocated: each while [`sees_all`], else each sample.
-    pub allocated: fn(&Born),
-    /// An object is about to be freed, by which thread if it has a heap: each, while [`sees_all`].
+pub struct Observer {
+    /// An object was allocated: each while [`observes_all`], else each sample.
+    pub allocated: fn(&Allocation),
+    /// An object is about to be freed, by which thread if it has a heap: each, while [`observes_all`].
     pub freed: fn(Option<u32>, usize),
-    /// As above: those that may be samples, while [`awaits_samples`].
+    /// As above: those that may be samples, while [`observes_samples`].
     pub sample_freed: fn(Option<u32>, usize),
-    /// An object that may be a sample was moved, from where and to where, while [`awaits_samples`].
+    /// An object that may be a sample was moved, from where and to where, while [`observes_samples`].
     pub sample_moved: fn(usize, usize),
     /// A tick of the maintenance: its number, and ms since the start.
     pub tick: fn(u32, u64),
@@ -46,7 +46,7 @@ pub struct Onlooker {
     pub before_abort: fn(),
 }
 
-impl Onlooker {
+impl Observer {
     /// Wants nothing.
     pub const IDLE: Self = Self {
         allocated: |_| {},
@@ -59,26 +59,26 @@ impl Onlooker {
     };
 }
 
-static ONLOOKERS: [AtomicPtr<Onlooker>; 4] = [const { AtomicPtr::new(core::ptr::null_mut()) }; 4];
-static SEES_ALL: AtomicBool = AtomicBool::new(false);
-static AWAITS_SAMPLES: AtomicBool = AtomicBool::new(false);
+static OBSERVERS: [AtomicPtr<Observer>; 4] = [const { AtomicPtr::new(core::ptr::null_mut()) }; 4];
+static OBSERVES_ALL: AtomicBool = AtomicBool::new(false);
+static OBSERVES_SAMPLES: AtomicBool = AtomicBool::new(false);
 
-/// Tells an onlooker from now on; who hangs here already does so once.
-pub fn hang(onlooker: &'static Onlooker) {
-    let new = core::ptr::from_ref(onlooker).cast_mut();
-    for place in &ONLOOKERS {
-        let is_new = |old: *mut Onlooker| old.is_null() || old == new;
+/// Tells an observer from now on; who hangs here already does so once.
+pub fn register(observer: &'static Observer) {
+    let new = core::ptr::from_ref(observer).cast_mut();
+    for place in &OBSERVERS {
+        let is_new = |old: *mut Observer| old.is_null() || old == new;
         if place.fetch_update(Release, Acquire, |old| is_new(old).then_some(new)).is_ok() {
             return;
         }
     }
 }
 
-fn each(tell: impl Fn(&Onlooker)) {
-    for place in &ONLOOKERS {
+fn notify_all(notify: impl Fn(&Observer)) {
+    for place in &OBSERVERS {
         // SAFETY: null or what `hang` was given, which lives for ever.
         match unsafe { place.load(Acquire).as_ref() } {
-            Some(onlooker) => tell(onlooker),
+            Some(observer) => notify(observer),
             None => return,
         }
     }
@@ -86,62 +86,62 @@ fn each(tell: impl Fn(&Onlooker)) {
 
 /// Whether somebody wants to see each call: then all of them take the slow path.
 #[inline]
-pub fn sees_all() -> bool {
-    SEES_ALL.load(Relaxed)
+pub fn observes_all() -> bool {
+    OBSERVES_ALL.load(Relaxed)
 }
 
 /// Somebody wants to see each call from now on, or no more.
-pub fn see_all(on: bool) {
-    SEES_ALL.store(on, Relaxed);
+pub fn set_observes_all(on: bool) {
+    OBSERVES_ALL.store(on, Relaxed);
 }
 
 /// Whether sampled objects may be awaited.
 #[inline]
-pub fn awaits_samples() -> bool {
-    AWAITS_SAMPLES.load(Relaxed)
+pub fn observes_samples() -> bool {
+    OBSERVES_SAMPLES.load(Relaxed)
 }
 
 /// Somebody awaits sampled objects from now on, or no more.
-pub fn await_samples(on: bool) {
-    AWAITS_SAMPLES.store(on, Release);
+pub fn set_observes_samples(on: bool) {
+    OBSERVES_SAMPLES.store(on, Release);
 }
 
-/// See [`Onlooker::allocated`].
+/// See [`Observer::allocated`].
 #[cold]
-pub fn allocated(born: &Born) {
-    each(|onlooker| (onlooker.allocated)(born));
+pub fn allocated(born: &Allocation) {
+    notify_all(|observer| (observer.allocated)(born));
 }
 
-/// See [`Onlooker::freed`].
+/// See [`Observer::freed`].
 #[cold]
 pub fn freed(thread: Option<u32>, address: usize) {
-    each(|onlooker| (onlooker.freed)(thread, address));
+    notify_all(|observer| (observer.freed)(thread, address));
 }
 
-/// See [`Onlooker::sample_freed`].
+/// See [`Observer::sample_freed`].
 #[cold]
 pub fn sample_freed(thread: Option<u32>, address: usize) {
-    each(|onlooker| (onlooker.sample_freed)(thread, address));
+    notify_all(|observer| (observer.sample_freed)(thread, address));
 }
 
-/// See [`Onlooker::sample_moved`].
+/// See [`Observer::sample_moved`].
 #[cold]
 pub fn sample_moved(from: usize, to: usize) {
-    each(|onlooker| (onlooker.sample_moved)(from, to));
+    notify_all(|observer| (observer.sample_moved)(from, to));
 }
 
-/// See [`Onlooker::tick`].
+/// See [`Observer::tick`].
 pub fn tick(tick: u32, now_ms: u64) {
-    each(|onlooker| (onlooker.tick)(tick, now_ms));
+    notify_all(|observer| (observer.tick)(tick, now_ms));
 }
 
-/// See [`Onlooker::in_child`].
+/// See [`Observer::in_child`].
 pub fn in_child() {
-    each(|onlooker| (onlooker.in_child)());
+    notify_all(|observer| (observer.in_child)());
 }
 
-/// See [`Onlooker::before_abort`].
+/// See [`Observer::before_abort`].
 #[cold]
 pub fn before_abort() {
-    each(|onlooker| (onlooker.before_abort)());
+    notify_all(|observer| (observer.before_abort)());
 }

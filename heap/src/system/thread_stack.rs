@@ -4,7 +4,7 @@ use crate::units::call::Call;
 
 /// As far as it is known.
 #[derive(Clone, Copy)]
-pub struct OwnStack {
+pub struct ThreadStack {
     /// From where heights are measured.
     base: usize,
     /// All from here on, up to `top`, is surely the thread's own.
@@ -21,7 +21,7 @@ const LEAST_BYTES: usize = 12 << 10;
 /// The kernel maps nothing so close below the top of a process' first stack.
 const LEAST_BYTES_OF_FIRST: usize = 128 << 20;
 
-impl OwnStack {
+impl ThreadStack {
     /// Nothing is known of it.
     pub const NONE: Self = Self { base: 0, sure: 0, top: 0 };
 
@@ -40,7 +40,7 @@ impl OwnStack {
         Self { base: call.stack, sure: if is_first { sure } else { top }, top }
     }
 
-    /// As [`OwnStack::of`], where only heights matter.
+    /// As [`ThreadStack::of`], where only heights matter.
     pub fn with_base(base: usize) -> Self {
         Self { base, ..Self::NONE }
     }
@@ -94,10 +94,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_a_stack_that_may_end_only_the_page_of_the_call_is_read() {
+    fn reads_only_the_page_of_the_call_on_a_stack_that_may_end() {
         let call = |stack| Call { size: 8, caller: 1, stack };
         let top = 0x7000_0000_0000;
-        let own = OwnStack { base: top, sure: top - LEAST_BYTES, top };
+        let own = ThreadStack { base: top, sure: top - LEAST_BYTES, top };
         assert!(own.may_read(&call(top - 3 * PAGE_BYTES + 8), 255));
         assert!(own.may_read(&call(top - 3 * PAGE_BYTES + 8), u8::MAX));
         assert!(!own.may_read(&call(top - 16), 3), "behind its end");
@@ -108,11 +108,11 @@ mod tests {
     }
 
     #[test]
-    fn the_stack_of_a_thread_and_of_the_first_one_are_known() {
+    fn finds_the_stack_of_a_thread() {
         let is_known = || {
             let here = 0usize;
             let call = Call { size: 8, caller: 1, stack: (&raw const here).addr() };
-            let own = OwnStack::of(&call);
+            let own = ThreadStack::of(&call);
             own.is_of(&call) && own.may_read(&call, 255)
         };
         assert!(std::thread::spawn(is_known).join().expect("no panic"));

@@ -22,7 +22,7 @@ const COMPARED: u8 = 3;
 const MAX_PATIENCE_IN_SCARCITY: u8 = 128;
 /// A small heap takes of cells that were never in use a page in hand, and those that were freed meanwhile before further ones: so
 /// it touches few pages.
-const IN_HAND_BYTES_OF_SMALL_HEAP: usize = 4096;
+const CACHED_BYTES_OF_SMALL_HEAP: usize = 4096;
 /// Cells that are smaller are taken 64 at a time always.
 const LEAST_BYTES_TO_SPARE: usize = 512;
 
@@ -54,9 +54,9 @@ pub struct Bin {
     /// How many of them a refill looks at.
     pub patience: Cell<u8>,
     /// Words taken in hand since bins were last compared, see [`crate::thread::compact`].
-    pub asked: Cell<u32>,
+    pub words_taken: Cell<u32>,
     /// Comparisons in a row that found none.
-    pub not_asked: Cell<u8>,
+    pub idle_comparisons: Cell<u8>,
     /// Much of what its queue has is free, as was seen then.
     pub is_sparse: Cell<bool>,
 }
@@ -96,8 +96,8 @@ impl Bin {
             open: Cell::new(None),
             queue: SpanList::new(),
             patience: Cell::new(0),
-            asked: Cell::new(0),
-            not_asked: Cell::new(0),
+            words_taken: Cell::new(0),
+            idle_comparisons: Cell::new(0),
             is_sparse: Cell::new(false),
         }
     }
@@ -137,12 +137,12 @@ impl Bin {
     }
 
     /// Cells in hand.
-    pub fn in_hand(&self) -> u32 {
+    pub fn cached_cells(&self) -> u32 {
         self.pending.get().count_ones()
     }
 
     /// Cells in hand that are live, too: none, ever.
-    pub fn in_hand_and_live(&self) -> u64 {
+    pub fn cached_and_live(&self) -> u64 {
         self.word.get().map_or(0, |word| self.pending.get() & word.load(Relaxed))
     }
 
@@ -165,7 +165,7 @@ impl Bin {
         self.pending.set(0);
         compiler_fence(SeqCst);
         events::add(Event::CellsTaken, cells.count_ones().into());
-        self.asked.set(self.asked.get().saturating_add(1));
+        self.words_taken.set(self.words_taken.get().saturating_add(1));
         self.word.set(Some(span.live_word(word)));
         self.base.set(span.address() + word * 64 * self.cell_bytes.get());
         compiler_fence(SeqCst);
@@ -191,7 +191,7 @@ impl Bin {
     #[inline(never)]
     fn spared(&self, span: &Span, word: usize, free: u64) -> u64 {
         let used = u64::BITS - (span.mask(word) & !free).leading_zeros();
-        let most = used + (IN_HAND_BYTES_OF_SMALL_HEAP >> self.cell_bytes().ilog2()).max(1) as u32;
+        let most = used + (CACHED_BYTES_OF_SMALL_HEAP >> self.cell_bytes().ilog2()).max(1) as u32;
         let cells = free & (u64::MAX >> u64::BITS.saturating_sub(most));
         if cells == free && word + 1 == span.words() {
             span.set_whole(true);
@@ -217,7 +217,7 @@ impl Bin {
     }
 
     /// Has no open span any more.
-    fn give_up_open(&self) -> Option<&'static Span> {
+    fn detach_open(&self) -> Option<&'static Span> {
         let span = self.open.take()?;
         let not_used = self.pending.replace(0).count_ones();
         if not_used == 0 {
@@ -232,7 +232,7 @@ impl Bin {
 
     /// The open span joins the end of the queue.
     pub fn close(&self) {
-        if let Some(span) = self.give_up_open() {
+        if let Some(span) = self.detach_open() {
             span.set_role(Role::Queued);
             self.queue.push(span);
         }

@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_forgotten_counts_no_more() {
+    fn forgotten_calls_do_not_count() {
         let table = BySize::new();
         table.new_call(&call(1), 2);
         table.new_call(&call(2), 6);

@@ -17,11 +17,11 @@ use crate::units::lifetime_class::CLASSES;
 use crate::units::size_class::COUNT as SIZE_CLASSES;
 
 /// Comparisons for which a bin was not asked before it gives up its half-empty spans.
-const LEFT_BEHIND: u8 = 4;
+const ENOUGH_IDLE_COMPARISONS: u8 = 4;
 /// Half-empty spans of a queue that are no reason to look for fuller ones.
 const LEAST_SPARSE: usize = 4;
 /// Spans of a queue that are looked at, at most: to be handed on, and to see how full they are.
-const HANDED_ON: usize = 64;
+const MOST_MOVED: usize = 64;
 const LOOKED_AT: usize = 32;
 
 /// Compares all bins, and begins to count anew.
@@ -30,33 +30,35 @@ pub fn compare(heap: &'static Heap) {
         let of_size: [Option<&Bin>; CLASSES] =
             core::array::from_fn(|class| heap.bin_if_used(class, size_class));
         let bins = || of_size.iter().flatten();
-        let Some(most) = bins().max_by_key(|bin| bin.asked.get()).filter(|bin| bin.asked.get() > 0) else {
+        let Some(most) =
+            bins().max_by_key(|bin| bin.words_taken.get()).filter(|bin| bin.words_taken.get() > 0)
+        else {
             continue; // then none was, and nobody needs what they have
         };
         for bin in bins() {
-            if bin.asked.replace(0) > 0 {
-                bin.not_asked.set(0);
+            if bin.words_taken.replace(0) > 0 {
+                bin.idle_comparisons.set(0);
                 bin.is_sparse.set(is_sparse(bin));
                 continue;
             }
-            bin.not_asked.set(bin.not_asked.get().saturating_add(1));
-            if bin.not_asked.get() >= LEFT_BEHIND && refill::classes_are_guesses() {
-                hand_on(bin, most);
+            bin.idle_comparisons.set(bin.idle_comparisons.get().saturating_add(1));
+            if bin.idle_comparisons.get() >= ENOUGH_IDLE_COMPARISONS && refill::classes_are_guesses() {
+                move_half_empty_spans(bin, most);
             }
         }
     }
 }
 
 /// The spans are of a class of which their objects are not.
-fn hand_on(bin: &Bin, to: &Bin) {
+fn move_half_empty_spans(bin: &Bin, to: &Bin) {
     let class = to.class.get().into();
-    for _ in 0..bin.queue.iter().take(HANDED_ON).count() {
+    for _ in 0..bin.queue.iter().take(MOST_MOVED).count() {
         let Some(span) = bin.queue.pop() else { return };
         let may_go = || page_life::lengthen(span.address(), class) || refill::may_be_opened_for(span, class);
         if is_half_empty(span) && may_go() {
             span.class.store(class as u8, Relaxed);
             to.queue.push_first(span);
-            events::count(Event::SpanHandedOn);
+            events::count(Event::SpanMoved);
         } else {
             bin.queue.push(span);
         }

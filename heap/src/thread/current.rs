@@ -4,7 +4,7 @@
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
-use crate::system::thread_stack::OwnStack;
+use crate::system::thread_stack::ThreadStack;
 use crate::system::{events, thread_local};
 use crate::thread::local::Heap;
 use crate::thread::{fork_guard, refill, registry};
@@ -82,7 +82,7 @@ impl Drop for Visit {
 pub fn enter(call: &Call) -> Option<Visit> {
     let heap = registry::move_in()?;
     heap.large.share(registry::in_use());
-    heap.stack.set(OwnStack::of(call));
+    heap.stack.set(ThreadStack::of(call));
     if thread_local::exits() >= LAST_EXIT {
         return Some(Visit { heap, leaves: true });
     }
@@ -109,9 +109,9 @@ extern "C" fn thread_exit(heap: *mut c_void) {
 /// Empties a heap's hands and makes it vacant.
 fn leave(heap: &'static Heap) {
     {
-        let _pass = fork_guard::pass(heap);
+        let _guard = fork_guard::enter(heap);
         refill::flush(heap, true);
     }
-    let _pass = fork_guard::pass(&EMPTY);
+    let _guard = fork_guard::enter(&EMPTY);
     registry::move_out(heap);
 }

@@ -21,13 +21,13 @@ extern "C" fn before() {
     let call = Call { size: 0, caller: 0, stack: (&raw const here).addr() };
     let visit = || Visit::at_home().or_else(|| current::enter(&call));
     let own = visit().map_or_else(current::heap, |visit| visit.heap);
-    fork_guard::shut(own.id.get(), |inside| inside(&EMPTY) || registry::heaps().any(inside));
+    fork_guard::lock_exclusive(own.id.get(), |inside| inside(&EMPTY) || registry::heaps().any(inside));
     registry::lock().hold();
 }
 
 extern "C" fn after_in_parent() {
     registry::lock().release();
-    fork_guard::open(false);
+    fork_guard::unlock_exclusive(false);
 }
 
 extern "C" fn after_in_child() {
@@ -35,5 +35,5 @@ extern "C" fn after_in_child() {
     registry::only_survivor(current::heap());
     observers::in_child();
     registry::lock().release_alone();
-    fork_guard::open(true);
+    fork_guard::unlock_exclusive(true);
 }

@@ -17,12 +17,12 @@ use crate::system::lock::Lock;
 use crate::system::os;
 use crate::thread::local::Heap;
 
-static SHUT: AtomicBool = AtomicBool::new(false);
-static FORKING: AtomicU32 = AtomicU32::new(0);
-static GATE: Lock = Lock::new();
+static EXCLUSIVE: AtomicBool = AtomicBool::new(false);
+static EXCLUSIVE_HEAP: AtomicU32 = AtomicU32::new(0);
+static LOCK: Lock = Lock::new();
 
 /// Fork waits for this to be dropped.
-pub struct Pass<'a>(&'a Heap);
+pub struct SharedGuard<'a>(&'a Heap);
 
 /// Without membarrier, everyone pays.
 static FENCES: AtomicBool = AtomicBool::new(true);
@@ -34,12 +34,12 @@ pub fn start() {
 
 /// Enters a section that fork must not cut. Sections may nest.
 #[inline]
-pub fn pass(heap: &Heap) -> Pass<'_> {
+pub fn enter(heap: &Heap) -> SharedGuard<'_> {
     let outermost = change(heap, 1) == 0;
-    if outermost && SHUT.load(SeqCst) && FORKING.load(SeqCst) != heap.id.get() {
+    if outermost && EXCLUSIVE.load(SeqCst) && EXCLUSIVE_HEAP.load(SeqCst) != heap.id.get() {
         wait(heap);
     }
-    Pass(heap)
+    SharedGuard(heap)
 }
 
 /// Changes the count of sections that the thread is in; the count before.
@@ -56,14 +56,14 @@ fn change(heap: &Heap, by: i32) -> u32 {
 
 #[cold]
 fn wait(heap: &Heap) {
-    while SHUT.load(SeqCst) {
+    while EXCLUSIVE.load(SeqCst) {
         change(heap, -1);
-        drop(GATE.lock());
+        drop(LOCK.lock());
         change(heap, 1);
     }
 }
 
-impl Drop for Pass<'_> {
+impl Drop for SharedGuard<'_> {
     #[inline]
     fn drop(&mut self) {
         change(self.0, -1);
@@ -71,10 +71,10 @@ impl Drop for Pass<'_> {
 }
 
 /// Shuts the gate for the thread of heap `own`, and waits until nobody else is inside; `heaps` are all.
-pub fn shut(own: u32, heaps: impl Fn(&dyn Fn(&Heap) -> bool) -> bool) {
-    GATE.hold();
-    FORKING.store(own, SeqCst);
-    SHUT.store(true, SeqCst);
+pub fn lock_exclusive(own: u32, heaps: impl Fn(&dyn Fn(&Heap) -> bool) -> bool) {
+    LOCK.hold();
+    EXCLUSIVE_HEAP.store(own, SeqCst);
+    EXCLUSIVE.store(true, SeqCst);
     os::membarrier(os::Membarrier::Fence);
     let inside = |heap: &Heap| heap.id.get() != own && heap.busy.load(SeqCst) != 0;
     while heaps(&inside) {
@@ -84,8 +84,8 @@ pub fn shut(own: u32, heaps: impl Fn(&dyn Fn(&Heap) -> bool) -> bool) {
 }
 
 /// Opens it again: after fork, and `in_child` where there is no other thread.
-pub fn open(in_child: bool) {
-    SHUT.store(false, SeqCst);
-    FORKING.store(0, SeqCst);
-    if in_child { GATE.release_alone() } else { GATE.release() }
+pub fn unlock_exclusive(in_child: bool) {
+    EXCLUSIVE.store(false, SeqCst);
+    EXCLUSIVE_HEAP.store(0, SeqCst);
+    if in_child { LOCK.release_alone() } else { LOCK.release() }
 }

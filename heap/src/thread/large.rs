@@ -25,16 +25,16 @@ const LEAST_SHARE: usize = 16;
 const MOST_SHARE: usize = 4 * BLOCKS_PER_HUGE_PAGE;
 /// Objects are looked for among those whose number of blocks has the same logarithm, of which so many are kept.
 const WAYS: usize = 4;
-const IN_HAND: usize = WAYS * (MOST_BLOCKS.ilog2() as usize + 1);
+const ENTRIES: usize = WAYS * (MOST_BLOCKS.ilog2() as usize + 1);
 /// One that is given out has at most this part more blocks than were asked for.
 const SPARE: usize = 4;
 
-/// Freed objects that a thread keeps in hand. All zeros is an empty one.
+/// Freed objects that a thread keeps in cache. All zeros is an empty one.
 pub struct LargeCache {
     /// Address and number of blocks, which a block's alignment leaves room for; 0 for none.
-    entries: [Cell<usize>; IN_HAND],
+    entries: [Cell<usize>; ENTRIES],
     /// The longest class that may have them.
-    classes: [Cell<u8>; IN_HAND],
+    classes: [Cell<u8>; ENTRIES],
     /// The one that goes first, when another comes.
     next: Cell<u8>,
     /// What they have together.
@@ -64,11 +64,11 @@ impl Default for LargeCache {
 }
 
 impl LargeCache {
-    /// Nothing in hand.
+    /// Nothing in cache.
     pub const fn new() -> Self {
         Self {
-            entries: [const { Cell::new(0) }; IN_HAND],
-            classes: [const { Cell::new(0) }; IN_HAND],
+            entries: [const { Cell::new(0) }; ENTRIES],
+            classes: [const { Cell::new(0) }; ENTRIES],
             next: Cell::new(0),
             blocks: Cell::new(0),
             share: Cell::new(0),
@@ -121,7 +121,7 @@ impl LargeCache {
             i
         });
         while usize::from(self.blocks.get()) + blocks > self.most() {
-            self.give_back(heap, turn() % IN_HAND);
+            self.give_back(heap, turn() % ENTRIES);
         }
         self.entries[i].set(address | blocks);
         self.classes[i].set(class as u8);
@@ -136,7 +136,7 @@ impl LargeCache {
 
     /// Gives all back; `heap`: the number of the one whose they are.
     pub fn flush(&self, heap: u32) {
-        (0..IN_HAND).for_each(|i| self.give_back(heap, i));
+        (0..ENTRIES).for_each(|i| self.give_back(heap, i));
     }
 
     #[inline(never)]
@@ -149,15 +149,15 @@ impl LargeCache {
     }
 }
 
-/// One that is in hand.
-pub fn allocate_in_hand(hand: &LargeCache, heap: u32, class: usize, size: usize) -> Option<usize> {
-    let taken = hand.take(heap, class, size.div_ceil(BLOCK_BYTES))?;
-    events::count(Event::LargeInHand);
+/// One that is in cache.
+pub fn allocate_cached(cache: &LargeCache, heap: u32, class: usize, size: usize) -> Option<usize> {
+    let taken = cache.take(heap, class, size.div_ceil(BLOCK_BYTES))?;
+    events::count(Event::LargeFromCache);
     Some(taken)
 }
 
 /// A large object, from the hand of heap number `heap` if there is one; `None` when memory ran out.
-pub fn allocate(hand: &LargeCache, heap: u32, class: usize, size: usize, alignment: usize) -> Option<usize> {
+pub fn allocate(cache: &LargeCache, heap: u32, class: usize, size: usize, alignment: usize) -> Option<usize> {
     if size > isize::MAX as usize {
         return None;
     }
@@ -167,7 +167,7 @@ pub fn allocate(hand: &LargeCache, heap: u32, class: usize, size: usize, alignme
     }
     let blocks = size.div_ceil(BLOCK_BYTES).max(1);
     if alignment <= BLOCK_BYTES
-        && let Some(address) = hand.take(heap, class, blocks)
+        && let Some(address) = cache.take(heap, class, blocks)
     {
         return Some(address);
     }
@@ -182,15 +182,15 @@ pub fn blocks(address: usize) -> Option<usize> {
 
 /// The object leaves the hand of `heap`.
 fn take_back(heap: u32, address: usize) {
-    if !region::large_object(address).leave_hand(heap) {
+    if !region::large_object(address).leave_cache(heap) {
         misuse("double free, by two threads at once", address, 0, 0);
     }
 }
 
 /// Frees the large object of `blocks` blocks at `address`.
-pub fn free(hand: &LargeCache, heap: u32, address: usize, blocks: usize, caller: usize) {
-    if hand.keeps(blocks) && heap != 0 && !observers::sees_all() {
-        return keep(hand, heap, region::large_object(address), address, blocks);
+pub fn free(cache: &LargeCache, heap: u32, address: usize, blocks: usize, caller: usize) {
+    if cache.keeps(blocks) && heap != 0 && !observers::observes_all() {
+        return keep(cache, heap, region::large_object(address), address, blocks);
     }
     release(address, blocks, caller);
 }
@@ -204,13 +204,13 @@ fn release(address: usize, blocks: usize, caller: usize) {
 
 /// Frees a large object that the hand of `heap` keeps into it.
 #[inline]
-pub fn keep(hand: &LargeCache, heap: u32, object: &LargeObject, address: usize, blocks: usize) {
+pub fn keep(cache: &LargeCache, heap: u32, object: &LargeObject, address: usize, blocks: usize) {
     let page = region::huge_page(address);
-    object.put_in_hand(heap);
+    object.enter_cache(heap);
     // Blocks that are not residual are for shorter classes than the page's. A page that is demoted makes them residual.
     let residual = page.residual.get(block_index(address));
     let longest = page.class().saturating_sub(!residual as usize);
-    hand.keep(heap, address, blocks, longest);
+    cache.keep(heap, address, blocks, longest);
 }
 
 /// A pointer at which no live large object begins.

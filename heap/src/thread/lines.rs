@@ -156,7 +156,7 @@ const TINY_BYTES: usize = LINE_BYTES - HEADER_BYTES;
 
 /// The fast path: a small object in the free run at hand, if that has room.
 #[inline]
-pub fn allocate_at_hand(spans: &OpenSpans, size: usize) -> Option<usize> {
+pub fn allocate_in_open_run(spans: &OpenSpans, size: usize) -> Option<usize> {
     let room = room_for(size);
     let address = spans.first.fit(room, MIN_ALIGNMENT)?;
     Some(place(&spans.first, address, size, room))

@@ -8,27 +8,27 @@
 use core::cell::Cell;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use crate::lifetime::sites::{KnownSites, Site};
+use crate::lifetime::sites::{Site, SiteCache};
 use crate::lifetime::source::{self, Source};
 use crate::pages::region;
 use crate::span::remote::{RemoteList, Tenancy};
 use crate::system::events::Counts;
 use crate::system::thread_local;
-use crate::system::thread_stack::OwnStack;
+use crate::system::thread_stack::ThreadStack;
 use crate::thread::bin::Bin;
 use crate::thread::by_size::BySize;
 use crate::thread::large::LargeCache;
 use crate::thread::lines::OpenSpans;
-use crate::thread::prediction_table::{Known, Predictions};
-use crate::thread::remote_free_buffer::Outbox;
-use crate::thread::span_cache::Hand;
+use crate::thread::prediction_table::{KnownCall, PredictionTable};
+use crate::thread::remote_free_buffer::RemoteFreeBuffer;
+use crate::thread::span_cache::SpanCache;
 use crate::units::call::Call;
 use crate::units::geometry::MAX_SMALL_BYTES;
 use crate::units::lifetime_class::CLASSES;
 use crate::units::size_class::COUNT as SIZE_CLASSES;
 
 /// Bytes that a thread keeps to predict with, if it uses all of its tables.
-pub const TABLES_BYTES: usize = size_of::<Predictions>() + size_of::<KnownSites>();
+pub const TABLES_BYTES: usize = size_of::<PredictionTable>() + size_of::<SiteCache>();
 
 /// Where a heap's tables lie in it, for a fast path in assembly.
 pub mod layout {
@@ -38,7 +38,7 @@ pub mod layout {
     /// Which bin the objects of a size go to.
     pub const BY_SIZE: usize = offset_of!(Heap, by_size);
     /// Which bin the objects of a call go to.
-    pub const PREDICTIONS: usize = offset_of!(Heap, predictions);
+    pub const PREDICTIONS: usize = offset_of!(Heap, prediction_table);
 }
 
 /// What the fast path of freeing did.
@@ -62,7 +62,7 @@ pub struct Heap {
     /// Its number; 0 for the heap of threads that have none.
     pub id: Cell<u32>,
     /// The thread's stack, from whose base heights are measured.
-    pub stack: Cell<OwnStack>,
+    pub stack: Cell<ThreadStack>,
     /// The version of the learned lifetimes that the prediction table was filled from.
     pub epoch: Cell<u32>,
     /// The thread's number, in order of first use, and how many allocations it has made where they are counted.
@@ -76,9 +76,9 @@ pub struct Heap {
     /// When the empty spans in hand were last given back, ms.
     pub flushed_ms: Cell<u64>,
     /// When the thread last looked what is due, and when the keeper last looked for it, ms.
-    pub looked_ms: Cell<u64>,
+    pub maintained_ms: Cell<u64>,
     /// As above.
-    pub kept_ms: Cell<u64>,
+    pub collected_ms: Cell<u64>,
     /// When its bins were last compared, ms, see [`crate::thread::compact`].
     pub compared_ms: Cell<u64>,
     /// When the prediction table was last emptied, ms.
@@ -97,11 +97,11 @@ pub struct Heap {
     /// The next heap without a thread.
     pub next_vacant: Cell<Option<&'static Heap>>,
     /// Empty spans in hand, by lifetime class.
-    pub hands: [Hand; CLASSES],
+    pub span_caches: [SpanCache; CLASSES],
     /// Sites of calls that were looked up of late.
-    pub known_sites: KnownSites,
+    pub site_cache: SiteCache,
     /// Frees of other threads' objects that are not posted yet.
-    pub outbox: Outbox,
+    pub remote_free_buffer: RemoteFreeBuffer,
     /// Large objects in hand.
     pub large: LargeCache,
     /// Bytes of large objects before the next one is sampled; 0: not drawn yet.
@@ -111,7 +111,7 @@ pub struct Heap {
     /// Spans divided by lines, by lifetime class.
     pub lines: [OpenSpans; CLASSES],
     /// Which bin the objects of a call go to.
-    pub predictions: Predictions,
+    pub prediction_table: PredictionTable,
     bins: [Bin; SIZE_CLASSES * CLASSES],
 }
 
@@ -132,15 +132,15 @@ impl Heap {
             nothing: Bin::new(),
             by_size: BySize::new(),
             id: Cell::new(0),
-            stack: Cell::new(OwnStack::NONE),
+            stack: Cell::new(ThreadStack::NONE),
             epoch: Cell::new(0),
             thread: Cell::new(0),
             sequence: Cell::new(0),
             visits: Cell::new(0),
             slow_frees: Cell::new(0),
             flushed_ms: Cell::new(0),
-            looked_ms: Cell::new(0),
-            kept_ms: Cell::new(0),
+            maintained_ms: Cell::new(0),
+            collected_ms: Cell::new(0),
             compared_ms: Cell::new(0),
             forgot_ms: Cell::new(0),
             looks_for_vacant: Cell::new(0),
@@ -149,14 +149,14 @@ impl Heap {
             remote: RemoteList::new(),
             tenancy: Tenancy::new(),
             next_vacant: Cell::new(None),
-            hands: [const { Hand::new() }; CLASSES],
-            known_sites: KnownSites::new(),
-            outbox: Outbox::new(),
+            span_caches: [const { SpanCache::new() }; CLASSES],
+            site_cache: SiteCache::new(),
+            remote_free_buffer: RemoteFreeBuffer::new(),
             large: LargeCache::new(),
             large_before_sample: Cell::new(0),
             counts: Counts::new(),
             lines: [const { OpenSpans::new() }; CLASSES],
-            predictions: Predictions::new(),
+            prediction_table: PredictionTable::new(),
             bins: [const { Bin::new() }; SIZE_CLASSES * CLASSES],
         }
     }
@@ -210,7 +210,7 @@ impl Heap {
         let bin = match self.by_size.bin(call) {
             // SAFETY: the table holds bins of this heap.
             Some(bin) => unsafe { &*bin },
-            None => self.bin_at(self.predictions.get(call)?),
+            None => self.bin_at(self.prediction_table.get(call)?),
         };
         if call.size > bin.cell_bytes() {
             return None; // the place, or the key, of another call
@@ -220,7 +220,7 @@ impl Heap {
 
     /// The bin that was predicted for this call before.
     pub fn predicted_bin(&self, call: &Call) -> Option<&Bin> {
-        self.bin_for(call, self.predictions.get(call)?)
+        self.bin_for(call, self.prediction_table.get(call)?)
     }
 
     /// The bin that lies there, if it is one for this call.
@@ -231,19 +231,19 @@ impl Heap {
     }
 
     /// What the thread's tables know the call by: the call itself, or with the word of the stack that belongs to it.
-    pub fn known_as(&self, call: &Call) -> Call {
-        self.predictions.known(call).map_or(*call, |known| self.known_by(call, &known))
+    pub fn lookup_key(&self, call: &Call) -> Call {
+        self.prediction_table.lookup(call).map_or(*call, |known| self.key_for_stack_word(call, &known))
     }
 
     /// As above, for a call of which this is known.
     #[inline]
-    pub fn known_by(&self, call: &Call, known: &Known) -> Call {
+    pub fn key_for_stack_word(&self, call: &Call, known: &KnownCall) -> Call {
         // If it may not be read, what was found is another call's.
         if known.word == 0 || call.size > MAX_SMALL_BYTES || !self.stack.get().may_read(call, known.word) {
             return *call;
         }
         // SAFETY: it may be read.
-        call.with(unsafe { call.word_above(known.word) })
+        call.with_word(unsafe { call.word_above(known.word) })
     }
 
     /// Calls like this one go to this bin, for as long as it is of the class that the site predicts. The site may be one below
@@ -254,14 +254,14 @@ impl Heap {
         if word != 0
             && let Some(first) = site.and_then(Site::parent)
         {
-            self.predictions.remember_word(call, word, first);
+            self.prediction_table.remember_word(call, word, first);
             self.by_size.no_bin(call);
-        } else if self.predictions.get(call) == Some(offset) {
+        } else if self.prediction_table.get(call) == Some(offset) {
             self.known_call(call, bin);
         } else {
             self.by_size.new_call(call, class);
         }
-        self.predictions.remember(&self.known_as(call), offset, class, site);
+        self.prediction_table.remember(&self.lookup_key(call), offset, class, site);
     }
 
     /// A call that goes to this bin as known found no cell at hand. With a model each context has an opinion of its own.
@@ -277,7 +277,7 @@ impl Heap {
 
     /// Forgets predictions that sites have changed since.
     pub fn forget_changed(&self) {
-        self.predictions.forget_changed(|granules, class| self.by_size.count(granules, class));
+        self.prediction_table.forget_changed(|granules, class| self.by_size.count(granules, class));
         self.by_size.recount();
     }
 }

@@ -24,7 +24,7 @@ pub fn any_cell(heap: &'static Heap, bin: &Bin) -> Option<usize> {
             sizes.clone().find_map(|size_class| adopted_cell(heap, bin.class.get() as usize, size_class))
         })
         .or_else(|| {
-            give_back(heap);
+            release_all(heap);
             sizes.clone().find_map(|size_class| cell_of_size(heap, size_class))
         })
         .or_else(|| open_and_take(bin, refill::divide_new(heap, bin)?))
@@ -32,7 +32,7 @@ pub fn any_cell(heap: &'static Heap, bin: &Bin) -> Option<usize> {
 
 /// Gives back what the thread has in hand, and every page that holds nothing.
 #[cold]
-pub fn give_back(heap: &'static Heap) {
+pub fn release_all(heap: &'static Heap) {
     refill::flush(heap, true);
     global::trim();
 }

@@ -42,11 +42,11 @@ pub fn classify(heap: &Heap, call: &Call) -> Prediction {
         Source::Fixed(class) => Prediction::certain(class, true),
         Source::Oracle => Prediction::certain(oracle::class(heap.thread.get(), heap.sequence.get()), false),
         Source::Online | Source::Model { .. } => {
-            if heap.predicted_bin(&heap.known_as(call)).is_none() {
+            if heap.predicted_bin(&heap.lookup_key(call)).is_none() {
                 events::count(Event::PredictionMissed);
             } // else the bin needs a span, and its site learns
-            let sites::Found { site, word, is_sure } = sites::of(&heap.known_sites, call, heap.stack.get());
-            if let Some(site) = site.filter(|site| site.was_hit(1, call.size)) {
+            let sites::Found { site, word, is_sure } = sites::of(&heap.site_cache, call, heap.stack.get());
+            if let Some(site) = site.filter(|site| site.record_hit(1, call.size)) {
                 ask_again(site, call);
             }
             Prediction { class: site.map_or(FOREVER, Site::class), cacheable: is_sure, site, word }
@@ -56,15 +56,15 @@ pub fn classify(heap: &Heap, call: &Call) -> Prediction {
 
 /// The thread's table knew the call, as it knew that of `count` objects since the last time.
 #[inline]
-pub fn was_hit(heap: &'static Heap, call: &Call, count: u32) {
+pub fn record_hit(heap: &'static Heap, call: &Call, count: u32) {
     if matches!(source::in_use(), Source::Model { .. })
         && let Some(site) = heap
-            .predictions
-            .site(&heap.known_as(call))
-            .or_else(|| sites::known(&heap.known_sites, call, heap.stack.get()))
+            .prediction_table
+            .site(&heap.lookup_key(call))
+            .or_else(|| sites::cached(&heap.site_cache, call, heap.stack.get()))
     {
-        let _pass = fork_guard::pass(heap);
-        if site.was_hit(count, call.size) {
+        let _guard = fork_guard::enter(heap);
+        if site.record_hit(count, call.size) {
             ask_again(site, call);
         }
     }
@@ -78,9 +78,9 @@ fn ask_again(site: &'static Site, call: &Call) {
         match model::predict(call.caller) {
             Some(class) => {
                 events::count(Event::PredictionChecked);
-                site.model_says(class);
+                site.record_model_class(class);
             }
-            None => site.model_says_nothing(),
+            None => site.record_no_model_class(),
         }
     }
 }

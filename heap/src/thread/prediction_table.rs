@@ -21,7 +21,7 @@ const CALLS: usize = 2;
 /// The table. All zeros knows nothing. Calls lie anywhere among the places in use, so these are few at first: each page that is
 /// touched is memory of the program's own, for every thread.
 #[repr(C, align(64))]
-pub struct Predictions {
+pub struct PredictionTable {
     /// The last place in use, as its distance from the first in bytes.
     last: Cell<u32>,
     _aligned: [u32; 7],
@@ -46,13 +46,13 @@ struct Entry {
 
 /// Where things lie, for a fast path in assembly: the last place in use, the first place, an entry, its key, its bin and its word.
 pub mod layout {
-    use super::{Entry, Predictions};
+    use super::{Entry, PredictionTable};
     use core::mem::offset_of;
 
     /// See above.
-    pub const LAST: usize = offset_of!(Predictions, last);
+    pub const LAST: usize = offset_of!(PredictionTable, last);
     /// See above.
-    pub const PLACES: usize = offset_of!(Predictions, places);
+    pub const PLACES: usize = offset_of!(PredictionTable, places);
     /// See above.
     pub const ENTRY_BYTES: usize = size_of::<Entry>();
     /// See above.
@@ -84,7 +84,7 @@ impl Entry {
         self.bin.set(0);
     }
 
-    fn become_as(&self, other: &Self) {
+    fn copy_from(&self, other: &Self) {
         self.bin.set(other.bin.get());
         self.site.set(other.site.get());
         self.granules.set(other.granules.get());
@@ -104,7 +104,7 @@ impl Entry {
 }
 
 /// What the table knows of a call.
-pub struct Known {
+pub struct KnownCall {
     /// Where in the thread's heap its bin lies; 0 if a word belongs to its key.
     pub bin: u32,
     /// The word of the stack that belongs to what calls like this one are known by, in words above the return address; 0: none.
@@ -112,14 +112,14 @@ pub struct Known {
     site: u16,
 }
 
-impl Known {
+impl KnownCall {
     /// The call's site.
     pub fn site(&self) -> Option<&'static Site> {
         Site::numbered(usize::from(self.site).checked_sub(1)?)
     }
 }
 
-impl Default for Predictions {
+impl Default for PredictionTable {
     fn default() -> Self {
         Self::new()
     }
@@ -131,7 +131,7 @@ pub const CALLER_FACTOR: u32 = 0x9E37_79B1;
 /// sizes of one call and its heights have places of their own.
 pub const SIZE_FACTOR: u32 = 8;
 
-impl Predictions {
+impl PredictionTable {
     /// Knows nothing.
     pub const fn new() -> Self {
         Self {
@@ -170,7 +170,7 @@ impl Predictions {
         for (place, moved) in self.places[..places].iter().zip(&self.places[places..]) {
             for (from, to) in place.iter().zip(moved) {
                 if from.is_used() && !core::ptr::eq(self.place_of(from.key.get()), place) {
-                    to.become_as(from);
+                    to.copy_from(from);
                     from.forget();
                 }
             }
@@ -193,10 +193,10 @@ impl Predictions {
 
     /// What is known of calls like this one.
     #[inline]
-    pub fn known(&self, call: &Call) -> Option<Known> {
+    pub fn lookup(&self, call: &Call) -> Option<KnownCall> {
         let (place, key) = self.place(call);
         let entry = place.iter().find(|entry| entry.key.get() == key)?;
-        Some(Known { bin: entry.bin.get(), word: entry.word.get(), site: entry.site.get() })
+        Some(KnownCall { bin: entry.bin.get(), word: entry.word.get(), site: entry.site.get() })
     }
 
     /// The site of a call whose bin is known.
@@ -204,7 +204,7 @@ impl Predictions {
         if call.size > MAX_SMALL_BYTES {
             return None;
         }
-        self.known(call)?.site()
+        self.lookup(call)?.site()
     }
 
     /// Remembers the bin for calls like this one, for as long as it is of the class that the site predicts.
@@ -233,7 +233,7 @@ impl Predictions {
         }
         let entry = if older.key.get() == key { older } else { newer };
         if is_others(entry) {
-            older.become_as(newer);
+            older.copy_from(newer);
         }
         entry.granules.set(call.size.div_ceil(GRANULE_BYTES) as u16);
         entry.key.set(key);
@@ -272,8 +272,8 @@ mod tests {
     }
 
     #[test]
-    fn two_calls_of_one_place_are_both_known_and_the_third_drives_out_the_oldest() {
-        let table = Predictions::new();
+    fn a_place_holds_two_calls_and_a_third_replaces_the_oldest() {
+        let table = PredictionTable::new();
         while table.grow() {}
         let first = call(0x7fff_0000);
         let alike = (1..1 << 20).map(|i| call(0x7fff_0000 + 16 * i));
@@ -290,8 +290,8 @@ mod tests {
     }
 
     #[test]
-    fn calls_are_forgotten_whose_site_predicts_another_class() {
-        let table = Predictions::new();
+    fn forgets_calls_after_their_site_changes_class() {
+        let table = PredictionTable::new();
         let site = Site::numbered(7).filter(|site| site.class() == 0).expect("a site that is not used yet");
         table.remember(&call(16), 64, 0, Some(site));
         table.remember(&call(32), 128, 1, Some(site));
@@ -308,8 +308,8 @@ mod tests {
     }
 
     #[test]
-    fn the_table_grows_with_what_it_knows_and_forgets_nothing_by_that() {
-        let table = Predictions::new();
+    fn growing_the_table_keeps_its_entries() {
+        let table = PredictionTable::new();
         let bin = |i: usize| 64 * (1 + i as u32 % 300);
         for i in 0..400 {
             table.remember(&call(0x7fff_0000 + 16 * i), bin(i), 0, None);
@@ -322,7 +322,7 @@ mod tests {
 
     #[test]
     fn calls_that_differ_in_one_bit_of_height_have_places_of_their_own() {
-        let table = Predictions::new();
+        let table = PredictionTable::new();
         while table.grow() {}
         let mut places: Vec<*const Place> =
             (5..16).map(|bit| &raw const *table.place(&call(1 << bit)).0).collect();

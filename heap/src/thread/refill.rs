@@ -15,7 +15,7 @@ use crate::system::observers;
 use crate::system::text::misuse;
 use crate::thread::bin::{Bin, MAX_PATIENCE};
 use crate::thread::local::Heap;
-use crate::thread::span_cache::Hand;
+use crate::thread::span_cache::SpanCache;
 use crate::thread::{lines, registry};
 use crate::units::geometry::{SPAN_BYTES, block_index};
 use crate::units::lifetime_class::CLASSES;
@@ -71,7 +71,7 @@ pub fn from_queue(heap: &'static Heap, bin: &Bin) -> Option<usize> {
 }
 
 fn room() -> Room {
-    if memory_pressure::near() { Room::Any } else { Room::Worthwhile }
+    if memory_pressure::is_high() { Room::Any } else { Room::Worthwhile }
 }
 
 /// A span that is in no queue becomes the bin's open one.
@@ -88,10 +88,10 @@ const MOST_BORROWED: u32 = SPAN_BYTES as u32 / 2;
 /// outlive anyway. Only with a model, which uses many classes: whoever says an object's lifetime itself means it.
 fn borrow(heap: &'static Heap, bin: &Bin) -> Option<usize> {
     let (class, size_class) = (bin.class.get() as usize, bin.size_class.get() as usize);
-    let borrowed = &heap.hands[class].borrowed[size_class];
+    let borrowed = &heap.span_caches[class].borrowed[size_class];
     let after = borrowed.get() + bin.cell_bytes() as u32;
     let by_model = matches!(source::in_use(), Source::Model { .. });
-    if !by_model || after > MOST_BORROWED || observers::awaits_samples() || !page_life::fills() {
+    if !by_model || after > MOST_BORROWED || observers::observes_samples() || !page_life::fills() {
         return None;
     }
     let longer = heap.bins()[size_class..].iter().step_by(SIZE_CLASSES).skip(class + 1);
@@ -141,17 +141,17 @@ pub fn classes_are_guesses() -> bool {
 /// A span of its own for the bin, which is in no list yet; `None` when memory ran out.
 pub fn divide_new(heap: &'static Heap, bin: &Bin) -> Option<&'static Span> {
     let class = bin.class.get() as usize;
-    let hand = &heap.hands[class];
-    let span = match hand.take() {
+    let cache = &heap.span_caches[class];
+    let span = match cache.take() {
         Some(span) => span,
-        None => global::acquire_spans(class, hand.batch(), |span| hand.keep(span))?,
+        None => global::acquire_spans(class, cache.batch(), |span| cache.keep(span))?,
     };
     span.divide(bin.size_class.get() as usize, class);
-    remote::take_up(heap, span);
+    remote::assign_owner(heap, span);
     Some(span)
 }
 
-impl remote::Shared for Span {
+impl remote::RemoteSpan for Span {
     type Home = Heap;
     fn link(&self) -> &Link {
         &self.link
@@ -185,15 +185,15 @@ impl remote::Home for Heap {
     fn owns(&self, span: &Span) -> bool {
         span.owner() == self.id.get()
     }
-    fn take_over(&'static self, span: &'static Span) {
-        take_over(self, span);
+    fn collect_marked(&'static self, span: &'static Span) {
+        collect_marked(self, span);
     }
     fn lock(&self) -> Guard<'static> {
         registry::lock().lock()
     }
 }
 
-fn take_over(heap: &'static Heap, span: &'static Span) {
+fn collect_marked(heap: &'static Heap, span: &'static Span) {
     let result = span.clear_remote_frees(|| events::count(Event::RemoteCollected));
     if let Err(cell) = result {
         let cell_bytes = span.cell_bytes.load(Relaxed) as usize;
@@ -218,28 +218,28 @@ fn bin_of<'a>(heap: &'a Heap, span: &Span) -> &'a Bin {
 
 /// An empty span that was given up: kept in hand if there is room, else given back.
 fn release(heap: &'static Heap, span: &'static Span) {
-    let hand = &heap.hands[span.class.load(Relaxed) as usize];
-    if heap.tenancy.taken() && hand.has_room() {
-        hand.keep(span);
+    let cache = &heap.span_caches[span.class.load(Relaxed) as usize];
+    if heap.tenancy.taken() && cache.has_room() {
+        cache.keep(span);
     } else {
         global::release_span(span.address());
     }
 }
 
-/// Gives back the empty spans that are in hand.
-pub fn empty_hands(heap: &Heap) {
-    heap.hands.iter().for_each(Hand::empty);
+/// Gives back the empty spans that are in cache.
+pub fn empty_span_caches(heap: &Heap) {
+    heap.span_caches.iter().for_each(SpanCache::empty);
 }
 
 /// Gives back the empty spans that are in hand or open, and, with `all`, closes every open span.
 pub fn flush(heap: &'static Heap, all: bool) {
     heap.large.flush(heap.id.get());
-    heap.outbox.post(false);
+    heap.remote_free_buffer.flush(false);
     if all {
         remote::collect(heap, false);
         lines::close_all(&heap.lines);
     }
-    let borrowed = heap.hands.iter().flat_map(|hand| &hand.borrowed);
+    let borrowed = heap.span_caches.iter().flat_map(|cache| &cache.borrowed);
     for (bin, borrowed) in heap.bins().iter().zip(borrowed) {
         if let Some(span) = bin.open.get() {
             if !all && span.live_cells() > 0 {
@@ -252,5 +252,5 @@ pub fn flush(heap: &'static Heap, all: bool) {
             borrowed.set(0);
         }
     }
-    empty_hands(heap);
+    empty_span_caches(heap);
 }

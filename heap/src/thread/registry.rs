@@ -101,7 +101,7 @@ pub fn only_survivor(survivor: &Heap) {
         heap.busy.store(0, Relaxed);
         if heap.tenancy.taken() && heap.id.get() != survivor.id.get() {
             lines::close_all(&heap.lines);
-            heap.outbox.post(true);
+            heap.remote_free_buffer.flush(true);
             vacate(heap);
         }
     }

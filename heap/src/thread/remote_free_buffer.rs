@@ -18,13 +18,13 @@ const PLACES: usize = 128;
 const PATIENCE: u32 = 512;
 
 /// The outbox of a thread. All zeros is an empty one.
-pub struct Outbox {
+pub struct RemoteFreeBuffer {
     places: [Marks; PLACES],
     /// Since all was posted.
     frees: Cell<u32>,
 }
 
-impl Default for Outbox {
+impl Default for RemoteFreeBuffer {
     fn default() -> Self {
         Self::new()
     }
@@ -39,8 +39,8 @@ struct Marks {
 
 const WORD: usize = align_of::<Span>() - 1;
 
-impl Outbox {
-    /// An empty outbox.
+impl RemoteFreeBuffer {
+    /// An empty remote_free_buffer.
     pub const fn new() -> Self {
         Self {
             places: [const { Marks { key: Cell::new(0), bits: Cell::new(0) } }; PLACES],
@@ -56,7 +56,7 @@ impl Outbox {
 
     /// The fast path: puts a free of `cell` in, if others of its word are in and nothing is to be posted; else `false`.
     #[inline(always)]
-    pub fn put_beside(&self, span: &'static Span, cell: usize) -> bool {
+    pub fn add_to_known_word(&self, span: &'static Span, cell: usize) -> bool {
         let (place, key) = self.place(span, cell);
         let (bits, bit) = (place.bits.get(), 1 << (cell % 64));
         let frees = self.frees.get() + 1;
@@ -69,11 +69,11 @@ impl Outbox {
     }
 
     /// Puts a free of `cell` in; `false`: it is in already, a double free.
-    pub fn put(&self, span: &'static Span, cell: usize) -> bool {
+    pub fn add(&self, span: &'static Span, cell: usize) -> bool {
         let (place, key) = self.place(span, cell);
         let bit = 1 << (cell % 64);
         if place.key.get() != key {
-            place.post(false);
+            place.flush(false);
             place.key.set(key);
         } else if place.bits.get() & bit != 0 {
             return false;
@@ -81,7 +81,7 @@ impl Outbox {
         place.bits.set(place.bits.get() | bit);
         self.frees.set(self.frees.get() + 1);
         if self.frees.get() >= PATIENCE {
-            self.post(false);
+            self.flush(false);
         }
         true
     }
@@ -92,15 +92,15 @@ impl Outbox {
     }
 
     /// Posts all; `locked`: the registry's lock is held.
-    pub fn post(&self, locked: bool) {
+    pub fn flush(&self, locked: bool) {
         if self.frees.replace(0) != 0 {
-            self.places.iter().for_each(|place| place.post(locked));
+            self.places.iter().for_each(|place| place.flush(locked));
         }
     }
 }
 
 impl Marks {
-    fn post(&self, locked: bool) {
+    fn flush(&self, locked: bool) {
         let (key, bits) = (self.key.replace(0), self.bits.replace(0));
         if key == 0 {
             return;

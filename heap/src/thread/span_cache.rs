@@ -9,7 +9,7 @@ use crate::units::size_class::COUNT as SIZE_CLASSES;
 
 /// Empty spans that a thread keeps of a class, given back after 20 or 100 ms, by [`crate::entry::maintenance`]. A thread that takes many
 /// takes several at a time, and may keep more. All zeros is an empty hand.
-pub struct Hand {
+pub struct SpanCache {
     spans: SpanList,
     count: Cell<u32>,
     /// Visits to the global allocator since the hand was last emptied.
@@ -18,13 +18,13 @@ pub struct Hand {
     pub borrowed: [Cell<u32>; SIZE_CLASSES],
 }
 
-impl Default for Hand {
+impl Default for SpanCache {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl Hand {
+impl SpanCache {
     const BUSY_VISITS: u32 = 16;
 
     /// Nothing in hand.

@@ -15,7 +15,7 @@ impl Call {
     /// The word of the stack that lies so many words above the return address.
     ///
     /// # Safety
-    /// It is there to be read: see `OwnStack::may_read`.
+    /// It is there to be read: see `ThreadStack::may_read`.
     #[inline]
     pub unsafe fn word_above(&self, words: u8) -> usize {
         let above = self.stack.wrapping_add(size_of::<usize>() * usize::from(words)) - size_of::<usize>();
@@ -25,7 +25,7 @@ impl Call {
 
     /// The call as tables know it that tell it from others by this word of the stack as well, of which the lower half counts.
     #[inline]
-    pub fn with(self, word: usize) -> Self {
+    pub fn with_word(self, word: usize) -> Self {
         Self { caller: self.caller ^ (word as u32).wrapping_mul(WORD_FACTOR) as usize, ..self }
     }
 }
@@ -54,7 +54,7 @@ impl ReturnSlot {
 
     /// The call that asks for so many bytes.
     #[inline(always)]
-    pub fn asks_for(self, size: usize) -> Call {
+    pub fn call_for(self, size: usize) -> Call {
         Call { size, caller: self.caller(), stack: self.0.addr() + size_of::<usize>() }
     }
 }

@@ -25,9 +25,9 @@ pub fn of_limit_ms(limit_ms: u64) -> usize {
     BOUNDS_MS[..FOREVER].iter().position(fits).unwrap_or(FOREVER)
 }
 
-/// When all objects placed at `now_ms` with this class should be dead: now + K × LC (LLAMA §6.4).
-pub fn deadline_ms(now_ms: u64, class: usize, k: u32) -> u64 {
-    if class >= FOREVER { NEVER_MS } else { now_ms.saturating_add(u64::from(k) * BOUNDS_MS[class]) }
+/// When all objects placed at `now_ms` with this class should be dead: now + factor × LC, the paper's K (LLAMA §6.4).
+pub fn deadline_ms(now_ms: u64, class: usize, factor: u32) -> u64 {
+    if class >= FOREVER { NEVER_MS } else { now_ms.saturating_add(u64::from(factor) * BOUNDS_MS[class]) }
 }
 
 /// The class that a name stands for.
@@ -51,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn deadlines_follow_k() {
+    fn deadlines_follow_the_factor() {
         assert_eq!(deadline_ms(5, 0, 2), 25);
         assert_eq!(deadline_ms(5, 2, 4), 4005);
         assert_eq!(deadline_ms(5, FOREVER, 2), NEVER_MS);

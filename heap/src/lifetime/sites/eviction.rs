@@ -17,7 +17,7 @@ const ROUND_MS: u64 = 1000;
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 static NEXT_ROUND_MS: AtomicU64 = AtomicU64::new(0);
 /// Where the search for a free place goes on, once all have been used.
-static HAND: AtomicU32 = AtomicU32::new(0);
+static NEXT_TO_SEARCH: AtomicU32 = AtomicU32::new(0);
 
 /// Changes when sites were forgotten.
 #[inline]
@@ -37,16 +37,16 @@ pub(super) fn free_number() -> Option<usize> {
             return None;
         }
         NEXT_ROUND_MS.store(now_ms + ROUND_MS, Relaxed);
-        HAND.store(0, Relaxed);
+        NEXT_TO_SEARCH.store(0, Relaxed);
         forget_old();
         next_free()
     })
 }
 
 fn next_free() -> Option<usize> {
-    let from = HAND.load(Relaxed) as usize;
+    let from = NEXT_TO_SEARCH.load(Relaxed) as usize;
     let free = (from..CAPACITY).find(|&number| SITES[number].key.load(Relaxed) == 0);
-    HAND.store(free.map_or(CAPACITY, |number| number + 1) as u32, Relaxed);
+    NEXT_TO_SEARCH.store(free.map_or(CAPACITY, |number| number + 1) as u32, Relaxed);
     free
 }
 
@@ -87,7 +87,7 @@ impl Site {
         self.used.store(UNUSED, Relaxed);
         self.hits.store(0, Relaxed);
         self.word.store(0, Relaxed);
-        self.in_vain.store(0, Relaxed);
+        self.failed_studies.store(0, Relaxed);
         self.rests.store(0, Relaxed);
         self.without_code.store(0, Relaxed);
         self.agreed.store(0, Relaxed);

@@ -13,7 +13,7 @@
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use super::{LOCK, Site, add_to};
-use crate::lifetime::model_validation::{self, Asked};
+use crate::lifetime::model_validation::{self, Predicted};
 use crate::lifetime::source::{self, Source};
 use crate::system::events::{self, Event};
 use crate::units::lifetime_class::{CLASSES, FOREVER};
@@ -59,8 +59,8 @@ pub(super) fn has_changed() {
 }
 
 /// There is a model, and what it says is not corrected.
-pub(super) fn is_alone() -> bool {
-    source::in_use() == Source::Model { online: false } && model_validation::is_believed()
+pub(super) fn model_is_alone() -> bool {
+    source::in_use() == Source::Model { online: false } && model_validation::is_trusted()
 }
 
 impl Site {
@@ -86,7 +86,7 @@ impl Site {
             _ => return self.watched.load(Relaxed) < MOST_STUDIED && visit.is_multiple_of(8),
         }
         // What a table does not know is learned online.
-        if self.watched.load(Relaxed) >= MAX_WATCHED || is_alone() && self.model_class().is_some() {
+        if self.watched.load(Relaxed) >= MAX_WATCHED || model_is_alone() && self.model_class().is_some() {
             return false;
         }
         match self.ends() + u32::from(self.watched.load(Relaxed)) {
@@ -99,11 +99,11 @@ impl Site {
     /// The class by which 95% of the watched objects die; `None` while too few have.
     /// With `current`, the class of now, a change needs evidence a little beyond 95%, so that a site does not waver.
     pub(super) fn known_class(&self, current: Option<usize>) -> Option<usize> {
-        self.ends_say(current, self.model_class())
+        self.class_from_ends(current, self.model_class())
     }
 
     /// The same, where a model says so or there is none.
-    fn ends_say(&self, current: Option<usize>, model: Option<usize>) -> Option<usize> {
+    fn class_from_ends(&self, current: Option<usize>, model: Option<usize>) -> Option<usize> {
         let ends = self.ends();
         if ends < ENOUGH_ENDS {
             return None;
@@ -130,36 +130,36 @@ impl Site {
     }
 
     /// What the model said of this site, if it is believed.
-    pub(super) fn models_word(&self) -> Option<usize> {
-        usize::from(self.model_class.load(Relaxed)).checked_sub(1).filter(|_| model_validation::is_believed())
+    pub(super) fn trusted_model_class(&self) -> Option<usize> {
+        usize::from(self.model_class.load(Relaxed)).checked_sub(1).filter(|_| model_validation::is_trusted())
     }
 
     /// The same, if it is followed where it says so of this caller.
     pub(super) fn model_class(&self) -> Option<usize> {
         let caller = self.parent().unwrap_or(self);
-        self.models_word().filter(|&class| is_alone() || caller.balances[class].is_for_the_model())
+        self.trusted_model_class().filter(|&class| model_is_alone() || caller.balances[class].favours_model())
     }
 
     /// The class that would be learned without the model, for an object that is about to be watched.
     pub(super) fn class_without_model(&self) -> usize {
-        let parents = self.parent().and_then(|parent| parent.ends_say(None, None));
-        self.ends_say(None, None).or(parents).unwrap_or(FOREVER)
+        let parents = self.parent().and_then(|parent| parent.class_from_ends(None, None));
+        self.class_from_ends(None, None).or(parents).unwrap_or(FOREVER)
     }
 
     /// One of its watched objects, of which this class would have been said without the model, has lived into the class `to`,
     /// having been seen in `from`; and has died there.
     pub(super) fn weigh(&self, other: usize, from: usize, to: usize, has_died: bool) {
-        let Some((model, parent)) = self.models_word().zip(self.parent()) else { return };
-        let asked = Asked { model, other };
+        let Some((model, parent)) = self.trusted_model_class().zip(self.parent()) else { return };
+        let predicted = Predicted { model, other };
         let balance = &parent.balances[model];
-        balance.outlived(&asked, from, to);
+        balance.outlived(&predicted, from, to);
         if has_died {
-            balance.ended(&asked, to);
+            balance.ended(&predicted, to);
         }
     }
 
     /// Counts `count` objects of `size` bytes; whether the model should be asked again.
-    pub fn was_hit(&self, count: u32, size: usize) -> bool {
+    pub fn record_hit(&self, count: u32, size: usize) -> bool {
         if self.model_class().is_some() {
             self.add_bytes(size.saturating_mul(count as usize), LITTLE_TO_MODEL);
         }
@@ -170,9 +170,9 @@ impl Site {
     }
 
     /// The model was asked again. Where it says something else, the longer class holds: under-prediction costs more.
-    pub fn model_says(&self, class: usize) {
+    pub fn record_model_class(&self, class: usize) {
         let _guard = LOCK.lock();
-        let before = self.models_word();
+        let before = self.trusted_model_class();
         if before != Some(class) {
             events::count(Event::PredictionDisagreed);
         }
@@ -186,14 +186,14 @@ impl Site {
     }
 
     /// It was asked again, and does not know this context: it is asked ever more seldom.
-    pub fn model_says_nothing(&self) {
+    pub fn record_no_model_class(&self) {
         self.agreed.store((self.agreed.load(Relaxed) + 1).min(MOST_DOUBLINGS), Relaxed);
     }
 
     fn best_class(&self) -> usize {
         let model = self.model_class();
         if let Some(class) = model {
-            if is_alone() {
+            if model_is_alone() {
                 return class;
             }
             if self.ends() < ENOUGH_AGAINST_MODEL {
@@ -262,7 +262,7 @@ impl Site {
         self.record_own_end(class);
         if self.ends() == ENOUGH_TO_COMPARE
             && self.parent().is_some()
-            && let Some(model) = self.models_word()
+            && let Some(model) = self.trusted_model_class()
         {
             self.compare(model);
         }

@@ -16,13 +16,13 @@ use core::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release},
 };
 
-use self::learning::is_alone;
+use self::learning::model_is_alone;
 use crate::lifetime::model_validation::Balance;
 use crate::lifetime::source::{self, Source};
 use crate::lifetime::{caller_id, model, unwind};
 use crate::system::events::{self, Event};
 use crate::system::lock::Lock;
-use crate::system::thread_stack::OwnStack;
+use crate::system::thread_stack::ThreadStack;
 use crate::units::call::Call;
 use crate::units::geometry::MAX_SMALL_BYTES;
 use crate::units::lifetime_class::{CLASSES, FOREVER};
@@ -30,7 +30,7 @@ use crate::units::size_class::GRANULE_BYTES;
 
 pub use self::learning::epoch;
 pub use self::recall::{is_used, recall, used};
-pub use self::site_cache::KnownSites;
+pub use self::site_cache::SiteCache;
 pub use self::stack_words::Context;
 pub use self::watched::{freed, grow_older, watch};
 
@@ -74,7 +74,7 @@ pub struct Site {
     /// Such a word is being looked for: objects whose contexts were looked at, plus one; 0: it is not.
     studied: AtomicU8,
     /// How often in vain.
-    in_vain: AtomicU8,
+    failed_studies: AtomicU8,
     /// How often its ends are to be halved before one is looked for again.
     rests: AtomicU8,
     /// Calls whose word was not in code, since one of its objects died.
@@ -114,7 +114,7 @@ impl Site {
             balances: [const { Balance::new() }; CLASSES],
             word: AtomicU8::new(0),
             studied: AtomicU8::new(0),
-            in_vain: AtomicU8::new(0),
+            failed_studies: AtomicU8::new(0),
             rests: AtomicU8::new(0),
             without_code: AtomicU16::new(0),
         }
@@ -152,9 +152,9 @@ pub struct Found {
 }
 
 /// The site of a call, by the short way if the thread has been there.
-pub fn of(known: &KnownSites, call: &Call, stack: OwnStack) -> Found {
+pub fn of(known: &SiteCache, call: &Call, stack: ThreadStack) -> Found {
     known.refresh();
-    let first = known.get(call).inspect(|site| site.was_called()).or_else(|| {
+    let first = known.get(call).inspect(|site| site.clear_idle()).or_else(|| {
         let site = look_up(call, stack);
         let (slot, key) = known.slot(call);
         slot.set((key, site));
@@ -168,40 +168,40 @@ pub fn of(known: &KnownSites, call: &Call, stack: OwnStack) -> Found {
 
 /// The call's site, if it was looked up of late; none while lifetimes are not learned.
 #[inline]
-pub fn known(known: &KnownSites, call: &Call, stack: OwnStack) -> Option<&'static Site> {
+pub fn cached(known: &SiteCache, call: &Call, stack: ThreadStack) -> Option<&'static Site> {
     let site = known.get(call)?;
     let word = site.word();
     if word == 0 || !stack.may_read(call, word) {
         return Some(site);
     }
     // SAFETY: it may be read.
-    known.get(&call.with(unsafe { call.word_above(word) }))
+    known.get(&call.with_word(unsafe { call.word_above(word) }))
 }
 
 /// The site of a call whose first site has a word.
 #[cold]
-fn below(known: &KnownSites, call: &Call, first: &'static Site, word: u8) -> Found {
+fn below(known: &SiteCache, call: &Call, first: &'static Site, word: u8) -> Found {
     // SAFETY: asked for by the caller.
     let value = unsafe { call.word_above(word) };
-    let known_as = call.with(value);
-    let found = known.get(&known_as).inspect(|site| site.was_called()).or_else(|| {
+    let lookup_key = call.with_word(value);
+    let found = known.get(&lookup_key).inspect(|site| site.clear_idle()).or_else(|| {
         if !unwind::is_code(value) {
             return None;
         }
         let site = look_up_below(call, first, value);
-        let (slot, key) = known.slot(&known_as);
+        let (slot, key) = known.slot(&lookup_key);
         slot.set((key, site));
         site
     });
     if found.is_none() {
         let _guard = LOCK.lock();
-        stack_words::had_no_code(first);
+        stack_words::record_missing_code(first);
     }
     Found { site: found.or(Some(first)), word: found.map_or(0, |_| word), is_sure: found.is_some() }
 }
 
 /// The call's site, added if it is new; its parent's when there is no room; `None` when there is none for that either.
-fn look_up(call: &Call, stack: OwnStack) -> Option<&'static Site> {
+fn look_up(call: &Call, stack: ThreadStack) -> Option<&'static Site> {
     // On another stack than the thread's own (a fiber's) the height says nothing, and each such stack would make sites of its
     // own: there it is the place within a page, which stacks that are mapped one by one have in common.
     const ELSEWHERE: usize = 1 << 30;
@@ -213,10 +213,10 @@ fn look_up(call: &Call, stack: OwnStack) -> Option<&'static Site> {
     let key =
         mix(parent_key ^ height.wrapping_mul(0xA076_1D64_78BD_642F) ^ size_key(call.size).rotate_right(16));
     if let Some(site) = find(key) {
-        site.is_met();
+        site.record_call();
         return Some(site);
     }
-    let model_class = asked_model(call);
+    let model_class = ask_model(call);
     let _guard = LOCK.lock();
     let parent = find(parent_key).or_else(|| add(parent_key, None, model_class))?;
     parent.used.store(used, Relaxed);
@@ -225,7 +225,7 @@ fn look_up(call: &Call, stack: OwnStack) -> Option<&'static Site> {
     Some(site)
 }
 
-fn asked_model(call: &Call) -> Option<usize> {
+fn ask_model(call: &Call) -> Option<usize> {
     match source::in_use() {
         Source::Model { .. } => model::predict(call.caller),
         _ => None,
@@ -235,10 +235,10 @@ fn asked_model(call: &Call) -> Option<usize> {
 /// The site of a word's value, below the first site of its calls; the first one when there is no room.
 fn look_up_below(call: &Call, first: &'static Site, value: usize) -> Option<&'static Site> {
     if let Some(site) = find(first.key_below(value).0) {
-        site.is_met();
+        site.record_call();
         return Some(site);
     }
-    let model_class = asked_model(call);
+    let model_class = ask_model(call);
     let _guard = LOCK.lock();
     let site = find_or_add_below(first, value).unwrap_or(first);
     if let Some(class) = model_class.filter(|_| site.is_below()) {
@@ -252,7 +252,7 @@ fn look_up_below(call: &Call, first: &'static Site, value: usize) -> Option<&'st
 fn find_or_add_below(first: &'static Site, value: usize) -> Option<&'static Site> {
     let (key, used) = first.key_below(value);
     find(key).or_else(|| add(key, Some(first), None)).inspect(|site| {
-        site.was_called();
+        site.clear_idle();
         site.used.store(used, Relaxed);
     })
 }
@@ -278,9 +278,9 @@ fn add(key: u64, parent: Option<&'static Site>, model_class: Option<usize>) -> O
     site.idle.store(false, Relaxed);
     site.parent.store(parent.map_or(0, |parent| parent.number() as u32 + 1), Relaxed);
     site.model_class.store(model_class.map_or(0, |class| class as u8 + 1), Relaxed);
-    let is_followed = |class: usize| parent.is_none_or(|parent| parent.balances[class].is_for_the_model());
+    let is_followed = |class: usize| parent.is_none_or(|parent| parent.balances[class].favours_model());
     let first = match model_class {
-        Some(class) if is_alone() => class,
+        Some(class) if model_is_alone() => class,
         Some(class) if is_followed(class) => FOREVER,
         _ if site.is_below() => FOREVER,
         _ => parent.and_then(|parent| parent.known_class(None)).unwrap_or(FOREVER),
@@ -308,7 +308,7 @@ fn put_into_index(site: &Site) {
 
 impl Site {
     #[inline]
-    fn was_called(&self) {
+    fn clear_idle(&self) {
         if self.idle.load(Relaxed) {
             self.idle.store(false, Relaxed);
         }
@@ -343,8 +343,8 @@ impl Site {
     }
 
     /// It is called, maybe for the first time since it was read from a table.
-    fn is_met(&self) {
-        self.was_called();
+    fn record_call(&self) {
+        self.clear_idle();
         if self.used.load(Relaxed) == UNUSED && self.used.swap(USED, Relaxed) == UNUSED {
             events::count(Event::SiteRecalled);
         }

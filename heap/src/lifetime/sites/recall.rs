@@ -4,7 +4,7 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use super::learning::{ENOUGH_ENDS, MANY_ENDS, MOST_DOUBLINGS};
 use super::{CAPACITY, COUNT, LOCK, SITES, Site, UNUSED, USED, add, count, find};
-use crate::lifetime::table_entry::Kept;
+use crate::lifetime::table_entry::TableEntry;
 use crate::units::lifetime_class::{CLASSES, FOREVER};
 
 /// Sites to keep for the next run, parents first.
@@ -18,7 +18,7 @@ pub fn is_used(key: u64) -> bool {
 }
 
 /// Adds a site that an earlier run knew. Some room is left for new ones.
-pub fn recall(kept: &Kept) {
+pub fn recall(kept: &TableEntry) {
     let _guard = LOCK.lock();
     if COUNT.load(Relaxed) as usize >= CAPACITY / 4 * 3 || find(kept.key).is_some() {
         return;
@@ -37,12 +37,12 @@ pub fn recall(kept: &Kept) {
 
 impl Site {
     /// What the next run needs to know of it. At the program's end, objects older than the site's class never died.
-    pub fn kept(&self, at_end: bool) -> Kept {
+    pub fn kept(&self, at_end: bool) -> TableEntry {
         let class = self.class.load(Relaxed);
-        let model_class = self.models_word().map_or(0, |class| class as u8 + 1);
+        let model_class = self.trusted_model_class().map_or(0, |class| class as u8 + 1);
         let parent = self.parent().map_or(0, |parent| parent.key.load(Relaxed));
         let mut kept =
-            Kept::new(self.key.load(Relaxed), parent, class, model_class, self.agreed.load(Relaxed));
+            TableEntry::new(self.key.load(Relaxed), parent, class, model_class, self.agreed.load(Relaxed));
         kept.charged_bytes = self.charged_bytes.load(Relaxed);
         kept.word = self.word();
         kept.dead = [const { 0 }; CLASSES];

@@ -6,19 +6,19 @@ use super::{Site, eviction};
 use crate::units::call::Call;
 
 /// Entries of a thread's short way to its sites.
-const KNOWN_SITES: usize = 512;
+const SITE_CACHE_ENTRIES: usize = 512;
 
 /// A thread's short way to the sites of its calls. All zeros is an empty one.
-pub struct KnownSites {
-    slots: [Cell<(u64, Option<&'static Site>)>; KNOWN_SITES],
+pub struct SiteCache {
+    slots: [Cell<(u64, Option<&'static Site>)>; SITE_CACHE_ENTRIES],
     /// As of when, see [`eviction`].
     generation: Cell<u32>,
 }
 
-impl KnownSites {
+impl SiteCache {
     /// Knows none.
     pub const fn new() -> Self {
-        Self { slots: [const { Cell::new((0, None)) }; KNOWN_SITES], generation: Cell::new(0) }
+        Self { slots: [const { Cell::new((0, None)) }; SITE_CACHE_ENTRIES], generation: Cell::new(0) }
     }
 
     /// Forgets all if sites were forgotten since the last time.
@@ -33,7 +33,7 @@ impl KnownSites {
     pub(super) fn slot(&self, call: &Call) -> (&Cell<(u64, Option<&'static Site>)>, u64) {
         let call_site = (call.caller as u64).wrapping_add((call.stack as u64) << 16).rotate_left(20);
         let key = (call_site ^ call.size as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-        (&self.slots[(key >> (u64::BITS - KNOWN_SITES.ilog2())) as usize], key)
+        (&self.slots[(key >> (u64::BITS - SITE_CACHE_ENTRIES.ilog2())) as usize], key)
     }
 
     pub(super) fn get(&self, call: &Call) -> Option<&'static Site> {
@@ -43,7 +43,7 @@ impl KnownSites {
     }
 }
 
-impl Default for KnownSites {
+impl Default for SiteCache {
     fn default() -> Self {
         Self::new()
     }

@@ -9,7 +9,7 @@
 
 use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-use super::learning::is_alone;
+use super::learning::model_is_alone;
 use super::{Site, find_or_add_below};
 use crate::lifetime::unwind;
 use crate::system::clock;
@@ -230,7 +230,7 @@ pub(super) fn consider(site: &'static Site) {
         || site.parent().is_none()
         || site.is_below()
         || site.rests.load(Relaxed) != 0
-        || is_alone()
+        || model_is_alone()
         || !is_mixed(site)
     {
         return;
@@ -270,35 +270,35 @@ pub(super) fn born(site: &Site, address: usize, context: &Context) {
 }
 
 /// Has the watched object at an address, if it lives, teach another site from now on.
-type HandOver = fn(u64, &'static Site);
+type Reassign = fn(u64, &'static Site);
 
 /// A studied site's object died.
-pub(super) fn died(site: &'static Site, address: usize, class: usize, hand_over: HandOver) {
+pub(super) fn died(site: &'static Site, address: usize, class: usize, reassign: Reassign) {
     let Some(study) = Study::of(site) else { return };
     let is_it = |sample: &&Sample| {
         sample.address.load(Relaxed) == address as u64 && sample.died.load(Relaxed) == LIVES
     };
     if let Some(sample) = study.used().find(is_it) {
         sample.died.store(class as u8, Relaxed);
-        conclude(site, study, hand_over);
+        conclude(site, study, reassign);
     }
 }
 
 /// A studied site's object has become older.
-pub(super) fn aged(site: &'static Site, hand_over: HandOver) {
+pub(super) fn aged(site: &'static Site, reassign: Reassign) {
     if let Some(study) = Study::of(site) {
-        conclude(site, study, hand_over);
+        conclude(site, study, reassign);
     }
 }
 
-fn conclude(site: &'static Site, study: &Study, hand_over: HandOver) {
+fn conclude(site: &'static Site, study: &Study, reassign: Reassign) {
     match study.word(clock::now_ms()) {
         None => return,
-        Some(0) => was_in_vain(site),
+        Some(0) => record_failed_study(site),
         Some(word) => {
             site.word.store(word, Relaxed);
             events::count(Event::WordLearned);
-            hand_down(site, study, word, hand_over);
+            pass_samples_to_words(site, study, word, reassign);
             super::learning::has_changed();
         }
     }
@@ -307,20 +307,20 @@ fn conclude(site: &'static Site, study: &Study, hand_over: HandOver) {
 
 /// Objects of a site that is studied are watched at every visit of the slow path: so a site that no word tells apart must not be
 /// studied ever again.
-fn was_in_vain(site: &Site) {
-    let times = site.in_vain.load(Relaxed);
-    site.in_vain.store((times + 1).min(AT_ONCE + MOST_DOUBLINGS), Relaxed);
+fn record_failed_study(site: &Site) {
+    let times = site.failed_studies.load(Relaxed);
+    site.failed_studies.store((times + 1).min(AT_ONCE + MOST_DOUBLINGS), Relaxed);
     site.rests.store(times.checked_sub(AT_ONCE).map_or(0, |doublings| 1 << doublings), Relaxed);
 }
 
 /// What was seen of each value of the word is known of its site from the start.
-fn hand_down(site: &'static Site, study: &Study, word: u8, hand_over: HandOver) {
+fn pass_samples_to_words(site: &'static Site, study: &Study, word: u8, reassign: Reassign) {
     for sample in study.used() {
         let Some(below) = sample.at(word).and_then(|address| find_or_add_below(site, address)) else {
             continue;
         };
         match sample.died.load(Relaxed) {
-            LIVES => hand_over(sample.address.load(Relaxed), below),
+            LIVES => reassign(sample.address.load(Relaxed), below),
             class => below.record_own_end(class.into()),
         }
         below.reconsider();
@@ -328,13 +328,13 @@ fn hand_down(site: &'static Site, study: &Study, word: u8, hand_over: HandOver) 
 }
 
 /// A call of a site that has a word had none that lies in code.
-pub(super) fn had_no_code(site: &Site) {
+pub(super) fn record_missing_code(site: &Site) {
     let without = site.without_code.load(Relaxed).saturating_add(1);
     site.without_code.store(without, Relaxed);
     if without >= MOST_WITHOUT_CODE {
         site.word.store(0, Relaxed);
-        site.in_vain.store(site.in_vain.load(Relaxed).max(AT_ONCE), Relaxed);
-        was_in_vain(site);
+        site.failed_studies.store(site.failed_studies.load(Relaxed).max(AT_ONCE), Relaxed);
+        record_failed_study(site);
         super::learning::has_changed();
     }
 }
@@ -350,14 +350,14 @@ mod tests {
     }
 
     #[test]
-    fn a_word_separates_where_calls_with_the_same_one_agree() {
+    fn a_word_separates_if_calls_with_the_same_value_agree() {
         assert!(separates(calls(&[(10, 1, false), (4, 2, true)])));
         assert!(separates(calls(&[(10, 1, false), (8, 3, false), (4, 2, true), (2, 1, true)])));
         assert!(separates(calls(&[(20, 1, false), (1, 0, true), (4, 2, true)])), "one lies elsewhere");
     }
 
     #[test]
-    fn a_word_that_says_nothing_does_not() {
+    fn a_word_with_mixed_values_does_not_separate() {
         assert!(!separates(calls(&[(10, 1, false), (4, 1, true)])), "the same for all");
         assert!(!separates(calls(&[(10, 1, false), (4, 1, true), (4, 2, true)])), "it tells half of them");
         assert!(!separates(calls(&[(10, 0, false), (4, 2, true)])), "most have no return address there");

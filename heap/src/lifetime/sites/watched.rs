@@ -40,7 +40,7 @@ impl Watch {
         }
     }
 
-    fn become_as(&self, other: &Self) {
+    fn copy_from(&self, other: &Self) {
         self.birth_ms.store(other.birth_ms.load(Relaxed), Relaxed);
         self.site.store(other.site.load(Relaxed), Relaxed);
         self.age_class.store(other.age_class.load(Relaxed), Relaxed);
@@ -69,7 +69,7 @@ fn free_slot(address: usize) -> Option<&'static Watch> {
             for (from, to) in watches.iter().zip(moved) {
                 let address = from.address.load(Relaxed);
                 if address != 0 && !core::ptr::eq(group(address as usize), watches) {
-                    to.become_as(from);
+                    to.copy_from(from);
                     from.address.store(0, Relaxed);
                 }
             }
@@ -85,7 +85,7 @@ pub fn watch(site: &'static Site, address: usize, context: Option<&Context>) -> 
     slot.birth_ms.store(clock::now_ms(), Relaxed);
     slot.site.store(site.number() as u16, Relaxed);
     slot.age_class.store(0, Relaxed);
-    if site.models_word().is_some() {
+    if site.trusted_model_class().is_some() {
         slot.without_model.store(site.class_without_model() as u8, Relaxed);
     }
     add_to(&site.watched, 1);
@@ -97,7 +97,7 @@ pub fn watch(site: &'static Site, address: usize, context: Option<&Context>) -> 
 }
 
 /// The object at `address`, if it is watched, teaches another site from now on. The lock is held.
-fn hand_over(address: u64, to: &'static Site) {
+fn reassign(address: u64, to: &'static Site) {
     let Some(slot) = group(address as usize).iter().find(|slot| slot.address.load(Relaxed) == address) else {
         return;
     };
@@ -133,13 +133,13 @@ fn end(slot: &Watch, address: usize, class: usize) {
         parent.record_end(class);
         parent.reconsider();
     }
-    stack_words::died(site, address, class, hand_over);
+    stack_words::died(site, address, class, reassign);
     stack_words::consider(site);
 }
 
 /// Looks at some of the watched objects and lets their sites know how old they have become; once a tick, by one thread.
 pub fn grow_older(now_ms: u64, cursor: usize, groups: usize) -> usize {
-    let lost = model_validation::was_lost(); // says so: not under the lock
+    let lost = model_validation::report_distrust(); // says so: not under the lock
     let _guard = LOCK.lock();
     if lost {
         SITES.iter().filter(|site| site.key.load(Relaxed) != 0).for_each(Site::reconsider);
@@ -157,7 +157,7 @@ pub fn grow_older(now_ms: u64, cursor: usize, groups: usize) -> usize {
             site.change_alive(age, 1);
             site.weigh(watch.without_model.load(Relaxed).into(), before, age, false);
             site.reconsider();
-            stack_words::aged(site, hand_over);
+            stack_words::aged(site, reassign);
             stack_words::consider(site);
         }
     }
@@ -170,7 +170,7 @@ mod tests {
     use std::vec::Vec;
 
     #[test]
-    fn all_that_is_watched_is_found_again_after_the_groups_have_grown() {
+    fn watched_objects_are_found_after_the_groups_have_grown() {
         let site = Site::numbered(9).expect("a site");
         let watched: Vec<usize> = (1..3_000).map(|i| i * 64).filter(|&at| watch(site, at, None)).collect();
         assert!(watched.len() > 2_000, "{} of 4,096 slots", watched.len());

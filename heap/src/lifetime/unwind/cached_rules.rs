@@ -8,8 +8,8 @@ use super::{FoundObject, found_object};
 
 /// Rules that are kept, by return address. An entry is a rule, and that combined with what it is of: who reads one that is half
 /// written finds that they do not fit. A module that is loaded where another one was has its table elsewhere.
-const KEPT: usize = 4096;
-static RULES: [[AtomicU64; 2]; KEPT] = [const { [const { AtomicU64::new(0) }; 2] }; KEPT];
+const RULES_KEPT: usize = 4096;
+static RULES: [[AtomicU64; 2]; RULES_KEPT] = [const { [const { AtomicU64::new(0) }; 2] }; RULES_KEPT];
 
 /// Larger frames are not believed.
 const MOST_FRAME_BYTES: usize = 1 << 30;
@@ -26,7 +26,7 @@ struct Registers {
 
 /// Those of here and now.
 #[inline(always)]
-fn now() -> Registers {
+fn current_registers() -> Registers {
     let (code, stack, frame): (usize, usize, usize);
     // SAFETY: reads registers and does nothing else.
     unsafe {
@@ -54,7 +54,7 @@ fn now() -> Registers {
 /// last one. Whether that came so far: `false` if the full unwinder must be asked.
 #[inline(never)] // it has a frame of its own, which is the first one that is left
 pub fn walk(mut step: impl FnMut(usize, usize) -> bool) -> bool {
-    let mut at = now();
+    let mut at = current_registers();
     let mut module = FoundObject::NONE;
     loop {
         if !module.has(at.code) {
@@ -66,7 +66,7 @@ pub fn walk(mut step: impl FnMut(usize, usize) -> bool) -> bool {
         match rule_of(at.code, module.eh_frame) {
             Rule::Outermost => return true,
             Rule::Other => return false,
-            Rule::Frame(frame) => match left(at, frame) {
+            Rule::Frame(frame) => match caller_of(at, frame) {
                 Some(caller) => at = caller,
                 None => return false,
             },
@@ -79,7 +79,8 @@ pub fn walk(mut step: impl FnMut(usize, usize) -> bool) -> bool {
 
 fn rule_of(return_address: usize, table: usize) -> Rule {
     let key = return_address as u64 ^ (table as u64).rotate_left(24);
-    let hash = (return_address as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (u64::BITS - KEPT.ilog2());
+    let hash =
+        (return_address as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (u64::BITS - RULES_KEPT.ilog2());
     let [combined, kept] = &RULES[hash as usize];
     let known = kept.load(Relaxed);
     if known != 0 && combined.load(Relaxed) ^ known.rotate_left(32) == key {
@@ -97,7 +98,7 @@ fn rule_of(return_address: usize, table: usize) -> Rule {
 }
 
 /// The registers of the caller.
-fn left(at: Registers, frame: Frame) -> Option<Registers> {
+fn caller_of(at: Registers, frame: Frame) -> Option<Registers> {
     const WORD: usize = size_of::<usize>();
     let base = if frame.by_frame_pointer { at.frame? } else { at.stack };
     let end = base.checked_add(frame.bytes as usize)?;

@@ -109,15 +109,15 @@ core::arch::global_asm!(
 );
 
 /// Whether the C library tells where functions lie: 0 not asked yet, 1 yes, 2 no.
-static TELLS: AtomicU8 = AtomicU8::new(0);
+static FINDS_OBJECTS: AtomicU8 = AtomicU8::new(0);
 
 /// Without it the unwinder, which cannot find even itself, would abort.
 fn can_unwind() -> bool {
-    if TELLS.load(Relaxed) == 0 {
-        let tells = found_object(can_unwind as *const () as usize).is_some();
-        TELLS.store(if tells { 1 } else { 2 }, Relaxed);
+    if FINDS_OBJECTS.load(Relaxed) == 0 {
+        let finds = found_object(can_unwind as *const () as usize).is_some();
+        FINDS_OBJECTS.store(if finds { 1 } else { 2 }, Relaxed);
     }
-    TELLS.load(Relaxed) == 1
+    FINDS_OBJECTS.load(Relaxed) == 1
 }
 
 /// Unwinds from the function that `caller` returns to; where the C library does not tell what that needs, the context is the
@@ -145,28 +145,28 @@ pub fn beyond_this_module(stack: &mut Stack) {
 }
 
 fn unwind(stack: &mut Stack) {
-    if !cached_rules::walk(|address, left| stack.goes_on(address, left)) {
+    if !cached_rules::walk(|address, left| stack.push_frame(address, left)) {
         (stack.depth, stack.skipped) = (0, 0);
-        in_full(stack);
+        unwind_with_libgcc(stack);
     }
 }
 
 /// By libgcc's unwinder, whatever the frames are.
-fn in_full(stack: &mut Stack) {
+fn unwind_with_libgcc(stack: &mut Stack) {
     // SAFETY: `step` gets the pointer to `stack` back, which outlives the call.
     unsafe { _Unwind_Backtrace(step, core::ptr::from_mut(stack).cast()) };
 }
 
 extern "C" fn step(context: *mut c_void, argument: *mut c_void) -> c_int {
-    // SAFETY: the context is the unwinder's; the argument is the stack of `in_full`.
+    // SAFETY: the context is the unwinder's; the argument is the stack of `unwind_with_libgcc`.
     let (address, left, stack) =
         unsafe { (_Unwind_GetIP(context), _Unwind_GetCFA(context), &mut *argument.cast::<Stack>()) };
-    if stack.goes_on(address, left) { NO_REASON } else { END_OF_STACK }
+    if stack.push_frame(address, left) { NO_REASON } else { END_OF_STACK }
 }
 
 impl Stack {
     /// Takes in the next return address, which has left the stack pointer there; whether it has room for more.
-    fn goes_on(&mut self, address: usize, left: usize) -> bool {
+    fn push_frame(&mut self, address: usize, left: usize) -> bool {
         let is_first = match self.first {
             First::At(first) => address == first,
             First::Outside(start, end) => !(start..end).contains(&address),

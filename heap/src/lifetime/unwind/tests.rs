@@ -82,7 +82,7 @@ struct Seen {
 }
 
 /// Compares both, from the library's innermost frame outwards.
-extern "C" fn look(told: *mut c_void) {
+extern "C" fn look(argument: *mut c_void) {
     let (mut quick, mut full) = (Vec::new(), Vec::new());
     let is_whole = cached_rules::walk(|address, _| {
         quick.push(address);
@@ -111,7 +111,7 @@ extern "C" fn look(told: *mut c_void) {
     assert_eq!(quick[..both], full[..both]);
     assert!(!is_whole || quick.len() + 8 > full.len(), "{} frames of {}", quick.len(), full.len());
     // SAFETY: what the test handed over, on this thread or one that it waits for.
-    let seen = unsafe { &mut *told.cast::<Seen>() };
+    let seen = unsafe { &mut *argument.cast::<Seen>() };
     seen.looks += 1;
     seen.others += usize::from(!is_whole);
 }
@@ -136,7 +136,7 @@ fn check(flags: &[&str], has_tables: bool) {
 }
 
 #[test]
-fn what_the_rules_find_is_what_the_full_unwinder_finds() {
+fn rules_find_the_frames_that_libgcc_finds() {
     for flags in [
         &["-O0"][..],
         &["-O1", "-fno-omit-frame-pointer"],
