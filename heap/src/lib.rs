@@ -40,7 +40,7 @@
 //! atomics, of which those with one writer are used with plain loads and stores.
 
 #![no_std]
-#![cfg(not(loom))] // there the tests include the files that they check
+#![cfg(not(loom))] // the loom tests include the files that they check
 
 #[cfg(test)]
 extern crate std;
@@ -51,7 +51,7 @@ compile_error!(
 );
 
 pub mod units {
-    //! Sizes, classes and bits: numbers that everything else is counted in.
+    //! Sizes, lifetime and size classes, bit vectors, and the address window.
     pub mod bits;
     pub mod call;
     pub mod geometry;
@@ -61,7 +61,7 @@ pub mod units {
 }
 
 pub mod system {
-    //! What is asked of the operating system, what each thread has at hand, and what can be said without allocating.
+    //! System calls, locks, per-thread words, counters, and text that is built without allocating.
     pub mod clock;
     pub mod events;
     pub mod lock;
@@ -74,7 +74,7 @@ pub mod system {
 }
 
 pub mod span {
-    //! A block span's cells, and frees of them by other threads.
+    //! A block span's metadata, and frees of its cells by other threads.
     pub mod cells;
     pub mod large_object;
     pub mod queue;
@@ -99,7 +99,7 @@ pub mod pages {
 }
 
 pub mod lifetime {
-    //! Where lifetimes come from, and what is kept of that across runs.
+    //! Sources of lifetime predictions, and the table that keeps them across runs.
     pub mod caller_id;
     pub mod cost;
     pub mod model;
@@ -113,7 +113,7 @@ pub mod lifetime {
 }
 
 pub mod thread {
-    //! A thread's heap: its bins, what it has in hand, its coming and going.
+    //! A thread's heap: its bins, its caches, and how it is created, forked and left vacant.
     pub mod bin;
     pub mod by_size;
     pub mod compact;
@@ -134,7 +134,7 @@ pub mod thread {
 }
 
 pub mod observe {
-    //! Who only looks on.
+    //! Statistics, profiles and traces: they observe and change nothing.
     pub mod check;
     pub mod control;
     pub mod profile;
@@ -145,7 +145,7 @@ pub mod observe {
 }
 
 pub mod entry {
-    //! What malloc, new and free are made of.
+    //! The entry points behind malloc, new and free, and background maintenance.
     pub mod allocate;
     pub mod config;
     pub mod extent;

@@ -1,7 +1,7 @@
-//! Allocation whole: the fast path of [`crate::thread::local`], and behind it everything else.
+//! Allocation: the fast path of [`crate::thread::local`], and all slow paths behind it.
 //!
-//! The functions here and in [`crate::entry::free`] and [`crate::entry::extent`] are what malloc, new and free are made of; `heap/malloc`
-//! gives them their C names.
+//! malloc, new and free are built from the functions here, in [`crate::entry::free`] and in
+//! [`crate::entry::extent`]; `heap/malloc` exports them under their C names.
 
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -23,7 +23,7 @@ use crate::units::geometry::*;
 use crate::units::lifetime_class::FOREVER;
 use crate::units::size_class::{self, GRANULE_BYTES};
 
-/// An object of `size` bytes, or null, with errno set, when memory ran out.
+/// Allocates `size` bytes; null, with errno set, if memory ran out.
 pub fn allocate_from(size: usize, from: ReturnSlot) -> *mut u8 {
     allocate(from.call_for(size))
 }
@@ -43,7 +43,7 @@ pub fn allocate_slow(size: usize, from: ReturnSlot) -> *mut u8 {
     }
 }
 
-/// As [`allocate_from`], for a call that the caller of this describes.
+/// As [`allocate_from`], for a call that the caller describes.
 pub fn allocate(call: Call) -> *mut u8 {
     let heap = current::heap();
     let by_lines = || by_lines(heap, &call);
@@ -72,14 +72,15 @@ fn find_place(call: Call) -> usize {
     allocated(heap, &call, &prediction, MIN_ALIGNMENT)
 }
 
-/// What the thread has at hand for a call that found nothing on the fast path.
+/// Tries the thread's caches for a call that found nothing on the fast path.
 #[inline(always)]
 fn from_caches(heap: &'static Heap, call: &Call) -> Option<usize> {
     if call.size > MAX_SMALL_BYTES { cached_large(heap, call) } else { by_prediction(heap, call) }
 }
 
-/// A cell for a call that the prediction table knows, for the usual reasons: 64 cells were used up, and the open span has more, or
-/// the next one; or the call is known by a word of the stack, too.
+/// Finds a cell for a call that the prediction table knows. The fast path missed because its 64 cells were
+/// used up (the open span or the next one has more), or because a word of the stack is part of the call's
+/// key.
 fn by_prediction(heap: &'static Heap, call: &Call) -> Option<usize> {
     let mut known = heap.prediction_table.lookup(call)?;
     if known.word != 0 {
@@ -95,8 +96,9 @@ fn by_prediction(heap: &'static Heap, call: &Call) -> Option<usize> {
     Some(cell)
 }
 
-/// The fast path of the paper's layout: the call's class is known, and that class' open span has room. Now and then `None`, so that
-/// what is due is seen to, and the site is charged for all of these.
+/// The fast path of the paper's layout: the call's class is known, and the open span of that class has room.
+/// Every [`LINES_VISITS`]th call returns `None`, so that maintenance runs and the site is charged for the
+/// others.
 #[inline]
 fn by_lines(heap: &'static Heap, call: &Call) -> Option<usize> {
     let class = heap.predicted_bin(call)?.class.get();
@@ -108,17 +110,17 @@ fn by_lines(heap: &'static Heap, call: &Call) -> Option<usize> {
     lines::allocate_in_open_run(&heap.lines[usize::from(class)], call.size)
 }
 
-/// Where spans are divided by lines, one allocation of a known call in this many takes the slow path.
+/// With spans divided by lines, one in this many allocations of a known call takes the slow path.
 const LINES_VISITS: u32 = 64;
 
-/// A large object in hand, for a call whose site is known; but now and then `None`, so that lifetimes go on being measured
-/// and the clock is looked at.
+/// Takes a cached large object for a call whose site is known. Every [`SLOW_VISITS`]th call returns `None`,
+/// so that lifetimes are still measured and the clock is read.
 fn cached_large(heap: &Heap, call: &Call) -> Option<usize> {
     if sample::sampling() {
         return None;
     }
     let site = sites::cached(&heap.site_cache, call, heap.stack.get())?;
-    let _guard = fork_guard::enter(heap); // the keeper may be giving back what a thread that sleeps has in hand
+    let _guard = fork_guard::enter(heap); // the maintenance thread may be emptying a sleeping thread's caches
     let visits = heap.visits.get().wrapping_add(1);
     heap.visits.set(visits);
     if visits.is_multiple_of(SLOW_VISITS) {
@@ -127,10 +129,10 @@ fn cached_large(heap: &Heap, call: &Call) -> Option<usize> {
     large::allocate_cached(&heap.large, heap.id.get(), site.class(), call.size)
 }
 
-/// Of the allocations of large objects, one in this many takes the slow path even if one is in hand.
+/// One in this many allocations of large objects takes the slow path even if the cache has one.
 const SLOW_VISITS: u32 = 32;
 
-/// A cell of the next word of the bin's open span.
+/// Takes a cell from the next word of the bin's open span.
 fn next_word(heap: &'static Heap, bin: &Bin) -> Option<usize> {
     let cell = bin.advance(Room::Worthwhile).then(|| bin.allocate()).flatten()?;
     let visits = heap.visits.get().wrapping_add(1);
@@ -141,9 +143,9 @@ fn next_word(heap: &'static Heap, bin: &Bin) -> Option<usize> {
     Some(cell)
 }
 
-/// A cell of the next span of the bin's queue, for a call, of which this is known, of whose site nothing is to be learned now.
+/// Takes a cell from the next span of the bin's queue, for a known call whose site needs no sample now.
 fn next_span(heap: &'static Heap, known: &KnownCall, bin: &Bin) -> Option<usize> {
-    let this_visit = heap.visits.get().wrapping_add(1); // as the way that watches objects would count it
+    let this_visit = heap.visits.get().wrapping_add(1); // counted as on the path that watches objects
     let wants_sample = |site: &Site| site.wants_sample(this_visit);
     if bin.queue.first().is_none()
         || bin.before_sample.get() == 0
@@ -160,7 +162,7 @@ fn next_span(heap: &'static Heap, known: &KnownCall, bin: &Bin) -> Option<usize>
     refill::from_queue(heap, bin)
 }
 
-/// A program may never need more than this path: of so many words, one is a reason to see what is due.
+/// A program may need no path but this one, so one word in this many runs maintenance.
 const WORDS_BETWEEN_TICKS: u32 = 64;
 
 #[cold]
@@ -170,7 +172,7 @@ fn run_maintenance(heap: &'static Heap) {
     maintenance::run(heap);
 }
 
-/// An object whose address is a multiple of `alignment`, a power of two.
+/// Allocates an object whose address is a multiple of `alignment`, a power of two.
 pub fn allocate_aligned(call: Call, alignment: usize) -> *mut u8 {
     if alignment <= MIN_ALIGNMENT {
         return allocate(call);
@@ -178,7 +180,7 @@ pub fn allocate_aligned(call: Call, alignment: usize) -> *mut u8 {
     allocate_as(call, alignment, None)
 }
 
-/// An object of a lifetime class that the caller knows.
+/// Allocates an object of a lifetime class that the caller knows.
 pub fn allocate_with_class(call: Call, class: usize) -> *mut u8 {
     let heap = current::heap();
     if heap.id.get() != 0 && call.size <= MAX_SMALL_BYTES && !observers::observes_all() {
@@ -212,8 +214,8 @@ fn find_place_as(call: Call, alignment: usize, class: Option<usize>) -> usize {
     allocated(heap, &call, &prediction, alignment)
 }
 
-/// An object of a thread that can have no heap: there are as many threads as heaps have numbers, or no memory for one more. It
-/// gets a mapping of its own, which wastes much and works.
+/// Allocates for a thread that can have no heap: all heap numbers are in use, or there is no memory for one
+/// more heap. The object gets its own mapping, which wastes memory but works.
 #[cold]
 fn place_without_heap(call: &Call, alignment: usize) -> usize {
     static WARNED: AtomicBool = AtomicBool::new(false);
@@ -230,7 +232,7 @@ fn place_without_heap(call: &Call, alignment: usize) -> usize {
     direct::allocate(FOREVER, call.size, alignment).unwrap_or(0)
 }
 
-/// An allocation that is not on the fast path: finds its place, and tells who wants to know.
+/// Allocates off the fast path: places the object, notifies the observers and charges the site.
 fn allocated(heap: &'static Heap, call: &Call, prediction: &Prediction, alignment: usize) -> usize {
     let placed = place(heap, call, prediction, alignment);
     if placed.address == 0 {
@@ -259,25 +261,25 @@ fn allocated(heap: &'static Heap, call: &Call, prediction: &Prediction, alignmen
 struct Placed {
     address: usize,
     charged_bytes: usize,
-    /// It was chosen for the profile.
+    /// The profile samples it.
     sampled: bool,
 }
 
 impl Placed {
-    /// It has a mapping of its own.
+    /// Whether it has its own mapping.
     fn is_direct(&self) -> bool {
         !region::holds(self.address)
     }
 }
 
-/// Finds the object's place.
+/// Places the object.
 fn place(heap: &'static Heap, call: &Call, prediction: &Prediction, alignment: usize) -> Placed {
     let class = prediction.class;
     let size = call.size;
     if lines::chosen() && size <= MAX_SMALL_BYTES && alignment < BLOCK_BYTES / 2 {
         let allocations = if heap.predicted_bin(call).is_some() { LINES_VISITS as usize } else { 1 };
         if alignment <= MIN_ALIGNMENT && prediction.cacheable && !observers::observes_all() {
-            // Of a bin only the class is asked: it has no cells.
+            // Only the bin's class is used here: with lines it has no cells.
             let size_class = size_class::of_granules(size.div_ceil(GRANULE_BYTES));
             heap.remember(call, heap.bin(class, size_class), prediction.site, prediction.word);
         }
@@ -308,7 +310,7 @@ fn place(heap: &'static Heap, call: &Call, prediction: &Prediction, alignment: u
     }
 }
 
-/// A large object; when there is no memory, once more after all has gone back that can.
+/// Places a large object; if there is no memory, the thread releases all its caches and tries again.
 fn place_large(heap: &'static Heap, class: usize, size: usize, alignment: usize) -> Option<usize> {
     let allocate = || large::allocate(&heap.large, heap.id.get(), class, size, alignment);
     allocate().or_else(|| {
@@ -324,7 +326,7 @@ fn place_small(heap: &'static Heap, bin: &'static Bin) -> Placed {
     let sampled = bin.before_sample.get() == 0 && sample::sampling();
     if sampled {
         let next = sample::cells_before_sample(bin.cell_bytes());
-        bin.before_sample.set(next.saturating_add(1)); // this one is taken in hand too
+        bin.before_sample.set(next.saturating_add(1)); // the cells that the bin takes next include this one
     }
     let refill = refill::refill(heap, bin);
     let charged_bytes = if refill.new_span { SPAN_BYTES } else { 0 };
@@ -332,15 +334,15 @@ fn place_small(heap: &'static Heap, bin: &'static Bin) -> Placed {
     Placed { address: cell.unwrap_or(0), charged_bytes, sampled }
 }
 
-/// Watches some of the objects of a site until they are freed.
+/// Watches some objects of a site until they are freed.
 fn watch(heap: &Heap, site: &'static Site, call: &Call, placed: &Placed) {
     if !site.wants_sample(heap.visits.get()) || lines::chosen() || observers::observes_all() {
         return;
     }
     if placed.is_direct() {
-        return; // objects with a mapping of their own pack with nobody
+        return; // an object with its own mapping shares no page
     }
-    // A span has room for two: the profile's samples are rarer and go first.
+    // A span can watch two cells: the profile's samples are rarer and take precedence.
     if placed.sampled || sample::sampling() && region::span(placed.address).any_watched() {
         return;
     }
@@ -351,7 +353,8 @@ fn watch(heap: &Heap, site: &'static Site, call: &Call, placed: &Placed) {
     }
 }
 
-/// Sends the free of an object of the thread's own down the slow path; whether there was room for one more.
+/// Makes the free of an object of this thread take the slow path; `false` if its span can watch no more
+/// cells.
 fn watch_until_freed(heap: &Heap, call: &Call, address: usize) -> bool {
     let span = region::span(address);
     if span.owner() == heap.id.get() {
@@ -371,7 +374,7 @@ fn unwatch(call: &Call, address: usize) {
     }
 }
 
-/// Returns all the memory that can be; whether there was any.
+/// Returns all memory that can be returned; whether there was any.
 pub fn trim() -> bool {
     let heap = current::heap();
     let _guard = fork_guard::enter(heap);

@@ -1,5 +1,5 @@
-//! The configuration, from the environment. A program that runs with more rights than its caller (setuid and the
-//! like) gets the defaults. A value that is not understood is named on stderr, and its default is used.
+//! Configuration from environment variables. A program with more rights than its caller (setuid and the like)
+//! gets the defaults. A value that cannot be parsed is reported on stderr, and the default is used.
 
 use crate::lifetime::source::{self, Source};
 use crate::lifetime::{model, oracle, table_file};
@@ -12,7 +12,7 @@ use crate::system::text::{Text, warn};
 use crate::thread::{lines, sample};
 use crate::units::lifetime_class;
 
-/// Reads the environment; once, before the first allocation is served.
+/// Reads the environment once, before the first allocation is served.
 pub fn load() {
     let (mut recycle, mut retain) = (Recycle::Fill, retained::IN_PROPORTION);
     let (mut factor, mut old_factor) = (None, None);
@@ -64,7 +64,7 @@ pub fn load() {
             b"PROFILE_BYTES" => {
                 profile::set_mean_bytes(number(name, value, 1, 1 << 40).unwrap_or(sample::MEAN_BYTES));
             }
-            b"LIB" => {} // the command's: where the library is
+            b"LIB" => {} // read by the command: where the library is
             _ => warn(format_args!("unknown variable MAYFLY_HEAP_{}, ignored", text(name))),
         });
     }
@@ -77,7 +77,7 @@ pub fn load() {
         }
         source => source::choose(source),
     }
-    table_file::read(); // it is of one model, which is there now
+    table_file::read(); // a table belongs to one model, which is loaded now
     page_life::configure(recycle, factor.or(old_factor).map_or(2, |factor| factor as u32));
     retained::configure(retain);
     lines::configure(spans);
@@ -138,7 +138,7 @@ unsafe extern "C" {
     static environ: *const *const core::ffi::c_char;
 }
 
-/// Calls `f` with what follows `MAYFLY_HEAP_` in each variable's name, and its value.
+/// Calls `f` with the part of each variable's name behind `MAYFLY_HEAP_`, and its value.
 fn for_each_variable(mut f: impl FnMut(&[u8], &[u8])) {
     let mut visit = |line: &[u8]| {
         if let Some(rest) = line.strip_prefix(b"MAYFLY_HEAP_")
@@ -147,8 +147,8 @@ fn for_each_variable(mut f: impl FnMut(&[u8], &[u8])) {
             f(&rest[..equals], &rest[equals + 1..]);
         }
     };
-    // SAFETY: the C library's environment is a NULL-terminated array of NUL-terminated strings once it is set; nobody
-    // changes it while the first allocation is served, or that program has a race of its own with getenv.
+    // SAFETY: once it is set, the C library's environment is a NULL-terminated array of NUL-terminated
+    // strings. A program that changes it during its first allocation has a race of its own with getenv.
     unsafe {
         if !environ.is_null() {
             let mut entry = environ;
@@ -159,7 +159,7 @@ fn for_each_variable(mut f: impl FnMut(&[u8], &[u8])) {
             return;
         }
     }
-    // So early that the C library has no environment yet: the kernel has it.
+    // The C library has no environment yet this early: read it from the kernel.
     if let Some((at, bytes)) = os::read_small_file(b"/proc/self/environ\0") {
         // SAFETY: a fresh mapping of that many bytes.
         let all = unsafe { core::slice::from_raw_parts(at as *const u8, bytes) };

@@ -1,4 +1,4 @@
-//! How far an object reaches: its usable size, and resizing where it lies.
+//! The usable size of an object, and resizing in place.
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -12,7 +12,7 @@ use crate::thread::{current, fork_guard, large, lines};
 use crate::units::call::Call;
 use crate::units::geometry::*;
 
-/// Bytes that the object at `address` may use; 0 for null.
+/// The bytes that the object at `address` may use; 0 for null.
 pub fn usable_size(address: usize, caller: usize) -> usize {
     if address == 0 {
         return 0;
@@ -28,7 +28,8 @@ pub fn usable_size(address: usize, caller: usize) -> usize {
     }
 }
 
-/// The bytes of the live cell that begins at `address`: what nearly all objects are. Servers ask at each call.
+/// The size of the live cell that begins at `address`, which covers nearly all objects. Servers ask at each
+/// call.
 #[inline]
 fn cell_bytes(address: usize) -> Option<usize> {
     let span = region::span_if_plain(address).filter(|span| span.owner() != 0)?;
@@ -61,10 +62,11 @@ fn extent(address: usize, caller: usize) -> Extent {
     }
 }
 
-/// Resizes the object at `address`, which is not null, where it lies or by moving pages; `None`: it must be copied.
+/// Resizes the object at `address`, which is not null, in place or by moving its pages; `None` if the caller
+/// must copy it.
 pub fn resize_in_place(address: usize, call: &Call) -> Option<*mut u8> {
     if observers::observes_all() {
-        return None; // a trace knows allocations and frees only
+        return None; // a trace has allocations and frees only
     }
     let size = call.size;
     // The smallest cells hold the smallest objects: there is no better place for those.
@@ -95,7 +97,8 @@ pub fn resize_in_place(address: usize, call: &Call) -> Option<*mut u8> {
     }
 }
 
-/// Whether the object at `address`, which was allocated just now, reads as zero: its memory is as the operating system gave it.
+/// Whether the object at `address`, which was just allocated, reads as zero: its memory is fresh from the
+/// operating system.
 pub fn reads_as_zero(address: usize) -> bool {
     !region::holds(address) || large_blocks::object_at(address).is_some_and(LargeObject::is_untouched)
 }

@@ -1,5 +1,5 @@
-//! Freeing whole: the fast path of [`crate::thread::local`], and behind it frees of other threads' objects, of large ones and of
-//! watched ones, and every wrong pointer.
+//! Free: the fast path of [`crate::thread::local`], and behind it frees of other threads' objects, of large
+//! and of watched ones, and all invalid pointers.
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -15,7 +15,7 @@ use crate::thread::{current, fork_guard, large, lines, refill};
 use crate::units::call::ReturnSlot;
 use crate::units::geometry::*;
 
-/// Frees an object; null is none. The caller is named should the pointer be wrong.
+/// Frees an object; null is allowed. An error message names the caller.
 #[inline(always)]
 pub fn free(address: usize, from: ReturnSlot) {
     match local::free_fast(address) {
@@ -25,7 +25,7 @@ pub fn free(address: usize, from: ReturnSlot) {
     }
 }
 
-/// The object at `address` is freed: its span may be empty.
+/// The object at `address` was freed: settles its span, which may be empty.
 #[cold]
 #[inline(never)]
 pub fn settle(address: usize) {
@@ -33,11 +33,11 @@ pub fn settle(address: usize) {
     if span.is_empty() {
         let _guard = fork_guard::enter(heap);
         refill::settle(heap, span);
-        maintenance::tick(heap); // a program that only frees gives back what it has in hand, too
+        maintenance::tick(heap); // a program that only frees must also release its caches
     }
 }
 
-/// As [`free`], for an object with which the fast path did nothing.
+/// As [`free`], for an object that the fast path left alone.
 #[cold]
 pub fn free_slow(address: usize, from: ReturnSlot) {
     let heap = current::heap();
@@ -62,7 +62,7 @@ fn free_otherwise(heap: &'static Heap, address: usize, from: ReturnSlot) {
     count(heap);
 }
 
-/// Now and then sees what is due.
+/// Runs maintenance after every [`maintenance::count_free`]d number of frees.
 #[inline]
 fn count(heap: &'static Heap) {
     if heap.id.get() != 0 && maintenance::count_free(heap) {
@@ -70,8 +70,9 @@ fn count(heap: &'static Heap) {
     }
 }
 
-/// The fast path for another thread's object: it lies in the same 64 cells as one that this thread freed a while ago, so a bit in
-/// the outbox is all. `false`: there is more to do, or something is wrong.
+/// The fast path for another thread's object: it lies in the same 64 cells as one that this thread freed
+/// before, so setting a bit in the remote free buffer is enough. `false`: the slow path must continue, or
+/// report an error.
 #[inline(always)]
 fn free_of_another(heap: &'static Heap, address: usize) -> bool {
     let Some(span) = region::span_if_plain(address) else { return false };
@@ -81,7 +82,7 @@ fn free_of_another(heap: &'static Heap, address: usize) -> bool {
     }
     let Some(cell) = span.cell_at(address) else { return false };
     let (word, bit) = (cell / 64, 1 << (cell % 64));
-    // One that is watched has no live bit.
+    // A watched cell has no live bit.
     if span.live_word(word).load(Relaxed) & bit == 0 || span.remote().marked(word) & bit != 0 {
         return false;
     }
@@ -93,7 +94,8 @@ fn free_of_another(heap: &'static Heap, address: usize) -> bool {
     true
 }
 
-/// The fast path for a large object: the thread keeps it in hand. `false`: there is more to do, or something is wrong.
+/// The fast path for a large object: the thread caches it. `false`: the slow path must continue, or report an
+/// error.
 #[inline(always)]
 fn free_into_cache(heap: &'static Heap, address: usize) -> bool {
     let Some(span) = region::span_if_plain(address) else { return false };
@@ -111,7 +113,7 @@ fn free_into_cache(heap: &'static Heap, address: usize) -> bool {
     true
 }
 
-/// The fast path of the paper's layout; `false`: the object lies elsewhere, or somebody wants to know.
+/// The fast path of the paper's layout; `false` if the object lies elsewhere, or observers record every call.
 #[inline]
 fn free_by_lines(heap: &'static Heap, address: usize, from: ReturnSlot) -> bool {
     let Some(span) = region::span_if_plain(address).filter(|span| span.role() == Role::Lines) else {
@@ -165,7 +167,7 @@ pub(crate) fn not_of_this_heap(address: usize, caller: usize) -> ! {
     }
 }
 
-/// A watched object is about to be freed.
+/// Records the lifetime of a watched object that is about to be freed.
 fn watched_is_freed(heap: &Heap, address: usize) {
     sites::freed(address);
     if observers::observes_samples() {

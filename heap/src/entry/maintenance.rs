@@ -1,7 +1,7 @@
-//! What must be done now and then: deadlines, the age of watched objects, empty spans in hand, stale predictions.
+//! Periodic work: page deadlines, ages of watched objects, cached empty spans, stale predictions.
 //!
-//! Whoever is on a slow path of allocating or freeing when a tick has passed does a bounded piece; and in a program that has
-//! threads, the keeper ([`crate::entry::maintenance_thread`]), for those that sleep.
+//! A thread on a slow path of allocating or freeing does a bounded piece once a tick has passed. In a program
+//! with threads the maintenance thread ([`crate::entry::maintenance_thread`]) does it for threads that sleep.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
@@ -13,21 +13,22 @@ use crate::thread::{compact, current, fork_guard, lines, refill, registry};
 
 /// Between two pieces of work, ms.
 const TICK_MS: u64 = 10;
-/// Stale predictions are used for up to a 32nd of the program's age, and this long at most.
+/// Stale predictions stay in use for up to a 32nd of the program's age, and this long at most.
 const MOST_PATIENCE_MS: u64 = 1000;
-/// Between two flushes of a thread's empty spans, ms; and where many threads allocate. A thread that goes to sleep keeps the
-/// spans that it has used since the last one, and nobody else may give them back: of many threads that is much. Of few it is
-/// little, and taking spans anew costs more (4% of Redis' speed).
+/// Between two flushes of a thread's empty spans, ms; the second is for programs with many threads. A thread
+/// that goes to sleep keeps the spans that it used since the last flush, and no other thread may release
+/// them: with many threads that is much memory. With few it is little, and acquiring spans again costs more
+/// (4% of Redis' speed).
 const FLUSH_MS: u64 = 100;
 const FLUSH_MANY_MS: u64 = 20;
 const MANY_THREADS: usize = 8;
-/// Between two looks at empty open pages, in ticks.
+/// Between two checks for empty open pages, in ticks.
 const CLOSE_TICKS: u32 = 10;
-/// Huge pages looked at in a tick: 1024 are 2 GiB.
+/// Huge pages checked in a tick: 1024 are 2 GiB.
 const PAGES_A_TICK: usize = 256;
-/// Huge pages of which parts go back in a tick.
+/// Huge pages in a tick whose free parts are returned.
 const SPARSE_A_TICK: usize = 4;
-/// Groups of watched objects looked at in a tick.
+/// Groups of watched objects checked in a tick.
 const GROUPS_A_TICK: usize = 64;
 
 static NEXT_TICK_MS: AtomicU64 = AtomicU64::new(0);
@@ -35,10 +36,10 @@ static TICKS: AtomicU32 = AtomicU32::new(0);
 static PAGE_CURSOR: AtomicUsize = AtomicUsize::new(0);
 static GROUP_CURSOR: AtomicUsize = AtomicUsize::new(0);
 
-/// Visits of the slow path between two looks at the clock.
+/// Slow-path visits between two reads of the clock.
 const VISITS: u32 = 8;
 
-/// Counts a visit of the slow path, and does what is due.
+/// Counts a slow-path visit; every [`VISITS`]th runs maintenance.
 pub fn tick(heap: &'static Heap) {
     let visits = heap.visits.get().wrapping_add(1);
     heap.visits.set(visits);
@@ -47,10 +48,12 @@ pub fn tick(heap: &'static Heap) {
     }
 }
 
-/// Slow frees between two looks at the clock: as many as the outbox, which a look posts, holds back.
+/// Slow frees between two reads of the clock: as many as the remote free buffer, which [`run`] flushes, holds
+/// back.
 const SLOW_FREES: u32 = 256;
 
-/// Counts a slow free; whether to look what is due: a thread that only frees gives back what it has in hand, too.
+/// Counts a slow free; `true` if maintenance should run, so that a thread that only frees also releases its
+/// caches.
 #[inline]
 pub fn count_free(heap: &Heap) -> bool {
     let frees = heap.slow_frees.get().wrapping_add(1);
@@ -58,7 +61,8 @@ pub fn count_free(heap: &Heap) -> bool {
     frees.is_multiple_of(SLOW_FREES)
 }
 
-/// Sets the heap's clock, and does what is due by then: in a program whose threads sleep the keeper would have done it.
+/// Sets the heap's clock and runs maintenance up to that time, as the maintenance thread would have done in a
+/// program whose threads sleep.
 pub fn set_clock(ns: u64) {
     clock::set(ns);
     let heap = current::heap();
@@ -68,7 +72,7 @@ pub fn set_clock(ns: u64) {
     }
 }
 
-/// Does what is due.
+/// Does all work whose time has come.
 pub fn run(heap: &'static Heap) {
     let now_ms = clock::now_ms();
     if heap.maintained_ms.replace(now_ms) != now_ms {
@@ -106,7 +110,7 @@ pub fn run(heap: &'static Heap) {
         open_page::close_idle(now_ms);
         page_life::return_idle_pages();
     }
-    // Where there is one heap only, nobody else is on a slow path; else the keeper does it.
+    // With one heap, no other thread is on a slow path; with more, the maintenance thread does it.
     if registry::heaps().nth(1).is_none() {
         (0..SPARSE_A_TICK).map_while(|_| sparse::find(now_ms)).for_each(sparse::give_back);
     }

@@ -1,15 +1,17 @@
-//! The keeper: a thread that does what is due when no other thread comes by, in programs that have threads.
+//! The background maintenance thread of programs that have threads: it works when the program's threads
+//! sleep.
 //!
-//! Maintenance is done by whoever is on a slow path ([`crate::entry::maintenance`]). When a load ends, threads go to sleep with what
-//! they have in hand: frees that they have not posted, frees by others that wait for them, empty spans, large objects. Nobody
-//! else may touch a thread's heap while the thread may be on a fast path, which has no lock. But what a sleeper holds in its *slow*
-//! paths' lists may be taken over while the gate that forks shut is shut ([`crate::thread::fork_guard`]): then no thread is on a slow path. Of
-//! the cells of a sleeper's spans nothing is changed then, since its fast path of freeing may be in the midst of a word; only spans
-//! of which nothing lives any more are taken, counting what others have freed: no correct program can touch those. Open
-//! spans stay, for they have cells that the fast path of allocating may hand out.
+//! Threads on a slow path do maintenance ([`crate::entry::maintenance`]). When a load ends, threads go to
+//! sleep with full caches: frees that they have not flushed, other threads' frees that they have not
+//! collected, empty spans, large objects. No other thread may touch a thread's heap while that thread may be
+//! on a fast path, which takes no lock. But this thread may empty the lists of a sleeper's *slow* paths while
+//! it holds the fork guard exclusively ([`crate::thread::fork_guard`]): then no thread is on a slow path. It
+//! changes no cells of a sleeper's spans, since the sleeper may have stopped in the middle of a fast free. It
+//! takes only spans without live objects, counting other threads' frees: no correct program can touch those.
+//! Open spans stay, because the fast path may allocate from their cells.
 //!
-//! The first `pthread_create` starts the keeper; a program without threads has none. It sleeps ever longer while there is
-//! nothing to do, and ends when it is the last thread that is left.
+//! The first `pthread_create` starts the thread; a program without threads has none. It sleeps ever longer
+//! while there is nothing to do, and exits when it is the last thread of the process.
 
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -24,27 +26,28 @@ use crate::thread::local::Heap;
 use crate::thread::{fork_guard, refill, registry};
 use crate::units::call::Call;
 
-/// Between two looks, ms: at first, and when nothing is due.
+/// The shortest and the longest pause between two rounds, ms; the pause grows while there is nothing to do.
 const LEAST_PAUSE_MS: u64 = 100;
 const MOST_PAUSE_MS: u64 = 1600;
-/// A thread that did nothing on a slow path for so long sleeps.
+/// A thread sleeps if it was on no slow path for this long.
 const SLEEPER_MS: u64 = 300;
 
-/// The process that has one: a forked child has none. 0 for none.
+/// The process whose maintenance thread runs, 0 for none: a forked child has none.
 static RUNS_IN: AtomicU32 = AtomicU32::new(0);
 
-/// Whether a keeper is to be started now; asked by the program's `pthread_create`. `true` once, and in a forked child again.
+/// Claims the start of the maintenance thread, for the program's `pthread_create`: `true` once in each
+/// process.
 pub fn claim_start() -> bool {
     let process = os::process_id();
     RUNS_IN.load(Relaxed) != process && !clock::is_set() && RUNS_IN.swap(process, Relaxed) != process
 }
 
-/// It could not be started, or has ended.
+/// The thread could not be started, or has ended.
 pub fn mark_stopped() {
     RUNS_IN.store(0, Relaxed);
 }
 
-/// What the thread does.
+/// The thread's main function.
 pub fn run() {
     let here = 0u8;
     let Some(visit) = start::visit(&Call { size: 0, caller: 0, stack: (&raw const here).addr() }) else {
@@ -68,12 +71,12 @@ pub fn run() {
     mark_stopped();
 }
 
-/// All others have ended, and the process with them if this one does.
+/// Whether all other threads have ended: the process ends when this one does.
 fn is_last_thread() -> bool {
     registry::in_use() <= 2 && os::is_last_thread()
 }
 
-/// Whether there was anything.
+/// Collects what sleeping threads hold; whether there was anything.
 fn collect_from_sleepers(own: &'static Heap) -> bool {
     let now_ms = clock::now_ms();
     let sleeps = |heap: &&'static Heap| {
@@ -93,7 +96,7 @@ fn collect_from_sleepers(own: &'static Heap) -> bool {
     true
 }
 
-/// Of pages on which little lives what is free goes back; not many at a time, for meanwhile others wait.
+/// Returns free pages of sparse huge pages; a few at a time, since other threads wait meanwhile.
 fn give_back_sparse(own: &'static Heap) {
     const AT_A_TIME: usize = 4;
     let found: [Option<usize>; AT_A_TIME] = core::array::from_fn(|_| sparse::find(clock::now_ms()));
@@ -104,14 +107,14 @@ fn give_back_sparse(own: &'static Heap) {
     }
 }
 
-/// What the keeper's own looks have changed so far.
+/// What this thread's own maintenance has changed so far.
 fn work_of(own: &Heap) -> u64 {
     let of = |event: Event| own.counts.of(event as usize);
     of(Event::BlocksDiscarded) + of(Event::PageReturned) + of(Event::Promoted) + of(Event::Demoted)
 }
 
-/// It may have something in its lists. Read while the thread may change it: worth a guess. Frees by others are looked at once
-/// in a while only: most are of spans that live.
+/// Whether the heap's lists may hold something. Read while its thread may change them, so it is a guess.
+/// Frees by other threads are checked rarely: most are in spans that still have live objects.
 fn holds_anything(heap: &Heap, now_ms: u64) -> bool {
     let looks_at_remote = now_ms.saturating_sub(heap.collected_ms.get()) >= MOST_PAUSE_MS;
     !heap.remote_free_buffer.is_empty()
@@ -120,7 +123,8 @@ fn holds_anything(heap: &Heap, now_ms: u64) -> bool {
         || !heap.remote.is_empty() && looks_at_remote
 }
 
-/// The gate is shut, and the thread that lives in `heap` is not on a slow path.
+/// Collects from `heap`. This thread holds the fork guard exclusively, so the heap's thread is not on a slow
+/// path.
 fn collect(heap: &'static Heap, now_ms: u64) {
     heap.collected_ms.set(now_ms);
     heap.remote_free_buffer.flush(true);
@@ -129,7 +133,8 @@ fn collect(heap: &'static Heap, now_ms: u64) {
     refill::empty_span_caches(heap);
 }
 
-/// Nothing on the span lives, counting what others have freed, and its thread has nothing more to do with it.
+/// Whether no object on the span lives, counting other threads' frees, and its thread allocates nothing from
+/// it.
 fn is_dead(span: &Span) -> bool {
     span.role() == Role::Queued
         && !span.any_watched()

@@ -1,4 +1,4 @@
-//! The first call: reads the configuration and registers with the C library.
+//! Initialization at the first call: reads the configuration and registers with the C library.
 
 use core::sync::atomic::{
     AtomicBool,
@@ -15,7 +15,7 @@ use crate::units::call::Call;
 static STARTED: AtomicBool = AtomicBool::new(false);
 static STARTING: Lock = Lock::new();
 
-/// Starts the library; the first call does it, at once or in time.
+/// Starts the library; the first call does it, and concurrent ones wait.
 pub fn start() {
     if STARTED.load(Acquire) {
         return;
@@ -34,7 +34,7 @@ pub fn start() {
     fork::start(); // not under the lock: this may allocate
 }
 
-/// The calling thread's heap, made now if it has none; `None` without memory.
+/// The calling thread's heap, created now if it has none; `None` without memory.
 #[inline]
 pub fn visit(call: &Call) -> Option<Visit> {
     Visit::at_home().or_else(|| enter(call))

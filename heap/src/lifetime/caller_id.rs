@@ -1,4 +1,5 @@
-//! Callers as they are in each run of one build: build-id of the module and offset in it, wherever it is loaded.
+//! Identifies a caller by build-id of its module and offset there: the same in each run of one build,
+//! wherever the module is loaded.
 
 use core::sync::atomic::{
     AtomicBool, AtomicU64, AtomicUsize,
@@ -12,12 +13,12 @@ use crate::system::lock::Lock;
 
 static ON: AtomicBool = AtomicBool::new(false);
 
-/// Callers are to be known again in the next run; before the first allocation.
+/// Enables caller ids, for a table across runs; before the first allocation.
 pub fn keep() {
     ON.store(true, Release);
 }
 
-/// Modules whose build-id was looked at, by where they are mapped.
+/// Modules with known build-ids, by where they are mapped.
 const MODULES: usize = 64;
 struct Module {
     /// Where it is mapped; 0 for none. Written last.
@@ -31,7 +32,7 @@ static SEEN: [Module; MODULES] =
         MODULES];
 static ADDING: Lock = Lock::new();
 
-/// A return address as it is in each run: build-id and offset; `None` if it has no such, or no table is kept.
+/// The id of a return address: build-id and offset; `None` without a build-id, or if no table is kept.
 pub fn in_each_run(caller: usize) -> Option<u64> {
     if !ON.load(Relaxed) {
         return None;

@@ -1,22 +1,22 @@
-//! What a confusion of lifetime classes costs, by what it does to pages. An object that outlives the page that it is on holds
-//! it, or makes it one of a longer class, and the more so the longer it lives. One that dies before leaves a hole that what is
-//! shorter-lived fills (LLAMA §6.3), so a class more costs least: neighbours have the benefit of the doubt.
-//! `mayfly train` learns by the same numbers (`train/model/costs.py`).
+//! The cost of confusing lifetime classes, by its effect on pages. An object that outlives its page's class
+//! holds the page, or promotes it, and costs more the longer it lives. An object that dies early leaves a
+//! hole for shorter-lived objects (LLAMA §6.3). So predicting one class too long costs least. `mayfly train`
+//! uses the same numbers (`train/model/costs.py`).
 
 use crate::units::lifetime_class::CLASSES;
 
-/// By how many classes longer an object lives than was predicted.
+/// By how many classes an object outlives its prediction.
 const OUTLIVES: [u8; CLASSES] = [0, 4, 12, 20, 28, 36, 44];
-/// By how many shorter.
+/// By how many classes it dies too early.
 const DIES_BEFORE: [u8; CLASSES] = [0, 1, 4, 8, 12, 16, 20];
 
-/// The cost of an object that lived so long, where so long was predicted.
+/// The cost of an object that lived into class `lived`, with class `predicted`.
 pub fn of(predicted: usize, lived: usize) -> i32 {
     let by = if lived > predicted { OUTLIVES } else { DIES_BEFORE };
     i32::from(by[lived.abs_diff(predicted).min(CLASSES - 1)])
 }
 
-/// The part of it that is known when an object has reached the age of a class and lives.
+/// The part of the cost that is certain when a live object has reached the age of a class.
 pub fn so_far(predicted: usize, age: usize) -> i32 {
     if age > predicted { of(predicted, age) } else { 0 }
 }

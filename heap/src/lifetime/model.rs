@@ -1,8 +1,10 @@
-//! The lifetime model in this process (LLAMA §7): loads its file, and classifies a call by its calling context.
+//! The lifetime model in this process (LLAMA §7): loads its file, and classifies a call by its calling
+//! context.
 //!
-//! The file is mapped and checked once. A prediction unwinds the stack, finds each return address' module and with it the
-//! number of its frame, and runs the network, all on the calling thread's stack: nothing is allocated, locked or shared, but
-//! for caches of the modules' build-ids and of return addresses. Several threads predict at once.
+//! [`load`] maps and checks the file once. A prediction unwinds the stack, finds each return address' module
+//! and with it the frame's number, and runs the network, all on the calling thread's stack. It allocates,
+//! locks and shares nothing but caches of the modules' build-ids and of return addresses, so several threads
+//! predict at once.
 
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
@@ -43,17 +45,18 @@ fn loaded() -> Option<&'static Loaded> {
     READY.load(Acquire).then(|| unsafe { (*SLOT.0.get()).assume_init_ref() })
 }
 
-/// Bytes of the model's file; 0 without one. Of these, the pages that are used are in memory, shared by all its processes.
+/// Bytes of the model's file; 0 without one. Its used pages are in memory, shared by all its processes.
 pub fn bytes() -> usize {
     loaded().map_or(0, |loaded| loaded.bytes)
 }
 
-/// The model's checksum, by which it is told from others; 0 without one.
+/// The model's checksum, which identifies it; 0 without one.
 pub fn id() -> u64 {
     loaded().map_or(0, |loaded| loaded.id)
 }
 
-/// Loads the file that `path` names; once, before the first allocation. Without it the heap runs on, which is said.
+/// Loads the file that `path` names; once, before the first allocation. If it fails, the heap logs it and
+/// learns online.
 pub fn load(path: &[u8]) -> bool {
     let shown = core::str::from_utf8(path).unwrap_or("(not UTF-8)");
     let mut with_nul = [0; PATH_BYTES];
@@ -68,7 +71,7 @@ pub fn load(path: &[u8]) -> bool {
         warn(format_args!("model {shown} cannot be read; learning online"));
         return false;
     };
-    // SAFETY: a fresh private mapping of that many bytes; unmapped below only if nothing keeps a part of it.
+    // SAFETY: a fresh private mapping of that many bytes; unmapped below only if no part of it is kept.
     let file: &'static [u8] = unsafe { core::slice::from_raw_parts(at as *const u8, bytes) };
     match Model::parse(file) {
         Ok(model) => {
@@ -77,7 +80,7 @@ pub fn load(path: &[u8]) -> bool {
                 *class = lifetime_class::of_limit_ms(limit) as u8;
             }
             let id = file.get(24..32).and_then(|id| id.try_into().ok()).map_or(0, u64::from_le_bytes);
-            // SAFETY: nobody reads it before READY.
+            // SAFETY: no thread reads it before READY.
             unsafe { (*SLOT.0.get()).write(Loaded { model, kernel: Kernel::best(), classes, bytes, id }) };
             READY.store(true, Release);
             model_validation::begin();
@@ -92,8 +95,8 @@ pub fn load(path: &[u8]) -> bool {
     }
 }
 
-/// The class that the model gives the allocation whose function `caller` returns to; `None` without a model, or where a table
-/// does not know the context.
+/// The model's class for the allocation whose function `caller` returns to; `None` without a model, or if a
+/// table model does not know the context.
 #[cold]
 pub fn predict(caller: usize) -> Option<usize> {
     let loaded = loaded().filter(|_| model_validation::is_trusted())?;
@@ -118,17 +121,17 @@ pub fn predict(caller: usize) -> Option<usize> {
     loaded.classes.get(output?).map(|&class| usize::from(class).min(CLASSES - 1))
 }
 
-/// In place of a frame's number: the address is in a module that the model does not have, or in none.
+/// Placeholders for a frame's number: the address is in a module unknown to the model, or in none.
 const FOREIGN_MODULE: u32 = u32::MAX - 1;
 const NO_MODULE: u32 = u32::MAX;
 
-/// What was found for return addresses of late: a stack has few that are new, and to search a file's functions is to wait for
-/// memory. An entry is what was found, and that combined with the address: who reads one that is half written finds that they
-/// do not fit.
+/// A cache of recent return addresses: a stack has few new ones, and searching a file's functions waits for
+/// memory. An entry is a result, and the result combined with the address: a reader of a half-written entry
+/// sees that they do not match.
 const PLACES: usize = 2048;
 static KNOWN_PLACES: [[AtomicUsize; 2]; PLACES] = [const { [const { AtomicUsize::new(0) }; 2] }; PLACES];
 
-/// A return address as the model knows it.
+/// The number of a return address in the model.
 fn place_of(model: &Model, address: usize) -> u32 {
     let hash = (address as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (u64::BITS - PLACES.ilog2());
     let [combined, found] = &KNOWN_PLACES[hash as usize];
@@ -151,7 +154,7 @@ fn place_of(model: &Model, address: usize) -> u32 {
     place
 }
 
-/// Modules whose number in the model is known, by where they are mapped.
+/// The numbers of modules in the model, by where they are mapped.
 const KNOWN: usize = 256;
 struct KnownModule {
     /// Where it is mapped; 0 for none. Written last.
@@ -165,8 +168,8 @@ static KNOWN_MODULES: [KnownModule; KNOWN] = [const {
 }; KNOWN];
 static ADDING: Lock = Lock::new();
 
-/// A module that was unloaded may be taken for another one that was then loaded at the same addresses: its objects get classes
-/// that are wrong, which the heap endures.
+/// The number of a module in the model. A module that is loaded at the addresses of an unloaded one may be
+/// mistaken for it: its objects then get wrong classes, which costs packing only.
 fn module_number(model: &Model, found: &unwind::Module) -> Option<u32> {
     let place = |i: usize| {
         &KNOWN_MODULES[((found.start >> 12).wrapping_mul(0x9E37_79B1) >> 8).wrapping_add(i) % KNOWN]

@@ -1,10 +1,11 @@
-//! Whether the model is believed. One of another program, of another build, or of a load that is gone, says what means nothing
-//! here. Two things show it: most of what is on the stacks is code of modules that it does not have, or what it says is
-//! contradicted by objects that were watched until they were freed. Then it is asked no more, and the heap learns online.
+//! Validates the model against the program. The predictions of a model for another program, another build or
+//! a past load mean nothing here. Two signs reveal one: most frames on the stacks belong to modules that it
+//! does not know, or watched objects contradict its classes. Then the heap stops using it and learns online.
 //!
-//! Short of that, it is weighed against what would be learned without it: of each watched object both are asked, and what
-//! each one's word would have cost ([`cost`]) is added up, for its caller and what the model says, and for all. Whoever cost less is followed. So by
-//! that count the two together cost no more than the better of them, but for what it takes to tell which that is.
+//! A model that passes is still weighed against online learning. For each watched object the heap adds up
+//! what each prediction would have cost ([`cost`]): per caller and predicted class, and over all. It follows
+//! the cheaper source. By that measure the combination costs no more than the better of the two, apart from
+//! the time it takes to find out which that is.
 
 use core::sync::atomic::{AtomicBool, AtomicI8, AtomicI32, AtomicU32, Ordering::Relaxed};
 
@@ -12,17 +13,17 @@ use crate::lifetime::cost;
 use crate::system::events::{self, Event};
 use crate::system::text::warn;
 
-/// What can be said of the model: exported, for a node's agent reads it from outside, where the program's heap is idle, too
-/// (`node/src/observe/model_coverage.rs`). Words are added behind the others, and none is moved.
+/// The state of the model, exported so that a node's agent reads it from outside even if the program's heap
+/// is idle (`node/src/observe/model_coverage.rs`). New words are only appended, and none moves.
 #[repr(C)]
 pub struct ModelCoverage {
     /// 1 with a model, else 0.
     loaded: AtomicU32,
-    /// Calling contexts that it was asked about.
+    /// Calling contexts that the model was run for.
     contexts: AtomicU32,
-    /// Those of them that lie wholly in modules that it has.
+    /// Those of them whose frames all lie in modules that it knows.
     known_contexts: AtomicU32,
-    /// Why it is believed no more: 0 it is believed, else [`FOREIGN`] or [`WRONG`].
+    /// Why the model is not trusted: 0 if it is, else [`FOREIGN`] or [`WRONG`].
     doubt: AtomicU32,
 }
 
@@ -39,38 +40,38 @@ pub static mayfly_heap_model: ModelCoverage = ModelCoverage {
 const FOREIGN: u32 = 1;
 const WRONG: u32 = 2;
 
-/// Whether the line that says why was written.
+/// Whether the reason was logged.
 static REPORTED: AtomicBool = AtomicBool::new(false);
 
-/// Contexts that are looked at before the model is judged by their frames.
+/// Contexts to examine before the model is judged by their frames.
 const ENOUGH_CONTEXTS: u32 = 64;
 static FRAMES: AtomicU32 = AtomicU32::new(0);
 static KNOWN_FRAMES: AtomicU32 = AtomicU32::new(0);
 
-/// Sites that are known well before it is judged by what they say.
+/// Well-known sites to compare before the model is judged by its classes.
 const ENOUGH_SITES: u32 = 32;
 static SITES: AtomicU32 = AtomicU32::new(0);
 static WRONG_SITES: AtomicU32 = AtomicU32::new(0);
 
-/// What a word of the model, of the sites of one caller, has cost more than what was learned without it; less than 0 if it cost
-/// less. All zeros is even.
+/// The cost of one predicted class, for the sites of one caller, minus the cost of online learning. All zeros
+/// is even.
 #[derive(Default)]
 pub struct Balance(AtomicI8);
 
-/// Of all callers.
+/// The balance over all callers.
 static OF_ALL: AtomicI32 = AtomicI32::new(0);
-/// From so much on a caller's own balance decides, and that of all callers where it is nearer to even.
+/// From this balance on a caller's own decides; nearer to even, the balance over all callers does.
 const DECIDES: i32 = 24;
 const DECIDES_FOR_ALL: i32 = 192;
-/// What is over this is forgotten, so that minds can change.
+/// Balances are clamped, so that the choice can change with the load.
 const MOST: i32 = 120;
 const MOST_OF_ALL: i32 = 4 * DECIDES_FOR_ALL;
 
-/// What two words cost an object that has grown from one class to another, or has died there.
+/// The two predictions for an object.
 pub struct Predicted {
-    /// The class that the model says.
+    /// The model's class.
     pub model: usize,
-    /// The class that would be learned without it.
+    /// The class of online learning.
     pub other: usize,
 }
 
@@ -80,18 +81,19 @@ impl Balance {
         Self(AtomicI8::new(0))
     }
 
-    /// Of another caller from now on: even.
+    /// Resets it for another caller.
     pub fn forget(&self) {
         self.0.store(0, Relaxed);
     }
 
-    /// An object of this caller has lived into the class `to`, having been seen in `from`; the lock of the sites is held.
+    /// An object of this caller has lived into the class `to`, having been counted up to `from`; the caller
+    /// holds the lock of the sites.
     pub fn outlived(&self, predicted: &Predicted, from: usize, to: usize) {
         let cost = |word: usize| cost::so_far(word, to) - cost::so_far(word, from);
         self.add(cost(predicted.model) - cost(predicted.other));
     }
 
-    /// It has died in this class; what it had cost before was counted.
+    /// It has died in this class; the cost of its life was counted before.
     pub fn ended(&self, predicted: &Predicted, lived: usize) {
         let cost = |word: usize| cost::of(word, lived) - cost::so_far(word, lived);
         self.add(cost(predicted.model) - cost(predicted.other));
@@ -104,7 +106,7 @@ impl Balance {
         OF_ALL.store(all, Relaxed);
     }
 
-    /// Whether the model is followed for this caller.
+    /// Whether the heap follows the model for this caller.
     #[inline]
     pub fn favours_model(&self) -> bool {
         let own = i32::from(self.0.load(Relaxed));
@@ -112,19 +114,19 @@ impl Balance {
     }
 }
 
-/// There is a model.
+/// A model was loaded.
 pub fn begin() {
     mayfly_heap_model.loaded.store(1, Relaxed);
 }
 
-/// Whether what it says counts.
+/// Whether the model is trusted.
 #[inline]
 pub fn is_trusted() -> bool {
     mayfly_heap_model.doubt.load(Relaxed) == 0
 }
 
-/// The model was asked for a context of so many frames in modules, of which so many are in modules that it has. Code that was
-/// made at run time is in none, and says nothing.
+/// Records a context of this many frames in modules, of which the model knows this many. Code that was made
+/// at run time is in no module and does not count.
 pub fn looked_at(frames: u32, known: u32) {
     mayfly_heap_model.known_contexts.fetch_add(u32::from(frames == known), Relaxed);
     let all = FRAMES.fetch_add(frames, Relaxed).saturating_add(frames);
@@ -135,7 +137,7 @@ pub fn looked_at(frames: u32, known: u32) {
     }
 }
 
-/// A site that the model has a class for is known well, and has another, or the same.
+/// Records a well-known site's class beside the model's.
 pub fn compared(model: usize, found: usize) {
     let sites = SITES.fetch_add(1, Relaxed) + 1;
     let wrong = u32::from(model.abs_diff(found) > 1);
@@ -146,10 +148,10 @@ pub fn compared(model: usize, found: usize) {
 }
 
 fn doubt(reason: u32) {
-    let _ = mayfly_heap_model.doubt.compare_exchange(0, reason, Relaxed, Relaxed); // the first one is the reason
+    let _ = mayfly_heap_model.doubt.compare_exchange(0, reason, Relaxed, Relaxed); // the first reason counts
 }
 
-/// Whether the model has lost its credit since the last time; says why, once. Called once a tick.
+/// Whether the model lost trust since the last call; logs the reason once. Called once a tick.
 pub fn report_distrust() -> bool {
     let reason = mayfly_heap_model.doubt.load(Relaxed);
     if reason == 0 || REPORTED.swap(true, Relaxed) {
@@ -178,7 +180,7 @@ pub fn report_distrust() -> bool {
 mod tests {
     use super::*;
 
-    /// Objects that live so long, of a caller of which two say that they live so long.
+    /// Objects with this lifetime, of a caller with these two predictions.
     fn follow(balance: &Balance, predicted: &Predicted, lived: usize, objects: usize) {
         for _ in 0..objects {
             balance.outlived(predicted, 0, lived);
@@ -197,7 +199,7 @@ mod tests {
         let even = Balance::new();
         follow(&even, &Predicted { model: 1, other: 0 }, 0, 20);
         assert!(even.favours_model(), "a class more is nearly as good as right");
-        // What lives is charged once, however often it is looked at on the way.
+        // A live object is charged once, however many steps its ageing takes.
         let (step_by_step, at_once) = (Balance::new(), Balance::new());
         let predicted = Predicted { model: 1, other: 4 };
         (0..5).for_each(|class| step_by_step.outlived(&predicted, class, class + 1));

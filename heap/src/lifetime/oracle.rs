@@ -12,7 +12,7 @@ const HEADER: usize = 16;
 static AT: AtomicUsize = AtomicUsize::new(0);
 static BYTES: AtomicUsize = AtomicUsize::new(0);
 
-/// Reads an oracle table; whether there is one.
+/// Reads an oracle table; `false` if it cannot be used.
 pub fn load(path: &[u8]) -> bool {
     let mut with_nul = [0; PATH_BYTES];
     let shown = core::str::from_utf8(path).unwrap_or("(not UTF-8)");
@@ -54,7 +54,7 @@ fn classes(file: &[u8], thread: usize) -> Option<&[u8]> {
     file.get(start..start.checked_add(count)?)
 }
 
-/// What is wrong with a table.
+/// Checks a table; the error names its fault.
 pub fn check(file: &[u8]) -> Result<(), &'static str> {
     if file.len() < HEADER || &file[..8] != MAGIC {
         return Err("it does not begin with MAYFLYOR");
@@ -73,7 +73,7 @@ pub fn check(file: &[u8]) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// Makes a checked table the one in use.
+/// Installs a checked table.
 fn install(file: &'static [u8]) {
     AT.store(file.as_ptr() as usize, Relaxed);
     BYTES.store(file.len(), Relaxed);
@@ -81,7 +81,8 @@ fn install(file: &'static [u8]) {
 
 /// The class of a thread's n-th allocation; beyond the table, ∞.
 pub fn class(thread: u32, sequence: u32) -> usize {
-    // SAFETY: both were set together from a slice that lives on, before the source became the oracle.
+    // SAFETY: both were set together from a slice that is never unmapped, before the source became the
+    // oracle.
     let file = unsafe { core::slice::from_raw_parts(AT.load(Relaxed) as *const u8, BYTES.load(Relaxed)) };
     let class = classes(file, thread as usize).and_then(|classes| classes.get(sequence as usize));
     class.map_or(FOREVER, |&class| class as usize)

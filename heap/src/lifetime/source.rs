@@ -1,17 +1,17 @@
-//! Which of the sources of lifetimes is in use.
+//! The source of lifetimes that is in use.
 
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
 use crate::units::lifetime_class::FOREVER;
 
-/// Where lifetimes come from.
+/// A source of lifetimes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Source {
     /// Every object has this class.
     Fixed(usize),
     /// Sampled allocations teach each call site its class while the program runs.
     Online,
-    /// A trained model says the class of each call site, from its context.
+    /// A trained model predicts the class of each call site from its context.
     Model {
         /// Sampled allocations correct it.
         online: bool,

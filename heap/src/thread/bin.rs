@@ -1,4 +1,5 @@
-//! A bin: the spans of a thread that have cells of one lifetime class and size class, and the cells of them at hand.
+//! A bin: a thread's spans with cells of one lifetime class and size class, and the cells cached from one of
+//! them.
 
 use core::cell::Cell;
 use core::sync::atomic::{
@@ -14,63 +15,64 @@ use crate::system::events::{self, Event};
 use crate::thread::sample;
 use crate::units::size_class;
 
-/// Spans of a bin that are looked at in one refill, at most.
+/// The most spans of a bin that a refill examines.
 pub const MAX_PATIENCE: u8 = 8;
-/// And if most of them are sparse, so many more.
+/// If most of them are sparse, a refill compares this many more.
 const COMPARED: u8 = 3;
-/// Spans of a bin that are looked at in one refill, where memory is scarce.
+/// The most spans of a bin that a refill examines under memory pressure.
 const MAX_PATIENCE_IN_SCARCITY: u8 = 128;
-/// A small heap takes of cells that were never in use a page in hand, and those that were freed meanwhile before further ones: so
-/// it touches few pages.
+/// A small heap caches one page of never-used cells at a time, and reuses freed cells first: so it touches
+/// few pages.
 const CACHED_BYTES_OF_SMALL_HEAP: usize = 4096;
-/// Cells that are smaller are taken 64 at a time always.
+/// Smaller cells are always cached 64 at a time.
 const LEAST_BYTES_TO_SPARE: usize = 512;
 
 /// The cells of one size class and lifetime class.
 ///
-/// Allocation works through up to 64 cells at a time, the free ones of one word of the open span's live bits. Taking
-/// the word in hand notes them as *pending*, here; handing one out clears its pending bit and sets its live bit. A pending cell
-/// is free as far as its span knows: so who frees one again is found out at once. All zeros is a bin that is not yet prepared
-/// and has nothing, so that a new heap touches only the memory of the bins that its thread uses.
+/// Allocation works through up to 64 cells at a time: the free cells of one word of the open span's live
+/// bits. Caching a word marks its free cells as *pending* here; allocating one clears its pending bit and
+/// sets its live bit. To its span a pending cell is free, so a second free of it is detected at once. A bin
+/// of all zeros is not prepared and empty: a new heap touches only the memory of the bins that its thread
+/// uses.
 #[repr(C, align(64))]
 pub struct Bin {
     /// The pending cells.
     pending: Cell<u64>,
-    /// The live bits of the word at hand; there while cells are pending.
+    /// The live bits of the cached word; set while cells are pending.
     word: Cell<Option<&'static AtomicU64>>,
-    /// Where the first cell of the word at hand lies.
+    /// The address of the cached word's first cell.
     base: Cell<usize>,
     cell_bytes: Cell<usize>,
     /// Index into [`size_class::CELL_BYTES`].
     pub size_class: Cell<u8>,
     /// Lifetime class.
     pub class: Cell<u8>,
-    /// Cells to take in hand before the next object is sampled, see [`crate::thread::sample`].
+    /// Cells to cache before the next object is sampled, see [`crate::thread::sample`].
     pub before_sample: Cell<u32>,
-    /// The span that is being allocated from.
+    /// The span that the bin allocates from.
     pub open: Cell<Option<&'static Span>>,
     /// The other spans of the bin, full or not; see [`crate::thread::refill`].
     pub queue: SpanList,
-    /// How many of them a refill looks at.
+    /// How many of them a refill examines.
     pub patience: Cell<u8>,
-    /// Words taken in hand since bins were last compared, see [`crate::thread::compact`].
+    /// Words cached since bins were last compared, see [`crate::thread::compact`].
     pub words_taken: Cell<u32>,
-    /// Comparisons in a row that found none.
+    /// Comparisons in a row in which the bin had cached no word.
     pub idle_comparisons: Cell<u8>,
-    /// Much of what its queue has is free, as was seen then.
+    /// Many of its queued spans were half empty at the last comparison.
     pub is_sparse: Cell<bool>,
 }
 
-/// Where things lie, for a fast path in assembly.
+/// Field offsets, for the fast path in assembly.
 pub mod layout {
     use super::Bin;
     use core::mem::offset_of;
 
     /// The pending cells.
     pub const PENDING: usize = offset_of!(Bin, pending);
-    /// The live bits of the word at hand.
+    /// The live bits of the cached word.
     pub const WORD: usize = offset_of!(Bin, word);
-    /// The first cell of the word at hand.
+    /// The first cell of the cached word.
     pub const BASE: usize = offset_of!(Bin, base);
     /// Bytes of a cell.
     pub const CELL_BYTES: usize = offset_of!(Bin, cell_bytes);
@@ -120,7 +122,7 @@ impl Bin {
         self.before_sample.set(sample::cells_before_sample(self.cell_bytes.get()));
     }
 
-    /// A cell of the word at hand; `None` if it has no more.
+    /// Allocates a cell of the cached word; `None` if it has no more.
     #[inline(always)]
     pub fn allocate(&self) -> Option<usize> {
         let pending = self.pending.get();
@@ -136,32 +138,32 @@ impl Bin {
         Some(self.base.get() + offset as usize)
     }
 
-    /// Cells in hand.
+    /// The number of cached cells.
     pub fn cached_cells(&self) -> u32 {
         self.pending.get().count_ones()
     }
 
-    /// Cells in hand that are live, too: none, ever.
+    /// Cached cells whose live bit is set: always none.
     pub fn cached_and_live(&self) -> u64 {
         self.word.get().map_or(0, |word| self.pending.get() & word.load(Relaxed))
     }
 
-    /// Takes a word of the open span in hand that has free cells; whether there is one. Never when an object is to be
-    /// sampled: the slow path sees to that.
+    /// Caches a word of the open span that has free cells; `false` if there is none. Also `false` if an
+    /// object is to be sampled: the slow path does that.
     pub fn advance(&self, room: Room) -> bool {
         let Some(span) = self.open.get() else { return false };
         span.word_with(room).is_some_and(|(word, free)| self.take(span, word, free))
     }
 
-    /// Takes free cells of a word of `span`, which is the open one, in hand; `false`: an object is to be sampled.
+    /// Caches the free cells of a word of `span`, the open span; `false` if an object is to be sampled.
     #[inline(always)]
     pub fn take(&self, span: &'static Span, word: usize, free: u64) -> bool {
         let cells = self.to_be_taken(span, word, free);
         if cells == 0 {
             return false;
         }
-        // Another thread may fork between any two of these stores, and a thread of the child moves into this heap. While the
-        // span's cells and the bin's address of them do not belong together, the bin has none.
+        // Another thread may fork between any two of these stores, and a thread of the child reuses this
+        // heap. While the cached word and its address do not match, the bin has no pending cells.
         self.pending.set(0);
         compiler_fence(SeqCst);
         events::add(Event::CellsTaken, cells.count_ones().into());
@@ -173,7 +175,7 @@ impl Bin {
         true
     }
 
-    /// Of a word's free cells those to be taken in hand: most often all.
+    /// Which of a word's free cells to cache: usually all.
     #[inline]
     fn to_be_taken(&self, span: &Span, word: usize, mut free: u64) -> u64 {
         if self.cell_bytes() >= LEAST_BYTES_TO_SPARE && decay::heap_is_small() && !span.is_whole() {
@@ -186,8 +188,8 @@ impl Bin {
         self.before_next_sample(free)
     }
 
-    /// Of a word's free cells in a small heap: those below one that is live were in use before, and their memory is there; of the
-    /// others a few.
+    /// Which of a word's free cells to cache in a small heap. Those below a live cell were used before, so
+    /// their memory is resident; of the others only a few.
     #[inline(never)]
     fn spared(&self, span: &Span, word: usize, free: u64) -> u64 {
         let used = u64::BITS - (span.mask(word) & !free).leading_zeros();
@@ -199,11 +201,11 @@ impl Bin {
         cells
     }
 
-    /// Of free cells as many as come before an object that is to be sampled.
+    /// Reduces free cells to those before the next object to be sampled.
     #[cold]
     fn before_next_sample(&self, mut free: u64) -> u64 {
         if (self.before_sample.get() == sample::NEVER) == sample::sampling() {
-            self.before_sample.set(sample::cells_before_sample(self.cell_bytes()).max(1)); // sampling has begun, or ended
+            self.before_sample.set(sample::cells_before_sample(self.cell_bytes()).max(1)); // sampling has started or stopped
         }
         let before_sample = self.before_sample.get();
         if before_sample == sample::NEVER {
@@ -216,7 +218,7 @@ impl Bin {
         free
     }
 
-    /// Has no open span any more.
+    /// Detaches the open span.
     fn detach_open(&self) -> Option<&'static Span> {
         let span = self.open.take()?;
         let not_used = self.pending.replace(0).count_ones();
@@ -230,7 +232,7 @@ impl Bin {
         Some(span)
     }
 
-    /// The open span joins the end of the queue.
+    /// Moves the open span to the end of the queue.
     pub fn close(&self) {
         if let Some(span) = self.detach_open() {
             span.set_role(Role::Queued);
@@ -238,7 +240,8 @@ impl Bin {
         }
     }
 
-    /// The span, or the fullest of the next few with room; the others wait, and may become empty meanwhile.
+    /// Returns the span, or the fullest of the next few with room; the others stay queued and may become
+    /// empty.
     #[cold]
     fn fuller_than(&self, first: (&'static Span, usize, u64), room: Room) -> (&'static Span, usize, u64) {
         let (mut fullest, mut most) = (first, first.0.live_cells());
@@ -256,13 +259,13 @@ impl Bin {
         fullest
     }
 
-    /// The next span in the bin's queue that has room. Frees do not report to the queue, so it is
-    /// searched; but only as far as searching has paid of late: a heap that only grows looks at one span.
+    /// The next queued span with room. Frees do not notify the queue, so it is searched, but only as far as
+    /// recent searches have paid off: in a heap that only grows it examines one span.
     pub fn next_queued(&self, room: Room) -> Option<&'static Span> {
         self.next_queued_word(room).map(|(span, ..)| span)
     }
 
-    /// As above, with its first word that has room, and the free cells of that.
+    /// As [`Bin::next_queued`], with the span's first word that has room, and that word's free cells.
     #[inline]
     pub fn next_queued_word(&self, room: Room) -> Option<(&'static Span, usize, u64)> {
         let patience = if room == Room::Any { MAX_PATIENCE_IN_SCARCITY } else { self.patience.get().max(1) };

@@ -1,15 +1,16 @@
-//! Sizes whose calls all go to one bin, whoever calls: they need no prediction.
+//! Sizes whose calls all go to one bin: they need no prediction.
 //!
-//! Where all that a thread has seen allocate a size have one lifetime class, the key of a call (LLAMA §7) tells nothing that its
-//! size does not. So the fast path asks this table first, by size and six bits of the return address, and the prediction table
-//! only if there is nothing here.
+//! If all calls that allocate a size in this thread have one lifetime class, the key of a call (LLAMA §7)
+//! adds nothing to its size. So the fast path first looks here, by size and six bits of the return address,
+//! and only then in the prediction table.
 //!
-//! A size gets its bin when slow visits in a row came from calls that were known already and all of one class; until then each
-//! call of it goes by its key, so that new ones are noticed at once. So are later ones, if the six bits are not those of a known
-//! call: what is allocated seldom tends to stay, and must not come to lie among what does not. The others are noticed when they
-//! find no cell at hand, as one call in 64 does: who finds none is looked up by its key always ([`crate::entry::allocate`]). If a
-//! new call's class is another, the size has no bin any more. What has changed its class is forgotten here when it is in the
-//! prediction table.
+//! A size gets its bin after enough slow visits in a row came from known calls of one class. Until then each
+//! call uses its key, so that new calls are noticed at once. Later calls are noticed at once too if their six
+//! bits match no known call: objects that are rarely allocated tend to stay, and must not be placed among
+//! short-lived ones. A new call whose bits do match is noticed when the bin has no cached cell, as for one
+//! call in 64: the slow path always looks it up by its key ([`crate::entry::allocate`]). If a new call's
+//! class differs, the size loses its bin. When the prediction table forgets a call whose class has changed,
+//! so does this table.
 
 use core::cell::Cell;
 
@@ -19,21 +20,22 @@ use crate::units::geometry::MAX_SMALL_BYTES;
 use crate::units::lifetime_class::FOREVER;
 use crate::units::size_class::GRANULE_BYTES;
 
-/// Sizes in granules, 0 among them.
+/// Sizes in granules, including 0.
 const SIZES: usize = MAX_SMALL_BYTES / GRANULE_BYTES + 1;
-/// A size finds its place without a comparison: larger ones share those of smaller ones, whose cells do not hold them.
+/// A size finds its place without a comparison: larger sizes share places of smaller ones, whose cells are
+/// too small for them.
 const PLACES: usize = SIZES.next_power_of_two();
-/// A place.
+/// The size of a place.
 pub const PLACE_BYTES: usize = size_of::<Agreed>();
-/// What the place of a size, rounded up to granules, is masked with.
+/// The mask for a size that is rounded up to granules.
 pub const PLACES_MASK: usize = (PLACES - 1) * PLACE_BYTES;
-/// Where, in a place, the bin is told.
+/// The offset of the bin in a place.
 pub const BIN: usize = core::mem::offset_of!(Agreed, bin);
 const _: () = assert!(PLACE_BYTES == GRANULE_BYTES);
 const _: () = assert!(core::mem::offset_of!(Agreed, callers) == 0);
 
-/// Slow visits in a row of known calls before a size gets its bin, up to 64 calls each. Of what lives long few are enough: a new
-/// call's objects would lie there in any case.
+/// Slow visits of known calls in a row before a size gets its bin, each up to 64 calls. For long-lived
+/// objects few are enough: a new call's objects would go to the same class anyway.
 const fn enough_visits(class: usize) -> u8 {
     if class == FOREVER { 4 } else { u8::MAX }
 }
@@ -51,20 +53,20 @@ fn bit(call: &Call) -> u64 {
 #[repr(C)]
 pub struct BySize {
     agreed: [Agreed; PLACES],
-    /// What the fast path does not ask.
+    /// State that the fast path does not read.
     sizes: [Size; SIZES],
 }
 
-/// What the fast path asks of a size.
+/// What the fast path reads for a size.
 #[repr(C)]
 struct Agreed {
-    /// The calls that go to the bin, by the low six bits of their return addresses; 0 while there is none.
+    /// The calls that go to the bin, by the low six bits of their return addresses; 0 if the size has no bin.
     callers: Cell<u64>,
     bin: Cell<*const Bin>,
 }
 
 struct Size {
-    /// The calls that are known, by the low six bits of their return addresses.
+    /// The known calls, by the low six bits of their return addresses.
     callers: Cell<u64>,
     /// The lifetime classes of the calls of this size in the prediction table, a bit each.
     classes: Cell<u8>,
@@ -98,8 +100,8 @@ impl BySize {
         Self { agreed: [const { Agreed::new() }; PLACES], sizes: [const { Size::new() }; SIZES] }
     }
 
-    /// The bin for calls like this one, if all of that size go to one. Of a call of more than [`MAX_SMALL_BYTES`] it may be that
-    /// of smaller ones.
+    /// The bin for this call, if all calls of its size go to one. For a call of more than [`MAX_SMALL_BYTES`]
+    /// it may be the bin of a smaller size.
     #[inline(always)]
     pub fn bin(&self, call: &Call) -> Option<*const Bin> {
         let agreed = &self.agreed[call.size.wrapping_add(GRANULE_BYTES - 1) / GRANULE_BYTES % PLACES];
@@ -115,7 +117,7 @@ impl BySize {
         }
     }
 
-    /// A call that was not known goes to a bin of this class.
+    /// Records a new call that goes to a bin of this class.
     pub fn new_call(&self, call: &Call, class: usize) {
         let size = &self.sizes[granules(call)];
         let classes = size.classes.get() | 1 << class;
@@ -127,13 +129,14 @@ impl BySize {
         size.visits.set(0);
     }
 
-    /// Calls of this size are told apart by more than what calls are known by.
+    /// Records that calls of this size need a word of the stack to be told apart.
     pub fn no_bin(&self, call: &Call) {
         self.sizes[granules(call)].classes.set(u8::MAX);
         self.agreed[granules(call)].callers.set(0);
     }
 
-    /// A known call found no cell at hand; this is its bin, of this class, which the size does not have yet for such calls.
+    /// Records that a known call found no cached cell; `bin`, of this class, is its bin, which the size does
+    /// not have yet.
     #[cold]
     pub fn known_call(&self, call: &Call, class: usize, bin: *const Bin) {
         self.knows(call);
@@ -147,13 +150,14 @@ impl BySize {
         }
     }
 
-    /// The prediction table has a call of this size, of this class; to be told of all of them before [`BySize::recount`].
+    /// Counts a call of this size and class in the prediction table; all must be counted before
+    /// [`BySize::recount`].
     pub fn count(&self, granules: usize, class: u8) {
         let counted = &self.sizes[granules].counted;
         counted.set(counted.get() | 1 << class);
     }
 
-    /// Sizes of which the prediction table knows other classes than before begin anew.
+    /// Resets the sizes whose classes in the prediction table have changed.
     pub fn recount(&self) {
         for (size, agreed) in self.sizes.iter().zip(&self.agreed) {
             let classes = size.counted.get();

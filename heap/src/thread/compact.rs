@@ -1,9 +1,10 @@
-//! A class must earn its spans: what it keeps apart has to be worth more than what its half-empty spans cost.
+//! Compaction: merges half-empty spans of bins that are not used any more into bins that are.
 //!
-//! Where lifetimes are learned, calls change their class, and leave half-empty spans behind in bins to which none goes any more. So
-//! now and then the bins of each size are compared: one that was not asked for a while hands its half-empty spans on to the one that was
-//! asked most, and their pages are promoted where they have to be (LLAMA §6.4). As with lines (§6.6), shorter-lived objects fill the
-//! holes between those that stay. Its open span it keeps: what is allocated seldom tends to live long, and must not be spread.
+//! While lifetimes are learned, call sites change their class and leave half-empty spans in bins that no call
+//! goes to. So the bins of each size are compared now and then. A bin that was not used for a while gives its
+//! half-empty spans to the most used bin, and their pages are promoted where necessary (LLAMA §6.4). As with
+//! lines (§6.6), shorter-lived objects fill the holes between those that stay. A bin keeps its open span:
+//! objects that are rarely allocated tend to live long, and must not be spread.
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -16,15 +17,15 @@ use crate::thread::refill;
 use crate::units::lifetime_class::CLASSES;
 use crate::units::size_class::COUNT as SIZE_CLASSES;
 
-/// Comparisons for which a bin was not asked before it gives up its half-empty spans.
+/// Comparisons without a use before a bin gives up its half-empty spans.
 const ENOUGH_IDLE_COMPARISONS: u8 = 4;
-/// Half-empty spans of a queue that are no reason to look for fuller ones.
+/// With fewer half-empty spans in its queue, a bin does not look for fuller ones.
 const LEAST_SPARSE: usize = 4;
-/// Spans of a queue that are looked at, at most: to be handed on, and to see how full they are.
+/// The most spans of a queue that are moved, and that are examined for how full they are.
 const MOST_MOVED: usize = 64;
 const LOOKED_AT: usize = 32;
 
-/// Compares all bins, and begins to count anew.
+/// Compares all bins and resets their use counts.
 pub fn compare(heap: &'static Heap) {
     for size_class in 0..SIZE_CLASSES {
         let of_size: [Option<&Bin>; CLASSES] =
@@ -33,7 +34,7 @@ pub fn compare(heap: &'static Heap) {
         let Some(most) =
             bins().max_by_key(|bin| bin.words_taken.get()).filter(|bin| bin.words_taken.get() > 0)
         else {
-            continue; // then none was, and nobody needs what they have
+            continue; // no bin of this size was used, so none needs their spans
         };
         for bin in bins() {
             if bin.words_taken.replace(0) > 0 {
@@ -49,7 +50,7 @@ pub fn compare(heap: &'static Heap) {
     }
 }
 
-/// The spans are of a class of which their objects are not.
+/// Moves half-empty spans of `bin` to `to`: their objects are not of the class that they were allocated for.
 fn move_half_empty_spans(bin: &Bin, to: &Bin) {
     let class = to.class.get().into();
     for _ in 0..bin.queue.iter().take(MOST_MOVED).count() {
@@ -65,7 +66,7 @@ fn move_half_empty_spans(bin: &Bin, to: &Bin) {
     }
 }
 
-/// Of its spans more than a few are half empty, and a quarter of all.
+/// Whether more than a few of the bin's spans, and at least a quarter, are half empty.
 fn is_sparse(bin: &Bin) -> bool {
     let (half_empty, all) = bin
         .queue

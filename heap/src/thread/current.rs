@@ -1,5 +1,6 @@
-//! The calling thread's heap: found through one word of thread-local storage ([`crate::system::thread_local`]), taken at the
-//! thread's first slow call and left at its end. A thread that has none has [`EMPTY`], whose tables match nothing.
+//! The calling thread's heap, found through one word of thread-local storage
+//! ([`crate::system::thread_local`]). A thread gets a heap at its first slow call and leaves it when it ends.
+//! Until then it has [`EMPTY`], whose tables match nothing.
 
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
@@ -10,7 +11,7 @@ use crate::thread::local::Heap;
 use crate::thread::{fork_guard, refill, registry};
 use crate::units::call::Call;
 
-/// The heap of threads that have none yet, or have none any more.
+/// The heap of threads that have none yet, or no longer have one.
 pub static EMPTY: Heap = Heap::new();
 
 /// The calling thread's heap; [`EMPTY`] if it has none.
@@ -30,15 +31,16 @@ fn set(heap: &'static Heap, tag: u32) {
     thread_local::set_heap(distance, tag);
 }
 
-/// The C library runs destructors in four rounds: a thread that comes back after the third might never end again.
+/// The C library runs destructors in four rounds: a thread that takes a heap again after the third might
+/// never leave it.
 const LAST_EXIT: u32 = 3;
 
 static EXIT_KEY: AtomicU32 = AtomicU32::new(u32::MAX);
 static THREADS: AtomicU32 = AtomicU32::new(0);
-/// Spans are not to be freed by the fast path: everything is recorded.
+/// The fast path must not free: every free is recorded.
 static SLOW_FREES: AtomicBool = AtomicBool::new(false);
 
-/// Registers with the C library that threads end.
+/// Registers a destructor with the C library, to learn of ending threads.
 pub fn start() {
     let mut key = 0;
     // SAFETY: the function has the type that the C library expects.
@@ -47,12 +49,12 @@ pub fn start() {
     }
 }
 
-/// From now on every free takes the slow path, in threads that begin later.
+/// Makes every free take the slow path, in threads that start later.
 pub fn make_frees_slow() {
     SLOW_FREES.store(true, Relaxed);
 }
 
-/// A heap for the length of one call, of a thread that has none.
+/// A heap for the duration of one call.
 pub struct Visit {
     /// The heap.
     pub heap: &'static Heap,
@@ -61,7 +63,7 @@ pub struct Visit {
 }
 
 impl Visit {
-    /// Of a thread that has a heap: to that one; else `None`.
+    /// Visits the thread's own heap; `None` if it has none.
     #[inline]
     pub fn at_home() -> Option<Self> {
         let heap = heap();
@@ -77,7 +79,7 @@ impl Drop for Visit {
     }
 }
 
-/// A heap for the calling thread, which has none; `None` without memory. The library has started.
+/// Gives the calling thread, which has none, a heap; `None` without memory. The library has started.
 #[cold]
 pub fn enter(call: &Call) -> Option<Visit> {
     let heap = registry::move_in()?;
@@ -97,7 +99,7 @@ pub fn enter(call: &Call) -> Option<Visit> {
     Some(Visit { heap, leaves: false })
 }
 
-/// The thread ends: its heap becomes vacant. Destructors that run later and allocate move in again.
+/// The thread ends: its heap becomes vacant. Destructors that run later and allocate take a heap again.
 extern "C" fn thread_exit(heap: *mut c_void) {
     // SAFETY: the value set by `enter`.
     let heap: &'static Heap = unsafe { &*heap.cast::<Heap>() };
@@ -106,7 +108,7 @@ extern "C" fn thread_exit(heap: *mut c_void) {
     leave(heap);
 }
 
-/// Empties a heap's hands and makes it vacant.
+/// Flushes a heap's caches and makes it vacant.
 fn leave(heap: &'static Heap) {
     {
         let _guard = fork_guard::enter(heap);

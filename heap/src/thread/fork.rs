@@ -1,5 +1,5 @@
-//! What happens before and after a fork: no thread is in a section behind the gate ([`crate::thread::fork_guard`]), and of all heaps
-//! the child keeps one thread's.
+//! Handlers around a fork: no thread is in a section that the fork guard ([`crate::thread::fork_guard`])
+//! protects, and the child keeps only the forking thread's heap.
 
 use core::sync::atomic::Ordering::SeqCst;
 
@@ -15,8 +15,8 @@ pub fn start() {
 }
 
 extern "C" fn before() {
-    // With a heap of its own the forking thread is told apart from those that have none. It may be the thread's first use of
-    // the heap: heights are measured from here then.
+    // With its own heap the forking thread differs from threads that have none. This may be its first use of
+    // the heap: then stack heights are measured from here.
     let here = 0u8;
     let call = Call { size: 0, caller: 0, stack: (&raw const here).addr() };
     let visit = || Visit::at_home().or_else(|| current::enter(&call));

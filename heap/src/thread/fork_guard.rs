@@ -1,11 +1,12 @@
-//! The gate before sections that a fork must not cut: a program forks while its other threads are allocating.
+//! The fork guard: critical sections hold it shared, and a forking thread takes it exclusively.
 //!
-//! The child gets a copy of memory at one moment and none of the other threads. Sections that must not be cut at such a
-//! moment (they hold locks, or change several words that belong together) are entered with [`pass`]. Before a fork the
-//! forking thread shuts the gate and waits until nobody is inside. The fast paths change a single word each and need none.
+//! The child of a fork gets a copy of memory at one moment, and none of the other threads. A section that
+//! must not be interrupted at such a moment (it holds locks, or changes several words that belong together)
+//! starts with [`enter`]. Before a fork the forking thread calls [`lock_exclusive`], which waits until no
+//! other thread is in such a section. The fast paths change a single word each and need no guard.
 //!
-//! Passing the gate is frequent and forking is rare, so the forking thread pays for both: between "I am inside" and the
-//! look at the gate there is no fence, since membarrier(2) makes every running thread go through one.
+//! Sections are frequent and forks are rare, so the forking thread pays for both: [`enter`] has no fence
+//! between its store and its load, since membarrier(2) makes every running thread execute one.
 
 use core::sync::atomic::{
     AtomicBool, AtomicU32,
@@ -21,18 +22,18 @@ static EXCLUSIVE: AtomicBool = AtomicBool::new(false);
 static EXCLUSIVE_HEAP: AtomicU32 = AtomicU32::new(0);
 static LOCK: Lock = Lock::new();
 
-/// Fork waits for this to be dropped.
+/// A section that a fork waits for, until dropped.
 pub struct SharedGuard<'a>(&'a Heap);
 
-/// Without membarrier, everyone pays.
+/// Without membarrier every section executes a fence.
 static FENCES: AtomicBool = AtomicBool::new(true);
 
-/// Prepares for [`pass`]; once, before there are threads.
+/// Prepares for [`enter`]; once, before there are threads.
 pub fn start() {
     FENCES.store(!os::membarrier(os::Membarrier::Register), Relaxed);
 }
 
-/// Enters a section that fork must not cut. Sections may nest.
+/// Enters a section that a fork must not interrupt. Sections may nest.
 #[inline]
 pub fn enter(heap: &Heap) -> SharedGuard<'_> {
     let outermost = change(heap, 1) == 0;
@@ -42,11 +43,11 @@ pub fn enter(heap: &Heap) -> SharedGuard<'_> {
     SharedGuard(heap)
 }
 
-/// Changes the count of sections that the thread is in; the count before.
+/// Changes the number of sections that the thread is in; returns the number before.
 #[inline]
 fn change(heap: &Heap, by: i32) -> u32 {
     if heap.id.get() == 0 || FENCES.load(Relaxed) {
-        return heap.busy.fetch_add(by as u32, SeqCst); // the one for threads without a heap has many writers
+        return heap.busy.fetch_add(by as u32, SeqCst); // threads without a heap share one counter
     }
     let before = heap.busy.load(Relaxed);
     heap.busy.store(before.wrapping_add(by as u32), Release);
@@ -70,7 +71,8 @@ impl Drop for SharedGuard<'_> {
     }
 }
 
-/// Shuts the gate for the thread of heap `own`, and waits until nobody else is inside; `heaps` are all.
+/// Takes the guard for the thread of heap `own`, and waits until no other thread is in a section; `heaps`
+/// iterates over all heaps.
 pub fn lock_exclusive(own: u32, heaps: impl Fn(&dyn Fn(&Heap) -> bool) -> bool) {
     LOCK.hold();
     EXCLUSIVE_HEAP.store(own, SeqCst);
@@ -83,7 +85,7 @@ pub fn lock_exclusive(own: u32, heaps: impl Fn(&dyn Fn(&Heap) -> bool) -> bool) 
     }
 }
 
-/// Opens it again: after fork, and `in_child` where there is no other thread.
+/// Releases it, after a fork; `in_child`: no other thread exists.
 pub fn unlock_exclusive(in_child: bool) {
     EXCLUSIVE.store(false, SeqCst);
     EXCLUSIVE_HEAP.store(0, SeqCst);

@@ -1,10 +1,11 @@
-//! Large objects, above 8 KiB: contiguous blocks straight from the global allocator (LLAMA §6.1), or a mapping of their
-//! own above 16 MiB.
+//! Large objects, above 8 KiB: contiguous blocks from the global allocator (LLAMA §6.1), or their own mapping
+//! above 16 MiB.
 //!
-//! The paper names the short reach of its fast path as a weakness (§9.5). So a thread keeps freed objects in hand, four of each power
-//! of two, and gives them out again to a request of the same class that needs as many blocks or hardly fewer. All threads
-//! together keep an eighth of the heap at most, or a huge page, or 128 KiB each, which is all while the heap is small. To the page such objects are
-//! live; they are given back after 20 or 100 ms, by [`crate::entry::maintenance`].
+//! The paper calls the short reach of its fast path a weakness (§9.5). So a thread caches freed objects, four
+//! of each power of two, and reuses them for requests of the same class that need as many blocks or slightly
+//! fewer. All threads together cache at most an eighth of the heap, or a huge page, or 128 KiB each (the only
+//! limit while the heap is small). To their page, cached objects are live; [`crate::entry::maintenance`]
+//! releases them after 20 or 100 ms.
 
 use core::cell::Cell;
 use core::ops::Range;
@@ -16,41 +17,42 @@ use crate::system::observers;
 use crate::system::text::misuse;
 use crate::units::geometry::*;
 
-/// Objects of more blocks are not kept.
+/// Objects of more blocks are not cached.
 const MOST_BLOCKS: usize = BLOCKS_PER_HUGE_PAGE;
-/// A thread keeps its share of this part of all memory, or of a huge page.
+/// A thread caches up to its share of this part of all memory, or of a huge page.
 const ONE_IN: usize = 8;
-/// However many threads there are it may keep so many blocks, and however few no more than so many.
+/// A thread's share has at least and at most this many blocks, whatever the number of threads.
 const LEAST_SHARE: usize = 16;
 const MOST_SHARE: usize = 4 * BLOCKS_PER_HUGE_PAGE;
-/// Objects are looked for among those whose number of blocks has the same logarithm, of which so many are kept.
+/// The cache is set-associative: the logarithm of the number of blocks chooses the set, which has this many
+/// entries.
 const WAYS: usize = 4;
 const ENTRIES: usize = WAYS * (MOST_BLOCKS.ilog2() as usize + 1);
-/// One that is given out has at most this part more blocks than were asked for.
+/// A reused object exceeds the request by at most this part.
 const SPARE: usize = 4;
 
-/// Freed objects that a thread keeps in cache. All zeros is an empty one.
+/// A thread's cache of freed objects. All zeros is an empty one.
 pub struct LargeCache {
-    /// Address and number of blocks, which a block's alignment leaves room for; 0 for none.
+    /// Address and number of blocks, which fits below a block's alignment; 0 for none.
     entries: [Cell<usize>; ENTRIES],
-    /// The longest class that may have them.
+    /// The longest class that may reuse each.
     classes: [Cell<u8>; ENTRIES],
-    /// The one that goes first, when another comes.
+    /// The next entry to evict.
     next: Cell<u8>,
-    /// What they have together.
+    /// The blocks of all entries.
     blocks: Cell<u16>,
-    /// What they may have together beyond [`LEAST_SHARE`].
+    /// The blocks that it may hold beyond [`LEAST_SHARE`].
     share: Cell<u16>,
 }
 
 const COUNT: usize = BLOCK_BYTES - 1;
 
-/// Whether an object of `blocks` is one for who needs `wanted`.
+/// Whether an object of `blocks` is suitable for a request of `wanted`.
 pub fn fits(blocks: usize, wanted: usize) -> bool {
     (wanted..=wanted + wanted / SPARE).contains(&blocks)
 }
 
-/// Where objects of so many blocks are, and of nearly so many.
+/// The set of objects of this many blocks.
 #[inline]
 fn alike(blocks: usize) -> Range<usize> {
     let first = WAYS * blocks.ilog2() as usize;
@@ -64,7 +66,7 @@ impl Default for LargeCache {
 }
 
 impl LargeCache {
-    /// Nothing in cache.
+    /// An empty cache.
     pub const fn new() -> Self {
         Self {
             entries: [const { Cell::new(0) }; ENTRIES],
@@ -75,7 +77,7 @@ impl LargeCache {
         }
     }
 
-    /// One of so many threads uses it.
+    /// Sets the share of one of this many threads.
     pub fn share(&self, threads: usize) {
         let all = (events::pages() * BLOCKS_PER_HUGE_PAGE / ONE_IN).max(BLOCKS_PER_HUGE_PAGE);
         let most = if decay::heap_is_small() { LEAST_SHARE } else { MOST_SHARE };
@@ -83,12 +85,12 @@ impl LargeCache {
         self.share.set((share - LEAST_SHARE) as u16);
     }
 
-    /// What it may keep, in blocks.
+    /// The blocks that it may hold.
     fn most(&self) -> usize {
         usize::from(self.share.get()) + LEAST_SHARE
     }
 
-    /// Whether it keeps objects of so many blocks.
+    /// Whether it caches objects of this many blocks.
     #[inline]
     pub fn keeps(&self, blocks: usize) -> bool {
         blocks <= self.most().min(MOST_BLOCKS)
@@ -111,7 +113,7 @@ impl LargeCache {
         (entry & !COUNT, entry & COUNT)
     }
 
-    /// Keeps an object; others may have to be given back for it.
+    /// Caches an object; evicts others if necessary.
     #[inline]
     fn keep(&self, heap: u32, address: usize, blocks: usize, class: usize) {
         let turn = || usize::from(self.next.replace(self.next.get().wrapping_add(1)));
@@ -128,13 +130,13 @@ impl LargeCache {
         self.blocks.set(self.blocks.get() + blocks as u16);
     }
 
-    /// Those in hand, and their blocks.
+    /// The cached objects, and their blocks.
     pub fn kept(&self) -> impl Iterator<Item = (usize, usize)> {
         let entries = self.entries.iter().map(Cell::get).filter(|&entry| entry != 0);
         entries.map(|entry| (entry & !COUNT, entry & COUNT))
     }
 
-    /// Gives all back; `heap`: the number of the one whose they are.
+    /// Releases all; `heap` is the number of the heap that owns the cache.
     pub fn flush(&self, heap: u32) {
         (0..ENTRIES).for_each(|i| self.give_back(heap, i));
     }
@@ -149,14 +151,14 @@ impl LargeCache {
     }
 }
 
-/// One that is in cache.
+/// Allocates a cached object.
 pub fn allocate_cached(cache: &LargeCache, heap: u32, class: usize, size: usize) -> Option<usize> {
     let taken = cache.take(heap, class, size.div_ceil(BLOCK_BYTES))?;
     events::count(Event::LargeFromCache);
     Some(taken)
 }
 
-/// A large object, from the hand of heap number `heap` if there is one; `None` when memory ran out.
+/// Allocates a large object, from the cache of heap number `heap` if possible; `None` if memory ran out.
 pub fn allocate(cache: &LargeCache, heap: u32, class: usize, size: usize, alignment: usize) -> Option<usize> {
     if size > isize::MAX as usize {
         return None;
@@ -174,13 +176,13 @@ pub fn allocate(cache: &LargeCache, heap: u32, class: usize, size: usize, alignm
     large_blocks::acquire(class, blocks, alignment.div_ceil(BLOCK_BYTES).max(1))
 }
 
-/// How many blocks the live large object at `address` has; `None` if there is none.
+/// The number of blocks of the live large object at `address`; `None` if there is none.
 #[inline]
 pub fn blocks(address: usize) -> Option<usize> {
     large_blocks::object_at(address)?.live_blocks()
 }
 
-/// The object leaves the hand of `heap`.
+/// Takes the object out of the cache of `heap`.
 fn take_back(heap: u32, address: usize) {
     if !region::large_object(address).leave_cache(heap) {
         misuse("double free, by two threads at once", address, 0, 0);
@@ -195,25 +197,26 @@ pub fn free(cache: &LargeCache, heap: u32, address: usize, blocks: usize, caller
     release(address, blocks, caller);
 }
 
-/// Gives an object back to its page.
+/// Releases an object to its page.
 fn release(address: usize, blocks: usize, caller: usize) {
     if !large_blocks::release(address, blocks) {
         misuse("double free", address, blocks * BLOCK_BYTES, caller);
     }
 }
 
-/// Frees a large object that the hand of `heap` keeps into it.
+/// Frees a large object into the cache of `heap`.
 #[inline]
 pub fn keep(cache: &LargeCache, heap: u32, object: &LargeObject, address: usize, blocks: usize) {
     let page = region::huge_page(address);
     object.enter_cache(heap);
-    // Blocks that are not residual are for shorter classes than the page's. A page that is demoted makes them residual.
+    // Blocks that are not residual serve shorter classes than the page's. Demoting the page makes them
+    // residual.
     let residual = page.residual.get(block_index(address));
     let longest = page.class().saturating_sub(!residual as usize);
     cache.keep(heap, address, blocks, longest);
 }
 
-/// A pointer at which no live large object begins.
+/// Reports a pointer at which no live large object begins.
 #[cold]
 pub fn not_live(address: usize, caller: usize) -> ! {
     let within = large_blocks::around(address);

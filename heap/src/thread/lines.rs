@@ -1,14 +1,15 @@
-//! The paper's own span layout (LLAMA §6.6, §8), selectable for comparison: objects of all sizes are bump-allocated one after
-//! another in a block span, and liveness is counted by 128 B lines.
+//! The paper's own span layout (LLAMA §6.6, §8), selectable for comparison: objects of all sizes are
+//! bump-allocated in a block span, and liveness is counted by 128 B lines.
 //!
-//! A span has an object count, to which its owner adds one while it is open; who drops it to zero gives the span
-//! back. Each line counts the objects that touch it. Spans of a page whose deadline has passed may be opened again if
-//! they have free lines: tiny objects skip to the next free line, small ones that do not fit go to an *overflow span*.
-//! Counts are updated atomically at each allocation and free, as in the paper's prototype. Since C's free() does not
-//! tell the size, each object has a header (§8), which is checked.
+//! A span has an object count, to which its owner adds one while the span is open; the thread that drops it
+//! to zero releases the span. Each line counts the objects that touch it. Once a page's deadline has passed,
+//! its spans with free lines may be reopened: tiny objects skip to the next free line, small ones that do not
+//! fit go to an *overflow span*. As in the paper's prototype, each allocation and free updates the counts
+//! atomically. Since C's free() does not pass the size, each object has a header (§8), which free checks.
 //!
-//! The fast path is the paper's, too: the prediction table tells the class of a call (§7), and the object takes the next bytes of
-//! that class' open span. It needs no gate ([`crate::thread::fork_guard`]): what a fork cuts there was never handed out.
+//! The fast path is the paper's as well: the prediction table gives the class of a call (§7), and the object
+//! takes the next bytes of that class' open span. It needs no fork guard ([`crate::thread::fork_guard`]): an
+//! object whose allocation a fork interrupts was never returned to the program.
 
 use core::cell::Cell;
 use core::sync::atomic::{
@@ -48,19 +49,21 @@ pub fn chosen() -> bool {
     LAYOUT.load(Relaxed) == Layout::Lines as u8
 }
 
-/// Bytes before each object: its size, and a word that tells a live header from a freed or overwritten one.
+/// Bytes before each object: its size, and a word that distinguishes a live header from a freed or
+/// overwritten one.
 const HEADER_BYTES: usize = 16;
 const LIVE: u64 = 0x6D61_7966_6C79_0001;
 const FREED: u64 = 0x6D61_7966_6C79_0F0F;
 
-/// A span that is being bump-allocated from: the next byte, and where the free run ends.
+/// A span that is being bump-allocated from: its next byte, and the end of its free run.
 struct Bump {
     span: Cell<Option<&'static Span>>,
     next: Cell<usize>,
     end: Cell<usize>,
 }
 
-/// A thread's open spans of one class: one that may have been partly full when opened, and one for what does not fit.
+/// A thread's open spans of one class: one that may have been partly full when opened, and one for objects
+/// that do not fit there.
 pub struct OpenSpans {
     first: Bump,
     overflow: Bump,
@@ -90,7 +93,7 @@ impl Bump {
         (self.span.get().is_some() && address + size <= self.end.get()).then_some(address)
     }
 
-    /// Goes on to the next run of free lines; `false`: the span is exhausted.
+    /// Moves to the next run of free lines; `false` if the span has none.
     fn skip_to_free_line(&self) -> bool {
         let Some(span) = self.span.get() else { return false };
         let base = span.address();
@@ -134,19 +137,20 @@ impl Bump {
 const OPENED: u8 = 1;
 const CLOSED: u8 = 0;
 
-/// The count of live objects, owner's share included: in the place that cells use for those that are watched.
+/// The count of live objects, including the owner's share; spans of cells keep their watched cells here.
 fn objects(span: &Span) -> &AtomicU32 {
     &span.watched
 }
 
-/// The count of objects that touch a line: 128 bytes, in the place of the live bits of cells.
+/// The count of objects that touch a line of 128 bytes; spans of cells keep their live bits here.
 fn objects_on(span: &Span, line: usize) -> &AtomicU8 {
     let word = span.live_word(line / 8);
-    // SAFETY: an AtomicU64 is eight bytes that may be shared; a span divided by lines is accessed by bytes only.
+    // SAFETY: an AtomicU64 is eight bytes that may be shared; a span divided by lines is accessed only by
+    // bytes.
     unsafe { &*core::ptr::from_ref(word).cast::<AtomicU8>().add(line % 8) }
 }
 
-/// Bytes that an object takes, its header apart; not none, or its address could be the next span's.
+/// Bytes that an object takes without its header; at least one, or its address could be the next span's.
 fn room_for(size: usize) -> usize {
     size.max(1).next_multiple_of(MIN_ALIGNMENT)
 }
@@ -154,7 +158,7 @@ fn room_for(size: usize) -> usize {
 /// Bytes of an object with a header that fits a line.
 const TINY_BYTES: usize = LINE_BYTES - HEADER_BYTES;
 
-/// The fast path: a small object in the free run at hand, if that has room.
+/// The fast path: a small object in the current free run, if it fits.
 #[inline]
 pub fn allocate_in_open_run(spans: &OpenSpans, size: usize) -> Option<usize> {
     let room = room_for(size);
@@ -162,7 +166,7 @@ pub fn allocate_in_open_run(spans: &OpenSpans, size: usize) -> Option<usize> {
     Some(place(&spans.first, address, size, room))
 }
 
-/// Bump-allocates a small object; `None` when memory ran out.
+/// Bump-allocates a small object; `None` if memory ran out.
 pub fn allocate(spans: &OpenSpans, class: usize, size: usize, alignment: usize) -> Option<usize> {
     let room = room_for(size);
     loop {
@@ -228,7 +232,7 @@ fn place(bump: &Bump, address: usize, size: usize, room: usize) -> usize {
     address
 }
 
-/// The size that was asked for; the process ends if the header is not that of a live object.
+/// The requested size; ends the process if the header is not that of a live object.
 fn size_at(address: usize, caller: usize) -> usize {
     if !address.is_multiple_of(MIN_ALIGNMENT) || address & (SPAN_BYTES - 1) < HEADER_BYTES {
         misuse("invalid pointer, no object begins here", address, 0, caller);
@@ -250,18 +254,18 @@ pub fn usable_size(address: usize, caller: usize) -> usize {
     size_at(address, caller)
 }
 
-/// Resizes an object that takes as many bytes then as now; `false`: it does not.
+/// Resizes an object in place if it then takes as many bytes as now; else `false`.
 pub fn resize(address: usize, size: usize, caller: usize) -> bool {
     let before = size_at(address, caller);
     let takes_as_many = size <= MAX_SMALL_BYTES && room_for(size) == room_for(before);
     if takes_as_many {
-        // SAFETY: as in `size_at`; who resizes a live object is alone with it.
+        // SAFETY: as in `size_at`; no other thread uses an object that is being resized.
         unsafe { ((address - HEADER_BYTES) as *mut u64).write(size as u64) };
     }
     takes_as_many
 }
 
-/// Frees an object; whether it was the last of its span, which the caller must give back.
+/// Frees an object; `true` if it was the last of its span, which the caller must then release.
 pub fn free(span: &Span, address: usize, caller: usize) -> bool {
     let size = size_at(address, caller);
     // SAFETY: as in `size_at`; the object was live.
@@ -278,14 +282,14 @@ fn drop_count(span: &'static Span) {
     }
 }
 
-/// The thread that drops the count to zero gives the span back (LLAMA §8).
+/// Releases a span; called by the thread that drops its count to zero (LLAMA §8).
 pub fn give_back(span: &'static Span) {
     recyclable::forget(span);
     span.set_role(Role::None);
     global::release_span(span.address());
 }
 
-/// Adds one to the count unless it is zero: the span is being given back.
+/// Adds one to the count unless it is zero, which means that another thread is releasing the span.
 fn hold(span: &Span) -> bool {
     objects(span).fetch_update(AcqRel, Relaxed, |count| (count > 0).then_some(count + 1)).is_ok()
 }
@@ -310,7 +314,7 @@ pub fn close_all(spans: &[OpenSpans]) {
     }
 }
 
-/// The page at `address`, of this class now, has passed its deadline: its spans may be opened again.
+/// The page at `address`, now of this class, has passed its deadline: its spans may be reopened.
 pub fn page_expired(address: usize, class: usize) {
     if chosen() {
         recyclable::list(address, class);
@@ -326,16 +330,18 @@ pub mod recyclable {
         /// By the class of their page.
         lists: [SpanList; CLASSES],
     }
-    // SAFETY: the lists are used with the lock held only.
+    // SAFETY: the lists are used only with the lock held.
     unsafe impl Sync for Lists {}
     static LISTS: Lists = Lists { lock: Lock::new(), lists: [const { SpanList::new() }; CLASSES] };
 
-    /// In `cells` of a span divided by lines: one more than the class whose list it is in; 0 for none.
+    /// One more than the class whose list has the span, 0 for none; kept in `cells`, which spans divided by
+    /// lines do not use.
     fn listed(span: &Span) -> &AtomicU16 {
         &span.cells
     }
 
-    /// The deadline of a page has passed: lists its closed, partly free spans (LLAMA §6.6). The page's lock is held.
+    /// Lists the closed, partly free spans of a page whose deadline has passed (LLAMA §6.6). The caller holds
+    /// the page's lock.
     pub fn list(page_address: usize, page_class: usize) {
         let page = region::huge_page(page_address);
         let _guard = LISTS.lock.lock();
@@ -355,7 +361,7 @@ pub mod recyclable {
         }
     }
 
-    /// A partly free span of a page of a longer class, the longest first, opened for `class`.
+    /// Takes a partly free span of a page of a longer class, the longest first, and opens it for `class`.
     pub fn take(class: usize) -> Option<&'static Span> {
         let _guard = LISTS.lock.lock();
         for longer in (class + 1..=FOREVER).rev() {
@@ -371,7 +377,7 @@ pub mod recyclable {
         None
     }
 
-    /// The span's last object is gone: it must not stay listed.
+    /// The span's last object was freed: removes it from its list.
     pub fn forget(span: &'static Span) {
         let _guard = LISTS.lock.lock();
         if let Some(class) = listed(span).swap(0, Relaxed).checked_sub(1) {

@@ -1,9 +1,11 @@
-//! A thread's heap: allocation from its open spans, and what happens to a span as its cells are freed.
+//! A thread's heap: its bins, tables and caches, and the fast paths of allocating and freeing.
 //!
-//! **Allocating** finds a *bin*, lifetime class × size class: by the size alone where all calls of that size agree
-//! ([`crate::thread::by_size`]), else in the thread's prediction table (LLAMA §7: return address, stack height, size). The bin has
-//! one open span, and of it one word of 64 cells at hand: the lowest pending cell is the object's place. **Freeing** finds the span's metadata by the address and clears the cell's
-//! live bit. Neither writes to the object or needs an atomic instruction; all else is in the cold half, [`crate::thread::refill`].
+//! **Allocating** finds a *bin*, lifetime class × size class: by the size alone if all calls of that size
+//! agree ([`crate::thread::by_size`]), else in the thread's prediction table (LLAMA §7: return address, stack
+//! height, size). The bin has one open span and caches one word of 64 of its cells; the object gets the
+//! lowest pending cell. **Freeing** finds the span's metadata by the address and clears the cell's live bit.
+//! Neither writes to the object or needs an atomic instruction; everything else is in
+//! [`crate::thread::refill`].
 
 use core::cell::Cell;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -27,55 +29,57 @@ use crate::units::geometry::MAX_SMALL_BYTES;
 use crate::units::lifetime_class::CLASSES;
 use crate::units::size_class::COUNT as SIZE_CLASSES;
 
-/// Bytes that a thread keeps to predict with, if it uses all of its tables.
+/// The bytes of a thread's prediction tables, if it uses all of them.
 pub const TABLES_BYTES: usize = size_of::<PredictionTable>() + size_of::<SiteCache>();
 
-/// Where a heap's tables lie in it, for a fast path in assembly.
+/// Offsets of a heap's tables, for the fast path in assembly.
 pub mod layout {
     use super::Heap;
     use core::mem::offset_of;
 
-    /// Which bin the objects of a size go to.
+    /// The bin for each size.
     pub const BY_SIZE: usize = offset_of!(Heap, by_size);
-    /// Which bin the objects of a call go to.
+    /// The bin for each call.
     pub const PREDICTIONS: usize = offset_of!(Heap, prediction_table);
 }
 
-/// What the fast path of freeing did.
+/// Result of the fast path of freeing.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Freed {
-    /// All there was to do.
+    /// The free is complete.
     Yes,
     /// The object is freed; its span may be empty and must be settled.
     MayBeEmpty,
-    /// Nothing: the slow path must look.
+    /// The slow path must free the object.
     No,
 }
 
-/// A thread's heap. It outlives the thread: another one moves in, with all its spans. All zeros is a valid heap.
+/// A thread's heap. It outlives the thread: the next new thread takes it over with all its spans. All zeros
+/// is a valid heap.
 #[repr(C, align(4096))]
 pub struct Heap {
-    /// Where tables that hold places in the heap lead with 0: it has nothing, ever.
+    /// Always empty: tables hold offsets of bins, and offset 0 means none.
     nothing: Bin,
-    /// Which bin the objects of a size go to, whoever asks.
+    /// The bin for each size whose calls agree.
     pub by_size: BySize,
     /// Its number; 0 for the heap of threads that have none.
     pub id: Cell<u32>,
     /// The thread's stack, from whose base heights are measured.
     pub stack: Cell<ThreadStack>,
-    /// The version of the learned lifetimes that the prediction table was filled from.
+    /// The version of the learned lifetimes that the prediction table reflects.
     pub epoch: Cell<u32>,
-    /// The thread's number, in order of first use, and how many allocations it has made where they are counted.
+    /// The thread's number, in order of first use, and the number of its allocations while they are counted.
     pub thread: Cell<u32>,
     /// As above.
     pub sequence: Cell<u32>,
-    /// Slow-path visits, to choose which to sample.
+    /// Slow-path visits, by which samples are chosen.
     pub visits: Cell<u32>,
-    /// Slow frees. Not counted as visits: where allocating and freeing take turns, allocations' visits would all be odd.
+    /// Slow frees. They are not counted as visits: if allocations and frees alternated, the visits of
+    /// allocations would all be odd.
     pub slow_frees: Cell<u32>,
-    /// When the empty spans in hand were last given back, ms.
+    /// When the thread last released its cached empty spans, ms.
     pub flushed_ms: Cell<u64>,
-    /// When the thread last looked what is due, and when the keeper last looked for it, ms.
+    /// When the thread last ran maintenance, and when the maintenance thread last collected from it, ms.
     pub maintained_ms: Cell<u64>,
     /// As above.
     pub collected_ms: Cell<u64>,
@@ -83,40 +87,41 @@ pub struct Heap {
     pub compared_ms: Cell<u64>,
     /// When the prediction table was last emptied, ms.
     pub forgot_ms: Cell<u64>,
-    /// Looks for spans of heaps whose threads have ended, and how many in a row found none, see
+    /// Searches for spans in vacant heaps, and how many in a row found none, see
     /// [`crate::thread::registry::adopt`].
     pub looks_for_vacant: Cell<u32>,
     /// As above.
     pub vacant_misses: Cell<u8>,
-    /// The thread is in a section that fork must not cut, see [`crate::thread::fork_guard`].
+    /// The number of sections that the thread is in and a fork must not interrupt, see
+    /// [`crate::thread::fork_guard`].
     pub busy: AtomicU32,
     /// Spans in which other threads freed objects.
     pub remote: RemoteList,
-    /// Whether a thread lives here.
+    /// Whether a thread owns this heap.
     pub tenancy: Tenancy,
-    /// The next heap without a thread.
+    /// The next vacant heap.
     pub next_vacant: Cell<Option<&'static Heap>>,
-    /// Empty spans in hand, by lifetime class.
+    /// Cached empty spans, by lifetime class.
     pub span_caches: [SpanCache; CLASSES],
-    /// Sites of calls that were looked up of late.
+    /// Sites of recent calls.
     pub site_cache: SiteCache,
-    /// Frees of other threads' objects that are not posted yet.
+    /// Frees of other threads' objects that are not flushed yet.
     pub remote_free_buffer: RemoteFreeBuffer,
-    /// Large objects in hand.
+    /// Cached large objects.
     pub large: LargeCache,
     /// Bytes of large objects before the next one is sampled; 0: not drawn yet.
     pub large_before_sample: Cell<u64>,
-    /// What the thread counts, see [`crate::system::events`].
+    /// The thread's counters, see [`crate::system::events`].
     pub counts: Counts,
     /// Spans divided by lines, by lifetime class.
     pub lines: [OpenSpans; CLASSES],
-    /// Which bin the objects of a call go to.
+    /// The bin for each call.
     pub prediction_table: PredictionTable,
     bins: [Bin; SIZE_CLASSES * CLASSES],
 }
 
-// SAFETY: a heap is used by the one thread that lives in it, except `remote`, `tenancy` and `busy`, which are made
-// for sharing; a vacant heap is used under the registry's lock.
+// SAFETY: only the heap's thread uses it, except `remote`, `tenancy` and `busy`, which are made for sharing;
+// a vacant heap is used under the registry's lock.
 unsafe impl Sync for Heap {}
 
 impl Default for Heap {
@@ -170,7 +175,7 @@ impl Heap {
         bin
     }
 
-    /// As [`Heap::bin`], if the thread ever used it.
+    /// As [`Heap::bin`], if the thread has used it.
     pub fn bin_if_used(&self, class: usize, size_class: usize) -> Option<&Bin> {
         Some(&self.bins[class * SIZE_CLASSES + size_class]).filter(|bin| bin.is_prepared())
     }
@@ -191,20 +196,20 @@ impl Heap {
         &self.bins
     }
 
-    /// Where a bin of this heap lies in it.
+    /// The offset of one of this heap's bins.
     fn offset(&self, bin: &Bin) -> u32 {
         (core::ptr::from_ref(bin).addr() - core::ptr::from_ref(self).addr()) as u32
     }
 
-    /// The bin that lies there.
+    /// The bin at an offset.
     #[inline(always)]
     fn bin_at(&self, offset: u32) -> &Bin {
-        // SAFETY: offsets in tables are those of bins, by `offset`, or 0, where `nothing` lies.
+        // SAFETY: tables hold offsets of bins, from `offset`, or 0, the offset of `nothing`.
         unsafe { &*core::ptr::from_ref(self).byte_add(offset as usize).cast::<Bin>() }
     }
 
-    /// The fast path of allocation: by size alone where its calls agree, else by what was predicted for `call` before. `heap/malloc`
-    /// has it once more in assembly, for the entries that programs call most.
+    /// The fast path of allocation: by size alone if its calls agree, else by the bin predicted for `call`.
+    /// `heap/malloc` repeats it in assembly for the entries that programs call most.
     #[inline(always)]
     pub fn allocate_fast(&self, call: &Call) -> Option<usize> {
         let bin = match self.by_size.bin(call) {
@@ -218,27 +223,28 @@ impl Heap {
         bin.allocate()
     }
 
-    /// The bin that was predicted for this call before.
+    /// The bin that the table predicts for this call.
     pub fn predicted_bin(&self, call: &Call) -> Option<&Bin> {
         self.bin_for(call, self.prediction_table.get(call)?)
     }
 
-    /// The bin that lies there, if it is one for this call.
+    /// The bin at an offset, if its cells are large enough for this call.
     #[inline]
     pub fn bin_for(&self, call: &Call, offset: u32) -> Option<&Bin> {
         let bin = self.bin_at(offset);
         (call.size <= bin.cell_bytes()).then_some(bin)
     }
 
-    /// What the thread's tables know the call by: the call itself, or with the word of the stack that belongs to it.
+    /// The key of a call in the thread's tables: the call itself, or combined with the word of the stack that
+    /// its entry names.
     pub fn lookup_key(&self, call: &Call) -> Call {
         self.prediction_table.lookup(call).map_or(*call, |known| self.key_for_stack_word(call, &known))
     }
 
-    /// As above, for a call of which this is known.
+    /// As above, for a call whose table entry is known.
     #[inline]
     pub fn key_for_stack_word(&self, call: &Call, known: &KnownCall) -> Call {
-        // If it may not be read, what was found is another call's.
+        // If the word cannot be read, the entry belongs to another call.
         if known.word == 0 || call.size > MAX_SMALL_BYTES || !self.stack.get().may_read(call, known.word) {
             return *call;
         }
@@ -246,8 +252,8 @@ impl Heap {
         call.with_word(unsafe { call.word_above(known.word) })
     }
 
-    /// Calls like this one go to this bin, for as long as it is of the class that the site predicts. The site may be one below
-    /// another, told from it by that one's word, which may be read.
+    /// Maps calls like this one to this bin, as long as the site predicts the bin's class. If `word` is not
+    /// 0, the site lies below another one and differs from it by this word of the stack, which can be read.
     pub fn remember(&self, call: &Call, bin: &Bin, site: Option<&'static Site>, word: u8) {
         let class = usize::from(bin.class.get());
         let offset = self.offset(bin);
@@ -264,7 +270,8 @@ impl Heap {
         self.prediction_table.remember(&self.lookup_key(call), offset, class, site);
     }
 
-    /// A call that goes to this bin as known found no cell at hand. With a model each context has an opinion of its own.
+    /// Records that a known call of this bin found no cached cell. Not with a model, which may predict a
+    /// different class for each context.
     #[inline]
     pub fn known_call(&self, call: &Call, bin: &Bin) {
         if self.by_size.bin(call).is_some_and(|agreed| core::ptr::eq(agreed, bin)) {
@@ -275,14 +282,15 @@ impl Heap {
         }
     }
 
-    /// Forgets predictions that sites have changed since.
+    /// Forgets predictions whose sites have changed.
     pub fn forget_changed(&self) {
         self.prediction_table.forget_changed(|granules, class| self.by_size.count(granules, class));
         self.by_size.recount();
     }
 }
 
-/// The fast path of freeing: the object is a cell of one of the calling thread's spans, and needs nothing else.
+/// The fast path of freeing: the object is a cell of one of the calling thread's spans, and there is nothing
+/// else to do.
 #[inline(always)]
 pub fn free_fast(address: usize) -> Freed {
     let Some(span) = region::span_if_plain(address) else { return Freed::No };

@@ -1,8 +1,8 @@
-//! The last resort: what is tried before malloc says that there is no memory, when the operating system gives no more.
+//! The last resort before malloc returns null: the operating system gives no more memory.
 //!
-//! A program that has freed half of its objects has memory, wherever the free cells are. So every free cell of the size, of
-//! every lifetime class, is worth having now, then those of larger sizes, then those of heaps whose threads have ended; and
-//! then whatever the thread has in hand goes back, since it may make a whole span or page. Packing by lifetime can wait.
+//! A program that has freed half of its objects still has memory in free cells. So the thread takes any free
+//! cell of the size, of any lifetime class, then of larger sizes, then of vacant heaps. After that it
+//! releases its caches, which may free a whole span or page. Packing by lifetime no longer matters here.
 
 use crate::pages::global;
 use crate::span::cells::{Room, Span};
@@ -12,7 +12,7 @@ use crate::thread::{refill, registry};
 use crate::units::lifetime_class::CLASSES;
 use crate::units::size_class::COUNT as SIZE_CLASSES;
 
-/// A cell that is at least as large as those of `bin`; `None` when the thread has none and can get none.
+/// Finds a cell that is at least as large as those of `bin`; `None` if there is none.
 #[cold]
 pub fn any_cell(heap: &'static Heap, bin: &Bin) -> Option<usize> {
     let wanted = bin.size_class.get() as usize;
@@ -30,7 +30,7 @@ pub fn any_cell(heap: &'static Heap, bin: &Bin) -> Option<usize> {
         .or_else(|| open_and_take(bin, refill::divide_new(heap, bin)?))
 }
 
-/// Gives back what the thread has in hand, and every page that holds nothing.
+/// Releases the thread's caches and all empty pages.
 #[cold]
 pub fn release_all(heap: &'static Heap) {
     refill::flush(heap, true);
@@ -42,10 +42,10 @@ fn cell_of_size(heap: &'static Heap, size_class: usize) -> Option<usize> {
     (0..CLASSES).find_map(|class| cell_of(heap.bin_if_used(class, size_class)?))
 }
 
-/// A cell of the bin, from the span at hand or any of its queue.
+/// A cell of the bin, from its open span or any queued one.
 fn cell_of(bin: &Bin) -> Option<usize> {
     if bin.before_sample.get() == 0 {
-        bin.before_sample.set(1); // a sample that is due does not keep a cell back
+        bin.before_sample.set(1); // a pending sample must not hold a cell back
     }
     bin.allocate().or_else(|| next_of_open(bin)).or_else(|| {
         bin.close();
@@ -63,7 +63,7 @@ fn cell_of(bin: &Bin) -> Option<usize> {
     })
 }
 
-/// A cell of a heap whose thread has ended.
+/// A cell of a vacant heap.
 fn adopted_cell(heap: &'static Heap, class: usize, size_class: usize) -> Option<usize> {
     let bin = heap.bin(class, size_class);
     let span = registry::adopt(heap, bin, Room::Any)?;
@@ -74,7 +74,7 @@ fn next_of_open(bin: &Bin) -> Option<usize> {
     bin.advance(Room::Any).then(|| bin.allocate()).flatten()
 }
 
-/// A cell of a span that is in no queue, which becomes the bin's open one.
+/// Opens a span that is in no queue, and takes a cell of it.
 fn open_and_take(bin: &Bin, span: &'static Span) -> Option<usize> {
     bin.close();
     refill::open(bin, span);

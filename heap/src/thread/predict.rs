@@ -1,12 +1,13 @@
-//! Where lifetimes come from: one interface, and the seam where a learned model goes.
+//! Classifies calls that the thread's prediction table does not know (LLAMA §7).
 //!
-//! A call that a thread's prediction table does not know (LLAMA §7) is classified here, by one of four sources: a fixed
-//! class, what was learned online ([`crate::lifetime::sites`]), a trained model ([`crate::lifetime::model`]), alone as in the paper or corrected
-//! by what is learned online, or an oracle, the recorded lifetimes of an earlier run. A class that holds for all calls
-//! alike may be put into the table; the oracle's holds for one object.
+//! There are four sources: a fixed class; online learning ([`crate::lifetime::sites`]); a trained model
+//! ([`crate::lifetime::model`]), alone as in the paper or corrected by online learning; and an oracle, the
+//! recorded lifetimes of an earlier run. The thread caches a class that holds for all calls like this one in
+//! its table; the oracle's class holds for one object.
 //!
-//! A model is asked when a site is new: sites are the second, larger table behind those of the threads. And it is asked again
-//! after 1,000 hits of a site and more, for the context that calls then; where it disagrees with itself, the longer class holds.
+//! The model runs when a site is new: sites are the second, larger table behind those of the threads. It runs
+//! again after 1,000 and more hits of a site, for the context of that call; if it then gives another class,
+//! the longer one holds.
 
 use crate::lifetime::sites::{self, Site};
 use crate::lifetime::source::{self, Source};
@@ -19,18 +20,18 @@ use crate::units::lifetime_class::FOREVER;
 
 /// A call's class.
 pub struct Prediction {
-    /// The lifetime class.
+    /// Its lifetime class.
     pub class: usize,
-    /// It holds for calls like this one until the epoch changes.
+    /// The class holds for calls like this one until the epoch changes.
     pub cacheable: bool,
     /// The call site that learns from this object's lifetime.
     pub site: Option<&'static Site>,
-    /// The word of the stack that tells it from others, see [`sites::Found`].
+    /// The word of the stack that separates it from other sites, see [`sites::Found`].
     pub word: u8,
 }
 
 impl Prediction {
-    /// Of a class that is known, and holds for one object or for all.
+    /// A class that is certain, for one object or for all.
     pub fn certain(class: usize, cacheable: bool) -> Self {
         Self { class, cacheable, site: None, word: 0 }
     }
@@ -54,7 +55,7 @@ pub fn classify(heap: &Heap, call: &Call) -> Prediction {
     }
 }
 
-/// The thread's table knew the call, as it knew that of `count` objects since the last time.
+/// Records that the thread's table knew the call, for `count` objects since the last record.
 #[inline]
 pub fn record_hit(heap: &'static Heap, call: &Call, count: u32) {
     if matches!(source::in_use(), Source::Model { .. })
@@ -70,7 +71,7 @@ pub fn record_hit(heap: &'static Heap, call: &Call, count: u32) {
     }
 }
 
-/// Runs the model once more for a site, in the context that is calling now (LLAMA §7).
+/// Runs the model again for a site, in the context of this call (LLAMA §7).
 #[cold]
 #[inline(never)]
 fn ask_again(site: &'static Site, call: &Call) {

@@ -1,10 +1,11 @@
-//! A thread's prediction table (LLAMA §7): which bin the objects of a call go to.
+//! A thread's prediction table (LLAMA §7): maps a call to the bin of its objects.
 //!
-//! A call is known by its return address, stack pointer and size, all there already when malloc is called. Two calls share a
-//! place in the table, so that two which take turns do not drive each other out.
+//! The key is made of return address, stack pointer and size, which are all in registers when malloc is
+//! called. Each place of the table holds two calls, so that two calls which alternate do not evict each
+//! other.
 //!
-//! Of a site whose callers are told apart by a word of the stack ([`crate::lifetime::sites`]) the entry says which word, and has
-//! no bin; with that word in its key, each of them has an entry of its own.
+//! For a site whose callers are separated by a word of the stack ([`crate::lifetime::sites`]), the entry
+//! names the word and has no bin. With that word in the key, each caller has its own entry.
 
 use core::cell::Cell;
 
@@ -14,12 +15,12 @@ use crate::units::geometry::MAX_SMALL_BYTES;
 use crate::units::lifetime_class::CLASSES;
 use crate::units::size_class::GRANULE_BYTES;
 
-/// Places: with two calls to each, so many that a server's thread finds 95% of its calls (LLAMA §9.4).
+/// With two calls to each place, a server's thread finds 95% of its calls (LLAMA §9.4).
 const PLACES: usize = 2048;
 const CALLS: usize = 2;
 
-/// The table. All zeros knows nothing. Calls lie anywhere among the places in use, so these are few at first: each page that is
-/// touched is memory of the program's own, for every thread.
+/// The table. All zeros is an empty one. Calls hash to any of the places in use, so only few are used at
+/// first: every page that a thread touches here costs the program memory.
 #[repr(C, align(64))]
 pub struct PredictionTable {
     /// The last place in use, as its distance from the first in bytes.
@@ -33,18 +34,20 @@ type Place = [Entry; CALLS];
 #[repr(C)]
 struct Entry {
     key: Cell<u32>,
-    /// Where in the thread's heap the bin lies.
+    /// The offset of the bin in the thread's heap.
     bin: Cell<u32>,
-    /// The call's site, by number plus one; 0 for none.
+    /// The call's site, its number plus one; 0 for none.
     site: Cell<u16>,
     /// The call's size in granules.
     granules: Cell<u16>,
     class: Cell<u8>,
-    /// The word of the stack that belongs to the key, in words above the return address; 0: it is complete.
+    /// The word of the stack that completes the key, in words above the return address; 0 if the key is
+    /// complete.
     word: Cell<u8>,
 }
 
-/// Where things lie, for a fast path in assembly: the last place in use, the first place, an entry, its key, its bin and its word.
+/// Offsets for the fast path in assembly: the last place in use, the first place, and an entry's size, key,
+/// bin and word.
 pub mod layout {
     use super::{Entry, PredictionTable};
     use core::mem::offset_of;
@@ -93,7 +96,7 @@ impl Entry {
         self.key.set(other.key.get());
     }
 
-    /// The class that the site predicts by now is another, or the word that belongs to the key.
+    /// Whether the site now predicts another class, or names another word.
     fn has_changed(&self) -> bool {
         let site = usize::from(self.site.get()).checked_sub(1).and_then(Site::numbered);
         site.is_some_and(|site| {
@@ -103,11 +106,11 @@ impl Entry {
     }
 }
 
-/// What the table knows of a call.
+/// A call's entry.
 pub struct KnownCall {
-    /// Where in the thread's heap its bin lies; 0 if a word belongs to its key.
+    /// The offset of its bin in the thread's heap; 0 if a word completes its key.
     pub bin: u32,
-    /// The word of the stack that belongs to what calls like this one are known by, in words above the return address; 0: none.
+    /// The word of the stack that completes the key, in words above the return address; 0 for none.
     pub word: u8,
     site: u16,
 }
@@ -125,14 +128,14 @@ impl Default for PredictionTable {
     }
 }
 
-/// What return addresses are multiplied with: 2^32 by the golden ratio.
+/// The factor of return addresses: 2^32 divided by the golden ratio.
 pub const CALLER_FACTOR: u32 = 0x9E37_79B1;
-/// What sizes, rounded up to granules, are multiplied with: next to the heights of a call, which are multiples of 16, so that the
-/// sizes of one call and its heights have places of their own.
+/// The factor of sizes, which are rounded up to granules. Stack heights are multiples of 16, so sizes and
+/// heights of one call map to different places.
 pub const SIZE_FACTOR: u32 = 8;
 
 impl PredictionTable {
-    /// Knows nothing.
+    /// An empty table.
     pub const fn new() -> Self {
         Self {
             last: Cell::new(0),
@@ -141,11 +144,11 @@ impl PredictionTable {
         }
     }
 
-    /// The place for a call, and the key by which it knows it. Two calls may have the same one, of any sizes: who allocates from the
-    /// bin that is found must see whether its cells are large enough.
+    /// The place and the key of a call. Two calls of any sizes may have the same key: the caller must check
+    /// that the bin's cells are large enough.
     #[inline(always)]
     fn place(&self, call: &Call) -> (&Place, u32) {
-        // The slot of the return address, below `stack`, is what the fast path has.
+        // The fast path has the slot of the return address, just below `stack`.
         let slot = call.stack.wrapping_sub(size_of::<usize>()) as u32;
         let size = call.size.wrapping_add(GRANULE_BYTES - 1) as u32 & !(GRANULE_BYTES as u32 - 1);
         let of_caller = (call.caller as u32).wrapping_mul(CALLER_FACTOR);
@@ -160,7 +163,8 @@ impl PredictionTable {
         unsafe { &*self.places.as_ptr().byte_add(distance) }
     }
 
-    /// Takes twice as many places in use, if there are: a call's entry stays, or goes to a place that nobody was in.
+    /// Doubles the places in use, if there are more: each entry stays or moves to a place that was not in
+    /// use.
     fn grow(&self) -> bool {
         let places = self.last.get() as usize / size_of::<Place>() + 1;
         if places == PLACES {
@@ -178,7 +182,7 @@ impl PredictionTable {
         true
     }
 
-    /// Where in the heap the bin of calls like this one lies.
+    /// The offset of the bin of calls like this one.
     #[inline(always)]
     pub fn get(&self, call: &Call) -> Option<u32> {
         let ([newer, older], key) = self.place(call);
@@ -191,7 +195,7 @@ impl PredictionTable {
         }
     }
 
-    /// What is known of calls like this one.
+    /// The entry of calls like this one.
     #[inline]
     pub fn lookup(&self, call: &Call) -> Option<KnownCall> {
         let (place, key) = self.place(call);
@@ -207,7 +211,7 @@ impl PredictionTable {
         self.lookup(call)?.site()
     }
 
-    /// Remembers the bin for calls like this one, for as long as it is of the class that the site predicts.
+    /// Maps calls like this one to the bin, as long as the site predicts the bin's class.
     pub fn remember(&self, call: &Call, bin: u32, class: usize, site: Option<&'static Site>) {
         let entry = self.entry_for(call);
         entry.bin.set(bin);
@@ -216,7 +220,7 @@ impl PredictionTable {
         entry.word.set(0);
     }
 
-    /// Remembers that this word, the site's, belongs to what calls like this one are known by.
+    /// Records that this word, the site's, completes the key of calls like this one.
     pub fn remember_word(&self, call: &Call, word: u8, site: &'static Site) {
         let entry = self.entry_for(call);
         entry.bin.set(0);
@@ -224,7 +228,7 @@ impl PredictionTable {
         entry.word.set(word);
     }
 
-    /// The entry of calls like this one, in place of another's if they have none.
+    /// The entry of calls like this one; replaces another call's if there is none.
     fn entry_for(&self, call: &Call) -> &Entry {
         let ([newer, older], key) = self.place(call);
         let is_others = |entry: &Entry| entry.is_used() && entry.key.get() != key;
@@ -240,8 +244,8 @@ impl PredictionTable {
         entry
     }
 
-    /// Forgets calls whose sites predict another class now, and tells of the others their granules and class; of those that are
-    /// told apart by a word, all classes.
+    /// Forgets calls whose sites now predict another class. Passes granules and class of all others to
+    /// `known`; for calls that a word separates, all classes.
     pub fn forget_changed(&self, known: impl Fn(usize, u8)) {
         for entry in self.used() {
             let granules = usize::from(entry.granules.get());
@@ -255,7 +259,7 @@ impl PredictionTable {
         }
     }
 
-    /// Entries that were never used are not there: their memory would be touched.
+    /// The entries in use; entries beyond them are not read, which would touch their memory.
     fn used(&self) -> impl Iterator<Item = &Entry> {
         let places = self.last.get() as usize / size_of::<Place>() + 1;
         self.places[..places].iter().flatten().filter(|entry| entry.is_used())
@@ -283,7 +287,7 @@ mod tests {
         table.remember(&calls[0], 64, 0, None);
         table.remember(&calls[1], 128, 1, None);
         assert_eq!(bins(), [Some(64), Some(128), None]);
-        table.remember(&calls[0], 192, 2, None); // known already: it takes nobody's place
+        table.remember(&calls[0], 192, 2, None); // known already: it replaces no other entry
         assert_eq!(bins(), [Some(192), Some(128), None]);
         table.remember(&calls[2], 64, 0, None);
         assert_eq!(bins(), [None, Some(128), Some(64)]);

@@ -1,7 +1,7 @@
-//! The cold half of a thread's heap: where its bins get cells from, and what becomes of spans as cells are freed.
+//! The slow half of a thread's heap: refills bins with cells, and settles spans whose cells were freed.
 //!
-//! An empty bin takes, in this order: another word of its open span, what other threads freed, a span of its
-//! queue with room, one of a heap whose thread has ended, an empty span in hand, a block span from the global allocator.
+//! An empty bin takes, in this order: another word of its open span; cells that other threads freed; a queued
+//! span with room; a span of a vacant heap; a cached empty span; a block span from the global allocator.
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -21,15 +21,15 @@ use crate::units::geometry::{SPAN_BYTES, block_index};
 use crate::units::lifetime_class::CLASSES;
 use crate::units::size_class::COUNT as SIZE_CLASSES;
 
-/// What a refill did, for who charges spans to call sites.
+/// The result of a refill; with `new_span` the caller charges a span to the call site.
 pub struct Refill {
     /// The cell; `None` when memory ran out.
     pub cell: Option<usize>,
-    /// A span was taken from the global allocator for it.
+    /// The global allocator gave a span for it.
     pub new_span: bool,
 }
 
-/// A cell for a bin whose word at hand has none.
+/// Allocates a cell for a bin whose cached word has none.
 pub fn refill(heap: &'static Heap, bin: &Bin) -> Refill {
     let mut new_span = false;
     let room = room();
@@ -59,7 +59,7 @@ pub fn refill(heap: &'static Heap, bin: &Bin) -> Refill {
     }
 }
 
-/// A cell of the next span in the bin's queue with room; `None` if none has.
+/// Allocates a cell of the next queued span with room; `None` if none has room.
 #[inline]
 pub fn from_queue(heap: &'static Heap, bin: &Bin) -> Option<usize> {
     let room = room();
@@ -74,18 +74,19 @@ fn room() -> Room {
     if memory_pressure::is_high() { Room::Any } else { Room::Worthwhile }
 }
 
-/// A span that is in no queue becomes the bin's open one.
+/// Makes a span that is in no queue the bin's open span.
 pub fn open(bin: &Bin, span: &'static Span) {
     span.set_role(Role::Open);
     bin.open.set(Some(span));
 }
 
-/// What a bin without a span may borrow between two flushes: half a span.
+/// The bytes that a bin without a span may borrow between two flushes: half a span.
 const MOST_BORROWED: u32 = SPAN_BYTES as u32 / 2;
 
-/// A cell of the open span of a longer class, for a bin that needs little. A thread that uses each size in many classes, and
-/// little of each, would hold a span for each; its objects may as well lie among those that live longer, which free cells
-/// outlive anyway. Only with a model, which uses many classes: whoever says an object's lifetime itself means it.
+/// Allocates a cell of a longer class' open span, for a bin that needs little. A thread that uses each size
+/// in many classes, and little of each, would otherwise hold a span for each; its objects may as well lie
+/// among longer-lived ones, which outlive free cells anyway. Only with a model, which uses many classes: a
+/// class that the program chose is respected.
 fn borrow(heap: &'static Heap, bin: &Bin) -> Option<usize> {
     let (class, size_class) = (bin.class.get() as usize, bin.size_class.get() as usize);
     let borrowed = &heap.span_caches[class].borrowed[size_class];
@@ -103,9 +104,10 @@ fn borrow(heap: &'static Heap, bin: &Bin) -> Option<usize> {
     Some(cell)
 }
 
-/// A span with room from a bin of the same cells and another class, whose page outlives the bin's objects: where it was
-/// promoted, its objects live longer than their class said, and no call may come for that class any more. As with lines (LLAMA
-/// §6.6), such a span may be opened for another class that is not longer than its page's. Where memory is scarce, any span may.
+/// Takes a span with room from a bin of the same size and another class, whose page outlives this bin's
+/// objects. After a promotion the span's objects live longer than their class predicted, and no call may go
+/// to that class any more. As with lines (LLAMA §6.6), such a span may be opened for another class that is
+/// not longer than its page's; under memory pressure any span may.
 fn next_of_another_class(heap: &'static Heap, bin: &Bin, room: Room) -> Option<&'static Span> {
     let class = bin.class.get() as usize;
     let may_be_opened = |span: &&'static Span| room == Room::Any || may_be_opened_for(span, class);
@@ -114,7 +116,7 @@ fn next_of_another_class(heap: &'static Heap, bin: &Bin, room: Room) -> Option<&
         others.queue.first().filter(may_be_opened)?;
         let span = others.next_queued(room)?;
         if !may_be_opened(&span) {
-            others.queue.push(span); // not the one that was first
+            others.queue.push(span); // it may not be the one that was first
             return None;
         }
         span.class.store(class as u8, Relaxed);
@@ -123,8 +125,9 @@ fn next_of_another_class(heap: &'static Heap, bin: &Bin, room: Room) -> Option<&
     })
 }
 
-/// Where lifetimes are learned while the program runs, whatever its page outlives may use a span: a new site's cells must not be
-/// closed to the next. Whoever says an object's lifetime itself means it: there the page's promotion must have shown otherwise.
+/// Whether a span may be opened for `class`. While lifetimes are learned, any class that its page outlives
+/// may use it, so that a new site's cells stay available to the next site. A class that the program chose is
+/// respected: there the page must have been promoted first.
 pub fn may_be_opened_for(span: &Span, class: usize) -> bool {
     let address = span.address();
     let page = region::huge_page(address);
@@ -133,12 +136,13 @@ pub fn may_be_opened_for(span: &Span, class: usize) -> bool {
         && (class < page.class() || class == page.class() && page.residual.get(block_index(address)))
 }
 
-/// Lifetimes are learned while the program runs, and the paper's way was not chosen.
+/// Whether classes are guesses: lifetimes are learned while the program runs, and the paper's policy was not
+/// chosen.
 pub fn classes_are_guesses() -> bool {
     matches!(source::in_use(), Source::Online | Source::Model { online: true }) && page_life::fills()
 }
 
-/// A span of its own for the bin, which is in no list yet; `None` when memory ran out.
+/// Divides a new span for the bin; it is in no list yet. `None` if memory ran out.
 pub fn divide_new(heap: &'static Heap, bin: &Bin) -> Option<&'static Span> {
     let class = bin.class.get() as usize;
     let cache = &heap.span_caches[class];
@@ -202,7 +206,7 @@ fn collect_marked(heap: &'static Heap, span: &'static Span) {
     settle(heap, span);
 }
 
-/// After cells of an own span were freed: an empty one leaves its bin.
+/// Settles an own span whose cells were freed: an empty one leaves its bin.
 pub fn settle(heap: &'static Heap, span: &'static Span) {
     let bin = bin_of(heap, span);
     bin.patience.set(MAX_PATIENCE);
@@ -216,7 +220,7 @@ fn bin_of<'a>(heap: &'a Heap, span: &Span) -> &'a Bin {
     heap.bin(span.class.load(Relaxed) as usize, span.size_class.load(Relaxed) as usize)
 }
 
-/// An empty span that was given up: kept in hand if there is room, else given back.
+/// Caches an empty span that was disowned, or releases it if the cache is full.
 fn release(heap: &'static Heap, span: &'static Span) {
     let cache = &heap.span_caches[span.class.load(Relaxed) as usize];
     if heap.tenancy.taken() && cache.has_room() {
@@ -226,12 +230,12 @@ fn release(heap: &'static Heap, span: &'static Span) {
     }
 }
 
-/// Gives back the empty spans that are in cache.
+/// Releases the cached empty spans.
 pub fn empty_span_caches(heap: &Heap) {
     heap.span_caches.iter().for_each(SpanCache::empty);
 }
 
-/// Gives back the empty spans that are in hand or open, and, with `all`, closes every open span.
+/// Releases cached and open empty spans; with `all`, closes every open span.
 pub fn flush(heap: &'static Heap, all: bool) {
     heap.large.flush(heap.id.get());
     heap.remote_free_buffer.flush(false);

@@ -1,7 +1,8 @@
-//! All heaps, by number, and those whose thread has ended.
+//! All heaps by number, and the vacant ones.
 //!
-//! A heap outlives its thread: the next new thread moves in. Until then the heap is *vacant*: running threads take its
-//! partly free spans when they need some, and whoever frees an object in it from outside clears up behind itself.
+//! A heap outlives its thread: the next new thread takes it over. Until then the heap is *vacant*: running
+//! threads adopt its partly free spans when they need some, and a thread that frees an object in it collects
+//! that free itself.
 
 use core::cell::Cell;
 use core::sync::atomic::{
@@ -19,7 +20,8 @@ use crate::thread::lines;
 use crate::thread::local::Heap;
 use crate::units::lifetime_class::CLASSES;
 
-/// Heaps that can exist, and so threads that can allocate at once: what a span's tag has room for.
+/// The number of heaps that can exist, and of threads that can allocate at once: the owner's id in a span has
+/// 16 bits.
 pub const MAX_HEAPS: usize = MAX_OWNER as usize;
 
 static HEAPS: [AtomicPtr<Heap>; MAX_HEAPS] = [const { AtomicPtr::new(core::ptr::null_mut()) }; MAX_HEAPS];
@@ -28,16 +30,16 @@ static VACANT_COUNT: AtomicUsize = AtomicUsize::new(0);
 static LOCK: Lock = Lock::new();
 
 struct Vacant(Cell<Option<&'static Heap>>);
-// SAFETY: read and written with LOCK held only.
+// SAFETY: read and written only with LOCK held.
 unsafe impl Sync for Vacant {}
 static VACANT: Vacant = Vacant(Cell::new(None));
 
-/// The lock that fork must not find held.
+/// The registry's lock, which a forking thread holds.
 pub fn lock() -> &'static Lock {
     &LOCK
 }
 
-/// The heap with this number, which spans carry as their owner; `None` for 0.
+/// The heap with this number, the owner's id of spans; `None` for 0.
 #[inline]
 pub fn heap(id: u32) -> Option<&'static Heap> {
     let index = (id as usize).checked_sub(1)?;
@@ -50,17 +52,17 @@ pub fn heaps() -> impl Iterator<Item = &'static Heap> {
     (1..=COUNT.load(Acquire)).filter_map(|id| heap(id as u32))
 }
 
-/// Whether there is no number left for one more.
+/// Whether all heap numbers are used.
 pub fn is_full() -> bool {
     COUNT.load(Relaxed) == MAX_HEAPS
 }
 
-/// How many threads have one, give or take those that come and go in this moment.
+/// How many threads have a heap; inexact while threads start or end.
 pub fn in_use() -> usize {
     COUNT.load(Relaxed).saturating_sub(VACANT_COUNT.load(Relaxed))
 }
 
-/// A heap for a new thread: a vacant one or a new one; `None` when there is no memory or no number left.
+/// Takes a heap for a new thread: a vacant one or a new one; `None` if there is no memory or no number left.
 pub fn move_in() -> Option<&'static Heap> {
     let _guard = LOCK.lock();
     if let Some(heap) = VACANT.0.get() {
@@ -83,7 +85,7 @@ pub fn move_in() -> Option<&'static Heap> {
     Some(heap)
 }
 
-/// The thread of `heap` has ended; its spans were flushed.
+/// Makes `heap` vacant: its thread has ended and has flushed its spans.
 pub fn move_out(heap: &'static Heap) {
     let _guard = LOCK.lock();
     vacate(heap);
@@ -95,7 +97,7 @@ fn vacate(heap: &'static Heap) {
     VACANT_COUNT.fetch_add(1, Relaxed);
 }
 
-/// After fork, in the child: only the calling thread's heap has a thread left.
+/// In a forked child: makes all heaps but the calling thread's vacant.
 pub fn only_survivor(survivor: &Heap) {
     for heap in heaps() {
         heap.busy.store(0, Relaxed);
@@ -107,8 +109,9 @@ pub fn only_survivor(survivor: &Heap) {
     }
 }
 
-/// A partly free span for `bin` from a vacant heap. Whoever finds none, or finds another thread looking, does not look again
-/// for a while: where threads come and go, and every heap is as full as the next, all would wait for one another here.
+/// Adopts a partly free span for `bin` from a vacant heap. A thread that finds none, or finds another thread
+/// searching, skips its next searches: with many short-lived threads and full heaps all of them would wait
+/// for one another here.
 pub fn adopt(heap: &'static Heap, bin: &Bin, room: Room) -> Option<&'static Span> {
     const LOOKED_AT: usize = 8;
     const MOST_MISSES: u8 = 6;
@@ -133,7 +136,7 @@ pub fn adopt(heap: &'static Heap, bin: &Bin, room: Room) -> Option<&'static Span
     found
 }
 
-/// Takes a span out of a vacant heap's bin; where memory is scarce, of any class. The lock is held.
+/// Takes a span out of a vacant heap's bin; under memory pressure of any class. The caller holds the lock.
 fn find(vacant: &'static Heap, class: usize, size_class: usize, room: Room) -> Option<&'static Span> {
     let of_class = |class| {
         let bin = vacant.bin_if_used(class, size_class)?;

@@ -1,9 +1,10 @@
-//! Frees of other threads' objects, collected by the thread that frees, so that one atomic instruction does for many.
+//! Buffers frees of other threads' objects in the freeing thread, so that one atomic instruction serves many
+//! (as snmalloc's RemoteDeallocCache).
 //!
-//! Objects that are freed one after another by a consumer were often allocated one after another by a producer, and
-//! lie in the same 64 cells of a span. The outbox keeps the marks for a few such words, and posts one when its place is
-//! needed, after some frees, and whenever the thread's slow path has time ([`crate::entry::maintenance`]). Until then the
-//! objects count as live, so their span stays.
+//! Objects that a consumer frees one after another were often allocated one after another by a producer, and
+//! lie in the same 64 cells of a span. The buffer keeps the marks of a few such words. It flushes a word when
+//! its place is needed, and all words after some frees and whenever maintenance runs
+//! ([`crate::entry::maintenance`]). Until then the objects count as live, so their span stays.
 
 use core::cell::Cell;
 use core::sync::atomic::Ordering::Relaxed;
@@ -12,15 +13,15 @@ use crate::span::cells::Span;
 use crate::span::remote;
 use crate::system::text::misuse;
 
-/// So many that a thread which frees the objects of another in any order finds most of their words here.
+/// Enough for most words of another thread whose objects this thread frees in any order.
 const PLACES: usize = 128;
-/// Frees after which all is posted.
+/// Frees after which all words are flushed.
 const PATIENCE: u32 = 512;
 
-/// The outbox of a thread. All zeros is an empty one.
+/// A thread's buffer. All zeros is an empty one.
 pub struct RemoteFreeBuffer {
     places: [Marks; PLACES],
-    /// Since all was posted.
+    /// Frees since the last complete flush.
     frees: Cell<u32>,
 }
 
@@ -30,7 +31,7 @@ impl Default for RemoteFreeBuffer {
     }
 }
 
-/// Marks for one word of a span. The word's number is kept in the low bits of the span's address.
+/// Marks for one word of a span. The low bits of the span's address hold the word's number.
 #[derive(Default)]
 struct Marks {
     key: Cell<usize>,
@@ -40,7 +41,7 @@ struct Marks {
 const WORD: usize = align_of::<Span>() - 1;
 
 impl RemoteFreeBuffer {
-    /// An empty remote_free_buffer.
+    /// An empty buffer.
     pub const fn new() -> Self {
         Self {
             places: [const { Marks { key: Cell::new(0), bits: Cell::new(0) } }; PLACES],
@@ -54,7 +55,7 @@ impl RemoteFreeBuffer {
         (&self.places[key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (usize::BITS - PLACES.ilog2())], key)
     }
 
-    /// The fast path: puts a free of `cell` in, if others of its word are in and nothing is to be posted; else `false`.
+    /// The fast path: adds a free of `cell` if the buffer has its word and no flush is needed; else `false`.
     #[inline(always)]
     pub fn add_to_known_word(&self, span: &'static Span, cell: usize) -> bool {
         let (place, key) = self.place(span, cell);
@@ -68,7 +69,7 @@ impl RemoteFreeBuffer {
         true
     }
 
-    /// Puts a free of `cell` in; `false`: it is in already, a double free.
+    /// Adds a free of `cell`; `false` if the buffer has it already, which is a double free.
     pub fn add(&self, span: &'static Span, cell: usize) -> bool {
         let (place, key) = self.place(span, cell);
         let bit = 1 << (cell % 64);
@@ -86,12 +87,12 @@ impl RemoteFreeBuffer {
         true
     }
 
-    /// Whether there is nothing to post.
+    /// Whether there is nothing to flush.
     pub fn is_empty(&self) -> bool {
         self.frees.get() == 0
     }
 
-    /// Posts all; `locked`: the registry's lock is held.
+    /// Flushes all words; `locked`: the caller holds the registry's lock.
     pub fn flush(&self, locked: bool) {
         if self.frees.replace(0) != 0 {
             self.places.iter().for_each(|place| place.flush(locked));

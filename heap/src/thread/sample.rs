@@ -1,9 +1,9 @@
-//! Which objects are chosen as samples, for a profile ([`crate::observe::profile`]).
+//! Chooses which objects to sample for a profile ([`crate::observe::profile`]).
 //!
-//! Objects are sampled by allocated bytes: the distance to the next one is drawn from an exponential distribution, so what is
-//! seen stands for all that was allocated, weighted by size. Each bin counts down cells of its own ([`crate::thread::bin::Bin`]):
-//! when it takes cells in hand it takes no more than come before the one to be sampled, and that one finds none at hand and
-//! takes the slow path. So the fast paths neither count nor know of it, profile or not.
+//! Objects are sampled by allocated bytes: the distance to the next sample is drawn from an exponential
+//! distribution, so samples represent all allocations, weighted by size. Each bin counts down its own cells
+//! ([`crate::thread::bin::Bin`]): it caches only the cells before the next sample, so the sampled allocation
+//! finds none cached and takes the slow path. The fast paths neither count nor check for a profile.
 
 use core::cell::Cell;
 use core::sync::atomic::{
@@ -15,9 +15,9 @@ use crate::system::os;
 use crate::units::geometry::MAX_SMALL_BYTES;
 use crate::units::size_class::{self, GRANULE_BYTES};
 
-/// What [`crate::thread::bin::Bin`] counts down from while nothing is sampled.
+/// The counter of [`crate::thread::bin::Bin`] while nothing is sampled.
 pub const NEVER: u32 = u32::MAX;
-/// Bytes between two samples, on average, unless the configuration says otherwise.
+/// Mean bytes between two samples, by default.
 pub const MEAN_BYTES: usize = 512 << 10;
 
 static SAMPLING: AtomicBool = AtomicBool::new(false);
@@ -35,23 +35,23 @@ pub fn mean_bytes() -> usize {
     MEAN.load(Relaxed)
 }
 
-/// Sets it.
+/// Sets the mean number of bytes between two samples.
 pub fn set_mean_bytes(bytes: usize) {
     MEAN.store(bytes, Relaxed);
 }
 
-/// Samples from now on.
+/// Starts sampling.
 pub fn start() {
     RANDOM.store(os::precise_ns() ^ u64::from(os::process_id()) << 40, Relaxed);
     SAMPLING.store(true, Release);
 }
 
-/// From now on nothing more is sampled.
+/// Stops sampling.
 pub fn stop() {
     SAMPLING.store(false, Relaxed);
 }
 
-/// Bytes to the next sample: exponentially distributed.
+/// Draws the bytes to the next sample from an exponential distribution.
 fn draw_bytes() -> f64 {
     let mut bits = RANDOM.fetch_add(0x9E37_79B9_7F4A_7C15, Relaxed); // SplitMix64
     bits = (bits ^ bits >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -60,7 +60,7 @@ fn draw_bytes() -> f64 {
     -libm::log(1.0 - uniform) * MEAN.load(Relaxed) as f64
 }
 
-/// Cells of `cell_bytes` that are handed out before one is sampled; [`NEVER`] while none are.
+/// Cells of `cell_bytes` to allocate before the next sample; [`NEVER`] while sampling is off.
 pub fn cells_before_sample(cell_bytes: usize) -> u32 {
     if !sampling() {
         return NEVER;
@@ -69,7 +69,7 @@ pub fn cells_before_sample(cell_bytes: usize) -> u32 {
     cells.min(f64::from(NEVER - 1)) as u32
 }
 
-/// Whether a large object of `size` bytes is sampled; `before`: bytes to the next sample among them, 0: not drawn yet.
+/// Whether to sample a large object of `size` bytes; `before`: bytes to the next sample, 0 if not drawn yet.
 pub fn large_is_due(before: &Cell<u64>, size: usize) -> bool {
     if !sampling() {
         return false;
@@ -87,7 +87,7 @@ pub fn large_is_due(before: &Cell<u64>, size: usize) -> bool {
 /// The chance that an object of `size` bytes is sampled.
 pub fn chance(size: usize) -> f64 {
     let bytes = if size <= MAX_SMALL_BYTES {
-        // In bins, cells are counted.
+        // Bins count cells.
         size_class::CELL_BYTES[size_class::of_granules(size.div_ceil(GRANULE_BYTES))] as usize
     } else {
         size
