@@ -1,13 +1,16 @@
-//! What the sites learned, kept for the program's next run (LLAMA §10: "memorize our hash tables across runs").
+//! The table of what sites learned, kept for the program's next run (LLAMA §10: "memorize our hash tables
+//! across runs").
 //!
-//! A file holds each site's class, what the model said of it and how its watched objects died. It is read at the start, so
-//! that sites are known before they call and the model is asked of those only that are new. Sites are told apart by the
-//! build-id of the module that calls, the offset of the return address in it, stack height and size: the same in each run of
-//! one build, wherever its modules are loaded. A call from a module without a build-id, or from code made at run time, is not kept.
+//! The file holds each site's class, the model's class for it and how its watched objects died. The heap
+//! reads it at the start, so it knows sites before they call and runs the model only for new ones. A site's
+//! key is the build-id of the calling module, the offset of the return address in it, stack height and size:
+//! the same in each run of one build, wherever its modules are loaded. A call from a module without a
+//! build-id, or from code made at run time, is not kept.
 //!
-//! The file is replaced by renaming, at the end and now and then: who reads it finds a whole one. What it held of sites that
-//! this process has not used is kept, up to [`KEPT_S`] after their last use, so one file serves all programs that share a model,
-//! also at the same time: of two that end together, one may forget what it learned. It holds for one model only.
+//! The heap replaces the file by renaming, at the end and now and then, so a reader finds a complete one. It
+//! keeps entries of sites that this process has not used for up to [`KEPT_S`] after their last use. So one
+//! file serves all programs that share a model, even at the same time; of two that end together, one may lose
+//! what it learned. A table belongs to one model.
 
 use core::cell::UnsafeCell;
 use core::sync::atomic::{
@@ -28,11 +31,11 @@ use crate::system::text::{Text, warn};
 const MAGIC: &[u8; 8] = b"MAYFLYTB";
 const VERSION: u32 = 1;
 const HEADER_BYTES: usize = 64;
-/// What the checksum is of begins here.
+/// The checksum covers the file from here on.
 const CHECKED_FROM: usize = 32;
 /// A site that no process has used for 30 days is forgotten.
 const KEPT_S: u32 = 30 * 24 * 3600;
-/// When the file is first written while the program runs, and how long after that again.
+/// When a running program first writes the file, and the interval after that.
 const FIRST_SAVE_MS: u64 = 10_000;
 const SAVE_MS: u64 = 60_000;
 
@@ -44,11 +47,11 @@ static LENGTH: AtomicUsize = AtomicUsize::new(0);
 static ON: AtomicBool = AtomicBool::new(false);
 static SAVING: Lock = Lock::new();
 static NEXT_SAVE_MS: AtomicU64 = AtomicU64::new(FIRST_SAVE_MS);
-/// What had been learned when the file was read, and when it was last written.
+/// The state of learning when the file was read, and when it was last written.
 static AT_START: AtomicU64 = AtomicU64::new(0);
 static WRITTEN: AtomicU64 = AtomicU64::new(0);
 
-/// Names the file; once, before [`read`].
+/// Sets the file's path; once, before [`read`].
 pub fn set_path(path: &[u8]) {
     if path.len() + TEMPORARY_BYTES >= PATH_BYTES {
         return warn(format_args!("the path of MAYFLY_HEAP_TABLE is too long; nothing is kept"));
@@ -59,7 +62,7 @@ pub fn set_path(path: &[u8]) {
     LENGTH.store(path.len(), Relaxed);
 }
 
-/// Reads what is there, and keeps a table from now on, if a file was named; once, after the model was loaded.
+/// Reads the table and keeps it from now on, if a path was set; once, after the model was loaded.
 pub fn read() {
     if path().is_empty() {
         return;
@@ -100,7 +103,7 @@ fn number(file: &[u8], at: usize) -> u64 {
     bytes.map_or(0, u64::from_le_bytes)
 }
 
-/// The entries of a file; what is wrong with it, or `None` if it is of another model.
+/// The entries of a file; an error names its fault, or is `None` if the table belongs to another model.
 fn check(file: &[u8]) -> Result<impl Iterator<Item = TableEntry>, Option<&'static str>> {
     if file.len() < HEADER_BYTES || &file[..8] != MAGIC {
         return Err(Some("it does not begin with MAYFLYTB"));
@@ -124,14 +127,14 @@ fn check(file: &[u8]) -> Result<impl Iterator<Item = TableEntry>, Option<&'stati
         .map(|entry| unsafe { entry.as_ptr().cast::<TableEntry>().read_unaligned() }))
 }
 
-/// A number that changes when something was learned.
+/// A number that changes whenever a site learns.
 fn learned() -> u64 {
     u64::from(sites::count()) << 32 | u64::from(sites::epoch())
 }
 
 static OBSERVER: Observer = Observer { tick: |_, now_ms| save_in_time(now_ms), ..Observer::IDLE };
 
-/// Called once a tick: writes the file when it is time.
+/// Writes the file when it is time; called once a tick.
 fn save_in_time(now_ms: u64) {
     if ON.load(Relaxed) && now_ms >= NEXT_SAVE_MS.load(Relaxed) {
         NEXT_SAVE_MS.store(now_ms + SAVE_MS, Relaxed);
@@ -139,7 +142,7 @@ fn save_in_time(now_ms: u64) {
     }
 }
 
-/// Writes the file, if something was learned since. At the program's end, objects that live were never freed.
+/// Writes the file if a site has learned since. At the program's end, live objects count as never freed.
 pub fn save(at_end: bool) {
     if !ON.load(Acquire) {
         return;
@@ -153,7 +156,7 @@ pub fn save(at_end: bool) {
     let before = with_file(|file| check(file).map_or(0, Iterator::count)).unwrap_or(0);
     let room = HEADER_BYTES + (before + sites::count() as usize) * TABLE_ENTRY_BYTES;
     let Some(at) = os::map_anywhere(room) else { return };
-    // SAFETY: fresh writable memory of that size, nobody else's until it is unmapped below.
+    // SAFETY: fresh writable memory of that size, not shared until it is unmapped below.
     let out = unsafe { core::slice::from_raw_parts_mut(at as *mut u8, room) };
     let length = fill(out, at_end);
     if !write(&out[..length]) {
@@ -164,7 +167,7 @@ pub fn save(at_end: bool) {
     os::unmap(at, room);
 }
 
-/// Writes the file's contents; how many bytes. `out` is zeros.
+/// Writes the file's contents into `out`, which is all zeros; returns their length.
 fn fill(out: &mut [u8], at_end: bool) -> usize {
     let now_s = (os::unix_ns() / 1_000_000_000) as u32;
     let mut length = HEADER_BYTES;
@@ -198,10 +201,10 @@ fn fill(out: &mut [u8], at_end: bool) -> usize {
     length
 }
 
-/// Longest end of a temporary file's name.
+/// The longest suffix of a temporary file's name.
 const TEMPORARY_BYTES: usize = 16;
 
-/// To a file beside it first, which takes its place.
+/// Writes a temporary file beside the table, then renames it.
 fn write(bytes: &[u8]) -> bool {
     let path = path();
     let mut temporary = [0; PATH_BYTES];

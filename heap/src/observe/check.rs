@@ -1,9 +1,10 @@
-//! Whether the heap's metadata agree: the invariants of LLAMA §6.1 and those of this implementation, found by walking all
-//! huge pages and all heaps. For tests, while no other thread uses the heap.
+//! Checks the invariants of the heap's metadata, those of LLAMA §6.1 and those of this implementation, by
+//! walking all huge pages and all heaps. For tests, while no other thread uses the heap.
 //!
-//! What holds of lifetime classes, after any promotion and demotion: a block's objects are of its page's class or a shorter
-//! one (§6.1), and of a strictly shorter one in blocks that are not residual. For promotion only lengthens the page's
-//! class, and demotion, which shortens it by one, finds only blocks that are not residual and makes them residual.
+//! Lifetime classes, after any promotions and demotions: a block's objects are of its page's class or a
+//! shorter one (§6.1), and of a strictly shorter one in blocks that are not residual. The reason: promotion
+//! only lengthens the page's class, and demotion shortens it by one and makes all its blocks residual, none
+//! of which was.
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -25,7 +26,7 @@ use crate::units::size_class;
 pub struct Broken {
     /// What does not hold.
     pub what: &'static str,
-    /// Of what: a page, a block, or a span's first byte; 0 for the heap as a whole.
+    /// Where: a page, a block, or a span's first byte; 0 for the heap as a whole.
     pub address: usize,
 }
 
@@ -35,7 +36,7 @@ fn hold(holds: bool, what: &'static str, address: usize) -> Checked {
     if holds { Ok(()) } else { Err(Broken { what, address }) }
 }
 
-/// What is found twice, on pages and in heaps, and must agree.
+/// Counts that pages and heaps must agree on.
 #[derive(Default, PartialEq, Eq)]
 struct Tally {
     owned_spans: usize,
@@ -43,7 +44,7 @@ struct Tally {
     cached_large: usize,
 }
 
-/// Checks everything.
+/// Checks all invariants.
 pub fn invariants() -> Checked {
     let (mut on_pages, mut in_heaps) = (Tally::default(), Tally::default());
     let (mut live, mut kept, mut open) = (0, 0, 0);
@@ -129,7 +130,8 @@ fn check_active(page: &HugePage, address: usize) -> Checked {
     hold(pool::nonempty() & own != 0, "searchers see that the page's set is not empty", address)
 }
 
-/// Checks what lies on a page. `goes_on` blocks belong to an object that began on an earlier page; how many go on.
+/// Checks what lies on a page. `goes_on` blocks belong to an object of an earlier page; returns how many
+/// continue on the next.
 fn check_blocks(page: &HugePage, address: usize, goes_on: usize, tally: &mut Tally) -> Result<usize, Broken> {
     let (live, last, spans) = (page.live.load(), page.last.load(), page.spans.load());
     let residual = page.residual.load();
@@ -186,7 +188,7 @@ fn check_blocks(page: &HugePage, address: usize, goes_on: usize, tally: &mut Tal
     Ok(left)
 }
 
-/// A span's class and its page's, see above.
+/// Checks a span's class against its page's, see above.
 fn check_class(class: usize, page_class: usize, residual: bool, at: usize) -> Checked {
     hold(class <= page_class, "a page has objects of its class or shorter ones", at)?;
     hold(residual || class < page_class, "a block that is not residual has shorter-lived objects", at)
@@ -194,7 +196,7 @@ fn check_class(class: usize, page_class: usize, residual: bool, at: usize) -> Ch
 
 fn check_span(span: &Span, page_class: usize, residual: bool, tally: &mut Tally) -> Checked {
     let at = span.address();
-    // The fast path of freeing takes what lies beside these for one word with them.
+    // The fast path of freeing reads these and their neighbours as one word.
     let any = span.large.iter().any(|object| !object.is_none());
     hold(!any, "where cells lie no large object begins", at)?;
     match (span.owner(), span.role()) {

@@ -1,18 +1,20 @@
-//! Profiles of a program that runs (LLAMA §4: "periodically connects to servers"): somebody attaches for a while and leaves.
+//! Profiles a running program (LLAMA §4: "periodically connects to servers"): a profiler attaches for a while
+//! and detaches.
 //!
-//! Who attaches listens, on a socket named after this process, and the heap looks four times a second whether somebody does,
-//! in its maintenance, or as often as that is come to: a process that takes nearly all its memory from what it has in hand comes
-//! there seldom. So the heap has no thread for it, keeps no descriptor that the program could close or meet, leaves no file
-//! behind, and a forked child is a process like any other. The connection lasts for one question: the heap gets a memory
-//! file and the mean distance of samples, and says whether it agrees. From then on the profile is written into that file, and
-//! the words of its header say what is wanted: [`SAMPLE`](lifetime_model::attach::SAMPLE), [`WATCH`], [`ENDED`]. Who dies is not
-//! seen any more, and is left.
+//! The profiler listens on a socket named after this process. Maintenance in the heap tries to connect four
+//! times a second, or less often if maintenance runs less often, as in a process that takes nearly all its
+//! memory from caches. So the heap needs no thread, keeps no descriptor that the program could close or
+//! collide with, leaves no file behind, and a forked child is a process like any other. The connection
+//! carries one request: the heap receives a memory file and the mean distance of samples, and answers whether
+//! it agrees. From then on it writes the profile into that file, whose header has the profiler's commands:
+//! [`SAMPLE`](lifetime_model::attach::SAMPLE), [`WATCH`], [`ENDED`]. If the profiler dies, the heap stops
+//! after [`PATIENCE_NS`].
 //!
-//! In a container it is a socket in a folder that whoever runs the container has mounted there (`MAYFLY_HEAP_CONTROL=/FOLDER`): abstract
-//! names end at the network namespace, which most containers have for themselves.
+//! In a container the socket lies in a folder that the node mounts there (`MAYFLY_HEAP_CONTROL=/FOLDER`):
+//! abstract names end at the network namespace, and most containers have their own.
 //!
-//! Only root and the process' own user are believed (SO_PEERCRED), and before it is known who listens he is not waited for: anybody
-//! may listen on a name, and take no calls.
+//! The heap trusts only root and the process' own user (SO_PEERCRED), and does not wait for a listener before
+//! it knows who it is: any user may listen on a name and never accept.
 
 use core::cell::UnsafeCell;
 use core::ffi::c_void;
@@ -29,11 +31,11 @@ use crate::system::os;
 use crate::system::text::{Text, warn};
 use crate::thread::sample;
 
-/// Between two looks whether somebody listens.
+/// Between two attempts to connect to a profiler.
 const LOOK_MS: u64 = 250;
-/// Who was not seen for so long is gone.
+/// A profiler that was not seen for this long has ended.
 const PATIENCE_NS: u64 = 10_000_000_000;
-/// For the answer of who listens.
+/// How long to wait for a profiler's answer.
 const ANSWER_MS: i64 = 500;
 
 static LISTENS: AtomicBool = AtomicBool::new(false);
@@ -41,16 +43,16 @@ static ATTACHED: AtomicBool = AtomicBool::new(false);
 static NEXT_LOOK_MS: AtomicU64 = AtomicU64::new(0);
 static LOCK: Lock = Lock::new();
 
-/// What the sockets' names begin with; the process' number follows.
+/// The prefix of the sockets' names; the process id follows.
 struct Prefix(UnsafeCell<Text<NAME_BYTES>>);
-// SAFETY: written before `LISTENS` says so, and only read afterwards.
+// SAFETY: written before `LISTENS` is set, and only read afterwards.
 unsafe impl Sync for Prefix {}
 static PREFIX: Prefix = Prefix(UnsafeCell::new(Text::new()));
-/// A socket's name, of which the process' number takes up to ten bytes.
+/// The longest socket name; the process id takes up to ten bytes of it.
 const NAME_BYTES: usize = 107;
 
-/// Lets somebody attach from now on, by a socket in `folder`, or by an abstract name if that is empty. Called once, before the first
-/// allocation.
+/// Allows a profiler to attach, by a socket in `folder`, or by an abstract name if that is empty. Called
+/// once, before the first allocation.
 pub fn start(folder: &str) {
     // SAFETY: see `Prefix`.
     let prefix = unsafe { &mut *PREFIX.0.get() };
@@ -68,13 +70,13 @@ pub fn start(folder: &str) {
 static OBSERVER: Observer = Observer {
     tick: |_, now_ms| attend(now_ms),
     in_child: || {
-        ATTACHED.store(false, Relaxed); // it has nobody attached
+        ATTACHED.store(false, Relaxed); // no profiler is attached to the child
         NEXT_LOOK_MS.store(0, Relaxed);
     },
     ..Observer::IDLE
 };
 
-/// Sees to who attaches or is attached; once a tick, in a section that fork does not cut.
+/// Serves an attached profiler or looks for one; once a tick, in a section that no fork interrupts.
 fn attend(now_ms: u64) {
     if !LISTENS.load(Relaxed) {
         return;
@@ -93,7 +95,7 @@ fn attend(now_ms: u64) {
     }
 }
 
-/// Does what who is attached wants.
+/// Follows the profiler's commands.
 fn serve() {
     let (phase, seen_ns) = profile::attached().unwrap_or((ENDED, 0));
     if phase >= WATCH {
@@ -107,7 +109,7 @@ fn serve() {
     }
 }
 
-/// Takes the memory file and starts the profile; the answer.
+/// Receives the memory file and starts the profile; returns the answer.
 fn meet(socket: &Socket) -> u64 {
     let Some((mean_bytes, file)) = socket.receive() else { return CANNOT_MAP };
     if observers::observes_samples() {
@@ -126,7 +128,7 @@ struct Descriptor(libc::c_int);
 
 impl Drop for Descriptor {
     fn drop(&mut self) {
-        // SAFETY: this one's own, and open.
+        // SAFETY: this value owns the open descriptor.
         unsafe { libc::close(self.0) };
     }
 }
@@ -134,12 +136,12 @@ impl Drop for Descriptor {
 struct Socket(Descriptor);
 
 impl Socket {
-    /// Connects, if somebody listens who may.
+    /// Connects to a profiler that is allowed to attach.
     fn connect_to_listener() -> Option<Self> {
         // SAFETY: plain numbers, for which zero is a value.
         let mut name: libc::sockaddr_un = unsafe { core::mem::zeroed() };
         name.sun_family = libc::AF_UNIX as libc::sa_family_t;
-        // SAFETY: see `Prefix`; who comes here has seen `LISTENS`.
+        // SAFETY: see `Prefix`; `LISTENS` is set.
         let prefix = unsafe { &*PREFIX.0.get() };
         let mut text = prefix.clone();
         let _ = write!(text, "{}", os::process_id());
@@ -153,7 +155,7 @@ impl Socket {
             let socket = Descriptor(libc::socket(libc::AF_UNIX, kind, 0));
             if socket.0 < 0 {
                 core::mem::forget(socket);
-                LISTENS.store(false, Relaxed); // forbidden: do not ask again
+                LISTENS.store(false, Relaxed); // sockets are forbidden: do not try again
                 return None;
             }
             for option in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
@@ -177,13 +179,14 @@ impl Socket {
         }
     }
 
-    /// A number and the file that came with it.
+    /// Receives a number and a file.
     fn receive(&self) -> Option<(u64, Descriptor)> {
         let mut number = [0u8; 8];
         #[repr(C, align(8))]
         struct Room([u8; 64]);
         let mut room = Room([0; 64]);
-        // SAFETY: the message's parts are valid for their lengths; descriptors that come are read from a whole header.
+        // SAFETY: the message's parts are valid for their lengths; a descriptor is read only from a complete
+        // header.
         unsafe {
             let mut part = libc::iovec { iov_base: number.as_mut_ptr().cast(), iov_len: number.len() };
             let mut message: libc::msghdr = core::mem::zeroed();
@@ -206,7 +209,8 @@ impl Socket {
 
     fn send(&self, number: u64) {
         let bytes = number.to_le_bytes();
-        // SAFETY: the bytes are valid; who has gone meanwhile must not end the program.
+        // SAFETY: the bytes are valid; MSG_NOSIGNAL, since a profiler that has ended must not end the
+        // program.
         unsafe { libc::send(self.0.0, bytes.as_ptr().cast(), bytes.len(), libc::MSG_NOSIGNAL) };
     }
 }

@@ -1,16 +1,19 @@
-//! A profile of object lifetimes by calling context, from a sample of the allocations (LLAMA §4).
+//! Profiles object lifetimes by calling context, from a sample of the allocations (LLAMA §4).
 //!
-//! **Which ones.** See [`crate::thread::sample`].
+//! **Sampling.** See [`crate::thread::sample`].
 //!
-//! **What is kept.** The calling context is unwound, and each context keeps a running tally (minimum, maximum, sum, sum of
-//! squares) of lifetime, size and alignment, how many died in each lifetime class, and how many on the thread and CPU
-//! they were born on. Where it is freed is unwound, too, and how often objects of a context are freed in which is counted. A sampled object is *watched* as those of [`crate::lifetime::sites`] are: its free takes the slow path.
+//! **Contents.** For each sampled allocation the heap unwinds the calling context. Each context has running
+//! tallies (minimum, maximum, sum, sum of squares) of lifetime, size and alignment, counts of deaths in each
+//! lifetime class, and counts of objects freed on the thread and CPU that allocated them. The freeing context
+//! is unwound as well, and each pair of contexts is counted. A sampled object is *watched* like those of
+//! [`crate::lifetime::sites`]: its free takes the slow path.
 //!
-//! **Where.** In a file mapped into memory (docs/lifetime.md): nothing is written at the end, so a process may be killed at
-//! any moment and leaves a profile that is whole but for the sample in work. Nothing here allocates.
+//! **The file.** It is mapped into memory (docs/lifetime.md), and nothing is written at the end. So a process
+//! may be killed at any moment and leaves a complete profile, except for the sample in progress. Nothing here
+//! allocates.
 //!
-//! **Forks.** The file is not mapped in a child. Where its name has `%p`, the child begins one of its own before it does anything
-//! else: afterwards it may be another user's, or in another root, as servers' workers are.
+//! **Forks.** A child does not map the parent's file. If the file's name has `%p`, the child creates its own
+//! before it does anything else: later it may run as another user or in another root, as servers' workers do.
 
 use core::cell::UnsafeCell;
 use core::sync::atomic::{
@@ -33,7 +36,7 @@ use crate::units::lifetime_class;
 static FILE: AtomicPtr<File> = AtomicPtr::new(core::ptr::null_mut());
 static LOCK: Lock = Lock::new();
 
-/// The name of children's files, with `%p` in it.
+/// The name of children's files, which has `%p` in it.
 struct Name(UnsafeCell<[u8; PATH_BYTES]>);
 // SAFETY: written once, while the configuration is read, before LENGTH says that it is there.
 unsafe impl Sync for Name {}
@@ -46,7 +49,8 @@ pub fn set_mean_bytes(bytes: usize) {
     with_file(|file| file.header.mean_bytes = bytes as u64);
 }
 
-/// Starts sampling into the file that `path` names, `%p` in it being the process id: then forked children have one, too.
+/// Starts sampling into the file that `path` names. `%p` in it is replaced by the process id, and forked
+/// children then create their own.
 pub fn start(path: &[u8]) {
     if !start_in(path) {
         return;
@@ -84,7 +88,8 @@ fn in_child() {
 /// Starts sampling into a mapping of zeros.
 ///
 /// # Safety
-/// At `at` lie as many writable bytes as a [`File`] has, nobody else's in this process, until [`end`].
+/// The mapping at `at` has as many writable bytes as a [`File`], and no other user in this process until
+/// [`end`].
 pub unsafe fn begin(at: usize, mean_bytes: usize) {
     let file = at as *mut File;
     sample::set_mean_bytes(mean_bytes);
@@ -96,11 +101,11 @@ pub unsafe fn begin(at: usize, mean_bytes: usize) {
     sample::start();
 }
 
-/// Ends the profile; where it was mapped.
+/// Ends the profile; returns the address of its mapping.
 pub fn end() -> Option<usize> {
     sample::stop();
     observers::set_observes_samples(false);
-    let _guard = LOCK.lock(); // whoever is writing has written
+    let _guard = LOCK.lock(); // threads that were writing have finished
     let file = FILE.swap(core::ptr::null_mut(), Relaxed);
     (!file.is_null()).then_some(file as usize)
 }
@@ -108,12 +113,12 @@ pub fn end() -> Option<usize> {
 static OBSERVER: Observer =
     Observer { allocated, sample_freed: freed, sample_moved: moved, in_child, ..Observer::IDLE };
 
-/// Who is attached is there.
+/// Notes that the profiler is there.
 pub fn seen() {
     with_file(|file| file.header.seen_ns.store(os::precise_ns(), Relaxed));
 }
 
-/// What who is attached to this profile wants, and when it was last seen.
+/// The attached profiler's command, and when it was last seen.
 pub fn attached() -> Option<(u64, u64)> {
     with_file(|file| (file.header.phase.load(Relaxed), file.header.seen_ns.load(Relaxed)))
 }
@@ -124,7 +129,7 @@ fn with_file<T>(change: impl FnOnce(&mut File) -> T) -> Option<T> {
     unsafe { FILE.load(Acquire).as_mut() }.map(change)
 }
 
-/// An object was chosen; if it is not watched its lifetime cannot be measured.
+/// Records a sampled object; without a watch its lifetime cannot be measured.
 fn allocated(born: &Allocation) {
     let Some(watched) = born.sampled else { return };
     let call = &born.call;
@@ -150,8 +155,8 @@ fn allocated(born: &Allocation) {
     });
 }
 
-/// The object at `address`, which may have been chosen, is about to be freed. A thread that has no heap has never allocated,
-/// and has borne none of the objects.
+/// Records the free of the object at `address`, which may be a sample. A thread without a heap has never
+/// allocated, so it allocated none of the samples.
 fn freed(thread: Option<u32>, address: usize) {
     let now_ns = os::precise_ns();
     if with_file(|file| file.live.has(address as u64)) != Some(true) {
@@ -161,7 +166,7 @@ fn freed(thread: Option<u32>, address: usize) {
     os::keep_errno(|| unwind::beyond_this_module(&mut stack));
     with_file(|file| {
         if file.header.phase.load(Relaxed) >= ENDED {
-            return; // it is being read
+            return; // the profiler is reading it
         }
         let Some(live) = file.live.remove(address as u64) else { return };
         let lifetime_ns = now_ns.saturating_sub(live.birth_ns);
@@ -175,7 +180,7 @@ fn freed(thread: Option<u32>, address: usize) {
     });
 }
 
-/// The object at `from`, which may have been chosen, was moved.
+/// Records that the object at `from`, which may be a sample, was moved.
 fn moved(from: usize, to: usize) {
     with_file(|file| {
         if let Some(live) = file.live.remove(from as u64) {

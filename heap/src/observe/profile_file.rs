@@ -1,5 +1,6 @@
-//! The profile's file as it lies in memory (docs/lifetime.md): a header, modules, contexts, and the sampled objects that
-//! live. Plain numbers, zeros at first: who reads it needs nothing of the process that wrote it.
+//! The profile's file as it lies in memory (docs/lifetime.md): a header, modules, contexts, and the live
+//! sampled objects. It consists of plain numbers, initially zeros: a reader needs nothing from the process
+//! that wrote it.
 
 use core::sync::atomic::AtomicU64;
 
@@ -17,20 +18,21 @@ const LIVE: usize = 1 << 17;
 const PAIRS: usize = 1 << 14;
 const MODULE_PATH_BYTES: usize = 256;
 const BUILD_ID_BYTES: usize = 32;
-/// A frame's address is counted from its module's load address; above it lies the module's number plus one.
+/// A frame's address is relative to its module's load address; the bits above hold the module's number plus
+/// one.
 const OFFSET_BITS: u32 = 48;
 
 /// The whole file.
 #[repr(C)]
 pub struct File {
-    /// What it is.
+    /// The header.
     pub header: Header,
     modules: [Module; MODULES],
-    /// By hash of their frames; see [`File::context`].
+    /// Contexts by hash of their frames; see [`File::context`].
     pub contexts: [Context; CONTEXTS],
     /// Sampled objects that live.
     pub live: LiveObjects,
-    /// Where objects of which context were freed.
+    /// Which context's objects were freed in which context.
     pairs: [Pair; PAIRS],
 }
 
@@ -50,17 +52,19 @@ pub struct Header {
     pub mean_bytes: u64,
     start_unix_ns: u64,
     start_ns: u64,
-    /// When the last object was sampled or a sampled one freed, by the clock of `start_ns`.
+    /// When an object was last sampled or a sample freed, by the clock of `start_ns`.
     pub last_ns: u64,
     /// Samples that were lost because a table was full.
     lost_contexts: u64,
     /// As above.
     pub lost_live: u64,
-    /// What who is attached wants: see [`lifetime_model::attach`]. 0 in a profile from the program's start.
+    /// The attached profiler's command: see [`lifetime_model::attach`]. 0 in a profile from the program's
+    /// start.
     pub phase: AtomicU64,
-    /// When who is attached was last seen, by the clock of `start_ns`.
+    /// When the profiler was last seen, by the clock of `start_ns`.
     pub seen_ns: AtomicU64,
-    /// Not the heap's: when who was attached left while the process ran on, and of how many processes a merged profile is.
+    /// Not written by the heap: when the profiler detached from a running process, and the number of
+    /// processes in a merged profile.
     left_ns: u64,
     processes: u32,
     pairs: u32,
@@ -82,7 +86,7 @@ struct Module {
     path: [u8; MODULE_PATH_BYTES],
 }
 
-/// A running tally: with the count, the mean and variance of what was seen.
+/// A running tally; with the count it gives mean and variance.
 #[repr(C)]
 pub struct Tally {
     min: u64,
@@ -100,7 +104,7 @@ impl Tally {
     }
 }
 
-/// A calling context and what is known of its sampled objects.
+/// A calling context and the data of its sampled objects.
 #[repr(C)]
 pub struct Context {
     hash: u64,
@@ -108,17 +112,17 @@ pub struct Context {
     frames: [u64; MAX_FRAMES],
     /// Sampled allocations.
     sampled: u64,
-    /// Of those, which could not be watched.
+    /// How many of them could not be watched.
     pub unwatched: u64,
-    /// How many allocations, and bytes, the samples stand for.
+    /// How many allocations, and bytes, the samples represent.
     allocations: f64,
     bytes: f64,
     /// Watched objects that were freed.
     freed: u64,
-    /// Of those, on the thread and on the CPU that allocated them.
+    /// How many of them on the thread and on the CPU that allocated them.
     same_thread: u64,
     same_cpu: u64,
-    /// Of those, by lifetime class.
+    /// How many of them in each lifetime class.
     classes: [u64; CLASSES],
     size: Tally,
     alignment: Tally,
@@ -126,7 +130,7 @@ pub struct Context {
 }
 
 impl Context {
-    /// One more was sampled, which stands for `weight` allocations.
+    /// Adds a sample that represents `weight` allocations.
     pub fn was_allocated(&mut self, size: u64, alignment: u64, weight: f64) {
         let first = self.sampled == 0;
         self.size.add(size, first);
@@ -136,7 +140,7 @@ impl Context {
         self.sampled += 1;
     }
 
-    /// A watched object of this context was freed.
+    /// Adds the free of a watched object.
     pub fn was_freed(&mut self, lifetime_ns: u64, class: usize, same_thread: bool, same_cpu: bool) {
         self.lifetime_ns.add(lifetime_ns, self.freed == 0);
         self.classes[class] += 1;
@@ -146,7 +150,8 @@ impl Context {
     }
 }
 
-/// The context that objects were allocated in, that which freed them, and how many (LLAMA §4). All zeros is none.
+/// The context that allocated objects, the context that freed them, and their number (LLAMA §4). All zeros is
+/// none.
 #[repr(C)]
 struct Pair {
     /// Numbers of contexts plus one.
@@ -155,11 +160,11 @@ struct Pair {
     objects: u64,
 }
 
-/// A sampled object that lives. All zeros is none.
+/// A live sampled object. All zeros is none.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Live {
-    /// Where it is; 0 for none.
+    /// Its address; 0 for none.
     pub address: u64,
     /// When it was allocated.
     pub birth_ns: u64,
@@ -184,7 +189,7 @@ impl LiveObjects {
         ((address >> 4).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (u64::BITS - LIVE.ilog2())) as usize
     }
 
-    /// Adds an object; `false` when the table is seven eighths full.
+    /// Adds an object; `false` if the table is seven eighths full.
     pub fn insert(&mut self, live: Live) -> bool {
         if self.1 >= LIVE as u64 / 8 * 7 {
             return false;
@@ -210,7 +215,7 @@ impl LiveObjects {
         true
     }
 
-    /// Takes an object out. Those behind it that had to make way for it move up.
+    /// Removes an object; entries behind it that it had displaced move up.
     pub fn remove(&mut self, address: u64) -> Option<Live> {
         let mut at = Self::home(address);
         while self.0[at].address != address {
@@ -254,7 +259,7 @@ impl File {
         self.place(unwind::program_entry()); // the program is the first module
     }
 
-    /// The number of a context, added if it is new; `None` when the table is full, which is counted.
+    /// Finds or adds a context; `None` if the table is full, which is counted.
     pub fn context(&mut self, frames: &[usize]) -> Option<usize> {
         let found = self.find(frames);
         self.header.lost_contexts += u64::from(found.is_none());
@@ -287,7 +292,7 @@ impl File {
         None
     }
 
-    /// An object of one context was freed in another. When the table is full that is not counted.
+    /// Counts an object of one context that was freed in another; not if the table is full.
     pub fn freed_in(&mut self, allocated: usize, freed: &[usize]) {
         let Some(freed) = self.find(freed) else { return };
         let both = [allocated, freed].map(|number| number as u32 + 1);
@@ -303,7 +308,7 @@ impl File {
         }
     }
 
-    /// A return address as its module and the offset in it; as it is where there is no module.
+    /// Encodes a return address as its module and offset; unchanged if it is in no module.
     fn place(&mut self, address: usize) -> u64 {
         let known = |module: &Module| (module.start..module.end).contains(&(address as u64));
         let number = self.modules.iter().take_while(|module| module.end != 0).position(known);

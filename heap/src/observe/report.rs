@@ -1,4 +1,4 @@
-//! The statistics file that a process leaves at its end.
+//! Writes the statistics file at the end of a process.
 
 use core::cell::UnsafeCell;
 use core::fmt::Write;
@@ -18,10 +18,10 @@ unsafe impl Sync for Path {}
 static PATH: Path = Path(UnsafeCell::new([0; PATH_BYTES]));
 static LENGTH: AtomicUsize = AtomicUsize::new(0);
 
-/// Room for the report.
+/// Text with room for the report.
 pub type Report = Text<8192>;
 
-/// Where the report goes: a file, `-` for stderr.
+/// Sets the report's destination: a file, or `-` for stderr.
 pub fn set_path(path: &[u8]) {
     if path.len() >= PATH_BYTES {
         return warn(format_args!(
@@ -41,7 +41,7 @@ pub fn json() -> Report {
     report
 }
 
-/// Writes the report where it was asked for.
+/// Writes the report to its destination.
 pub fn write() {
     let length = LENGTH.load(Acquire);
     if length == 0 {
@@ -58,7 +58,7 @@ pub fn write() {
     match paths::expand(path, &mut name).and_then(os::create) {
         Some(fd) => {
             os::write(fd, report.bytes());
-            // SAFETY: the descriptor was just opened and is nobody else's.
+            // SAFETY: the descriptor was just opened here.
             unsafe { libc::close(fd) };
         }
         None => {

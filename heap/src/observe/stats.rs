@@ -1,4 +1,4 @@
-//! The report as JSON: what was counted, and sizes, which are found by walking the metadata when someone asks.
+//! The report as JSON: counters, and sizes that are found by walking the metadata when it is requested.
 
 use core::fmt::{self, Write};
 use core::sync::atomic::Ordering::Relaxed;
@@ -16,7 +16,7 @@ use crate::units::bits;
 use crate::units::geometry::*;
 use crate::units::lifetime_class::{CLASSES, NAMES};
 
-/// Sizes found by walking the metadata. While other threads run, they are a snapshot that may be a little off.
+/// Sizes found by walking the metadata. While other threads run, they are an inexact snapshot.
 #[derive(Default, Clone)]
 pub struct Census {
     /// Bytes of live objects, rounded up to their cells, lines or blocks.
@@ -27,30 +27,30 @@ pub struct Census {
     pub pages: [usize; CLASSES],
     /// Those of them that are open.
     pub open_pages: usize,
-    /// Free huge pages that are kept.
+    /// Free huge pages that are retained.
     pub retained_pages: usize,
-    /// Live blocks and residual ones.
+    /// Live blocks, and residual ones.
     pub live_blocks: usize,
     /// As above.
     pub residual_blocks: usize,
-    /// Objects with a mapping of their own, and their bytes.
+    /// Objects with their own mapping, and their bytes.
     pub direct: (usize, usize),
-    /// What the pages have beside live objects.
+    /// The pages' contents other than live objects.
     pub free: Free,
 }
 
-/// Bytes of huge pages in use in which nothing lives.
+/// Bytes without live objects in huge pages in use.
 #[derive(Default, Clone)]
 pub struct Free {
     /// In spans that have objects, by the page's lifetime class.
     pub cells: [usize; CLASSES],
-    /// In spans without objects: open ones, and those in hand.
+    /// In spans without objects, open or cached.
     pub spans: usize,
-    /// In large objects in hand.
+    /// In cached large objects.
     pub large: usize,
     /// In blocks of open pages that were filled and are free again.
     pub open_pages: usize,
-    /// In blocks of open pages that are yet to be filled.
+    /// In blocks of open pages that were never filled.
     pub to_be_filled: usize,
     /// In free blocks of active pages, by lifetime class.
     pub blocks: [usize; CLASSES],

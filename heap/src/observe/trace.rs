@@ -1,7 +1,7 @@
-//! Recording every allocation and free into a file (docs/trace.md), for replay, for oracles and for evaluation.
+//! Records every allocation and free into a file (docs/trace.md), for replay, oracles and evaluation.
 //!
-//! While a trace is on, predictions are not cached and no span has a matching tag, so each call takes the slow path and is
-//! seen here; while it is off, the fast paths know nothing of it.
+//! While a trace is on, predictions are not cached and no span has a matching tag, so every call takes the
+//! slow path and is recorded here; while it is off, the fast paths do not check for it.
 
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicI32, AtomicU64, Ordering::Relaxed};
@@ -18,7 +18,7 @@ const HEADER_BYTES: usize = 64;
 const BUFFER_BYTES: usize = RECORD_BYTES * 1024;
 
 static FD: AtomicI32 = AtomicI32::new(-1);
-/// What was opened as that.
+/// Device and inode of the trace file.
 static FILE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 static START_NS: AtomicU64 = AtomicU64::new(0);
 static LOCK: Lock = Lock::new();
@@ -28,7 +28,7 @@ struct Buffer(UnsafeCell<([u8; BUFFER_BYTES], usize)>);
 unsafe impl Sync for Buffer {}
 static BUFFER: Buffer = Buffer(UnsafeCell::new(([0; BUFFER_BYTES], 0)));
 
-/// Starts recording into the file that `path` names, `%p` in it being the process id.
+/// Starts recording into the file that `path` names; `%p` in it is replaced by the process id.
 pub fn start(path: &[u8]) {
     let mut name = [0; PATH_BYTES];
     let shown = core::str::from_utf8(path).unwrap_or("(not UTF-8)");
@@ -57,7 +57,7 @@ static OBSERVER: Observer = Observer { allocated, freed, in_child, before_abort,
 
 fn allocated(born: &Allocation) {
     if !observers::observes_all() {
-        return; // a sample, for somebody else
+        return; // a sample, for another observer
     }
     let call = &born.call;
     let long = [born.address as u64, call.size as u64, call.caller as u64];
@@ -92,7 +92,8 @@ fn write(bytes: &[u8]) {
     if !observers::observes_all() {
         return;
     }
-    // Programs close files that they do not know, as daemons do, and then one of their own has the number.
+    // Programs such as daemons close descriptors that they did not open, and may then reuse the number for
+    // their own file.
     let fd = FD.load(Relaxed);
     let is_there = file_of(fd) == Some([0, 1].map(|i| FILE[i].load(Relaxed)));
     if !is_there || !os::write(fd, bytes) {
@@ -110,8 +111,9 @@ fn file_of(fd: i32) -> Option<[u64; 2]> {
     })
 }
 
-/// Writes what is buffered, at the end of the process: other threads may be recording, and are waited for. A thread that ends
-/// the process from a signal handler may have been recording itself: then what is buffered is lost, and the process ends.
+/// Writes the buffer at the end of the process, after waiting for other threads that are recording. A thread
+/// that ends the process from a signal handler may have interrupted its own recording: then the buffer is
+/// lost, and the process ends.
 pub fn flush_at_end() {
     const PATIENCE: u32 = 1000;
     if !observers::observes_all() {
@@ -125,14 +127,14 @@ pub fn flush_at_end() {
     }
 }
 
-/// The lock is held.
+/// The caller holds the lock.
 fn flush_locked() {
     // SAFETY: the lock is held.
     let (buffer, used) = unsafe { &mut *BUFFER.0.get() };
     write(&buffer[..core::mem::take(used)]);
 }
 
-/// Writes what is buffered before the process aborts, unless the aborting thread is just recording.
+/// Writes the buffer before the process aborts, unless the aborting thread was recording.
 fn before_abort() {
     if observers::observes_all()
         && let Some(_guard) = LOCK.try_lock()
@@ -145,7 +147,8 @@ fn before_abort() {
 fn in_child() {
     if observers::observes_all() {
         observers::set_observes_all(false);
-        // SAFETY: the gate of `fork` was shut: no thread was recording, and there is one thread.
+        // SAFETY: the forking thread held the fork guard exclusively: no other thread was recording, and the
+        // child has one thread.
         unsafe { (*BUFFER.0.get()).1 = 0 };
     }
 }

@@ -1,9 +1,10 @@
-//! Room for new sites when the table is full: those that were not called since the last time make it.
+//! Evicts idle sites when the table is full.
 //!
-//! A server that runs for weeks meets more call sites than the table holds (libraries that come and go, code made at run time,
-//! stacks of fibers). The table may be searched at any moment without a lock, so an old site's place is not emptied but given to
-//! a new one, and who still holds the old one sees another's class: that costs packing and nothing else. Threads drop what they
-//! know by heart at the next [`generation`].
+//! A server that runs for weeks meets more call sites than the table holds (libraries that are loaded and
+//! unloaded, code made at run time, stacks of fibers). Other threads may search the table at any moment
+//! without a lock. So an evicted site's place is not emptied but reused for a new one, and a thread that
+//! still holds the old site sees the new one's class, which costs packing only. Threads clear their site
+//! caches at the next [`generation`].
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -11,21 +12,21 @@ use super::{CAPACITY, COUNT, INDICES, SITES, Site, UNUSED, put_into_index};
 use crate::lifetime::model_validation::Balance;
 use crate::system::clock;
 
-/// Between two rounds, ms: in between, new calls share their parent's site.
+/// Between two rounds, ms; in between, new calls share their parent's site.
 const ROUND_MS: u64 = 1000;
 
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 static NEXT_ROUND_MS: AtomicU64 = AtomicU64::new(0);
-/// Where the search for a free place goes on, once all have been used.
+/// Where the search for a free place continues, once all have been used.
 static NEXT_TO_SEARCH: AtomicU32 = AtomicU32::new(0);
 
-/// Changes when sites were forgotten.
+/// Changes when sites were evicted.
 #[inline]
 pub fn generation() -> u32 {
     GENERATION.load(Relaxed)
 }
 
-/// A free place; the lock of the sites is held.
+/// Finds a free place; the caller holds the lock of the sites.
 pub(super) fn free_number() -> Option<usize> {
     let count = COUNT.load(Relaxed) as usize;
     if count < CAPACITY {
@@ -50,10 +51,11 @@ fn next_free() -> Option<usize> {
     free
 }
 
-/// Forgets sites that were not called since the last round, have no object that is watched, and are no remaining one's parent.
+/// Evicts sites that were not called since the last round, have no watched object, and are not a remaining
+/// site's parent.
 fn forget_old() {
     for _ in 0..2 {
-        // A parent may have one, too.
+        // A parent may have a parent itself.
         for site in SITES.iter().filter(|site| is_needed(site)) {
             if let Some(parent) = site.parent() {
                 parent.idle.store(false, Relaxed);
@@ -77,7 +79,7 @@ fn is_needed(site: &Site) -> bool {
 }
 
 impl Site {
-    /// Its place is free: all of it but the place is as new.
+    /// Frees the site's place and resets everything else.
     fn forget(&self) {
         self.key.store(0, Relaxed);
         self.parent.store(0, Relaxed);

@@ -1,14 +1,14 @@
-//! What is learned of one site, and the class that follows.
+//! Learns a site's lifetimes and derives its class.
 //!
-//! A site keeps how many watched objects died in each lifetime class, and how old those are that live. Its class is the
-//! smallest by which 95% die (T95, §5.1); an object that lives counts against every class it has outlived. A site of which
-//! too little is known gets ∞ while it has allocated little: what a program allocates seldom tends to stay, and if not,
-//! little is lost. Once it has allocated much it gets the class that its oldest objects have reached, so that bulk does not
-//! mix with what stays.
+//! A site counts how many watched objects died in each lifetime class, and the ages of live ones. Its class
+//! is the smallest by which 95% die (T95, §5.1); a live object counts against every class that it has
+//! outlived. A site with too little data gets ∞ while it has allocated little: rarely allocated objects tend
+//! to stay, and if not, little is lost. Once it has allocated much, it gets the class that its oldest objects
+//! have reached, so that bulk does not mix with what stays.
 //!
-//! What a trained model says of it ([`crate::lifetime::model`]) is its class for good if the model is alone (LLAMA §7); otherwise from
-//! when it has allocated a little, and until enough is known. Where it has said the same of the
-//! same caller, and that has cost more than what would have been learned without it ([`model_validation::Balance`]), it is as if there were none.
+//! With a trained model alone ([`crate::lifetime::model`]), its class is final (LLAMA §7). Otherwise it holds
+//! from when the site has allocated a little until enough is known. Where the model's class for this caller
+//! has cost more than online learning would have ([`model_validation::Balance`]), it is ignored.
 
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -18,33 +18,34 @@ use crate::lifetime::source::{self, Source};
 use crate::system::events::{self, Event};
 use crate::units::lifetime_class::{CLASSES, FOREVER};
 
-/// Live objects that a site has watched at most: beyond them a new one teaches little.
+/// The most live objects that a site watches: further ones teach little.
 const MAX_WATCHED: u16 = 24;
-/// As above, while the site is studied.
+/// The same while the site is studied.
 const MOST_STUDIED: u16 = 48;
-/// A study that has not ended with so many objects waits for one that is rare.
+/// A study that needs more objects than this waits for a rare one, and samples less.
 const SOON_STUDIED: u8 = 100;
-/// A site is known from this many ends on.
+/// Deaths after which a site's class is known.
 pub(super) const ENOUGH_ENDS: u32 = 3;
-/// Until it has allocated this much, an unknown site may live among what stays.
+/// Bytes up to which a site whose class is not known may share pages with what stays.
 const LITTLE_BYTES: u32 = 256 << 10;
-/// Until it has allocated this much, a site may live among what stays, whatever the model says of it: a profile has hardly
-/// seen it, and one object of it that stays holds a huge page among many that do not.
+/// Bytes up to which a site may share pages with what stays, whatever the model predicts: a profile has
+/// hardly seen such a site, and one object of it that stays would hold a huge page among short-lived ones.
 const LITTLE_TO_MODEL: u32 = 64 << 10;
-/// A site of which the model has an opinion is known from this many on.
+/// The same deaths for a site that has a class of the model.
 const ENOUGH_AGAINST_MODEL: u32 = 8;
-/// A site of which so many objects were freed is held against what the model said of it.
+/// Deaths after which a site's class is compared with the model's.
 const ENOUGH_TO_COMPARE: u32 = 16;
-/// As many objects that live speak for the model where it says that they live longer than the freed ones did.
+/// The most live objects that count for the model, where it predicts longer lifetimes than the freed objects
+/// had.
 const MOST_DOUBTS: u32 = 6;
-/// The model is asked again after this many hits (LLAMA §7), and after twice as many each time that it says nothing
-/// longer, up to this many times: a run of the model is worth a thousand hits.
+/// The model runs again after this many hits (LLAMA §7), and after twice as many each time that it predicts
+/// no longer class, for this many doublings: a run costs as much as a thousand hits.
 const HITS_TO_CHECK: u32 = 1000;
 pub(super) const MOST_DOUBLINGS: u8 = 6;
-/// Ends are halved beyond this many, so that a site can change its mind.
+/// Counts of deaths are halved beyond this, so that a site can change its class.
 pub(super) const MANY_ENDS: u32 = 256;
 
-/// Changes when a site's class does: prediction tables filled before are out of date.
+/// Changes with any site's class: prediction tables filled before are out of date.
 static EPOCH: AtomicU32 = AtomicU32::new(1);
 
 /// The version of what was learned.
@@ -53,12 +54,12 @@ pub fn epoch() -> u32 {
     EPOCH.load(Relaxed)
 }
 
-/// A site's class or word has.
+/// A site's class or word has changed.
 pub(super) fn has_changed() {
     EPOCH.fetch_add(1, Relaxed);
 }
 
-/// There is a model, and what it says is not corrected.
+/// Whether a trusted model decides without online correction.
 pub(super) fn model_is_alone() -> bool {
     source::in_use() == Source::Model { online: false } && model_validation::is_trusted()
 }
@@ -69,7 +70,7 @@ impl Site {
         self.class.load(Relaxed) as usize
     }
 
-    /// Its objects' contexts are looked at, see [`super::stack_words`].
+    /// Whether its objects' contexts are being examined, see [`super::stack_words`].
     pub fn is_studied(&self) -> bool {
         self.studied.load(Relaxed) != 0
     }
@@ -78,14 +79,15 @@ impl Site {
         self.dead.iter().map(|n| u32::from(n.load(Relaxed))).sum()
     }
 
-    /// Whether one more object should be watched, at a thread's visit number `visit`: all at first and as a study begins, else fewer.
+    /// Whether to watch one more object, at a thread's visit number `visit`: always at first and at the start
+    /// of a study, then less often.
     pub fn wants_sample(&self, visit: u32) -> bool {
         match self.studied.load(Relaxed) {
             0 => {}
             1..=SOON_STUDIED => return self.watched.load(Relaxed) < MOST_STUDIED,
             _ => return self.watched.load(Relaxed) < MOST_STUDIED && visit.is_multiple_of(8),
         }
-        // What a table does not know is learned online.
+        // Contexts that a table model does not know are learned online.
         if self.watched.load(Relaxed) >= MAX_WATCHED || model_is_alone() && self.model_class().is_some() {
             return false;
         }
@@ -96,13 +98,13 @@ impl Site {
         }
     }
 
-    /// The class by which 95% of the watched objects die; `None` while too few have.
-    /// With `current`, the class of now, a change needs evidence a little beyond 95%, so that a site does not waver.
+    /// The class by which 95% of the watched objects die; `None` if too few have. With `current`, the present
+    /// class, a change needs evidence a little beyond 95%, so that a site does not oscillate.
     pub(super) fn known_class(&self, current: Option<usize>) -> Option<usize> {
         self.class_from_ends(current, self.model_class())
     }
 
-    /// The same, where a model says so or there is none.
+    /// The same, given the model's class, if there is one.
     fn class_from_ends(&self, current: Option<usize>, model: Option<usize>) -> Option<usize> {
         let ends = self.ends();
         if ends < ENOUGH_ENDS {
@@ -129,25 +131,25 @@ impl Site {
         Some(FOREVER)
     }
 
-    /// What the model said of this site, if it is believed.
+    /// The model's class for this site, if the model is trusted.
     pub(super) fn trusted_model_class(&self) -> Option<usize> {
         usize::from(self.model_class.load(Relaxed)).checked_sub(1).filter(|_| model_validation::is_trusted())
     }
 
-    /// The same, if it is followed where it says so of this caller.
+    /// The same, if the heap follows the model for this caller.
     pub(super) fn model_class(&self) -> Option<usize> {
         let caller = self.parent().unwrap_or(self);
         self.trusted_model_class().filter(|&class| model_is_alone() || caller.balances[class].favours_model())
     }
 
-    /// The class that would be learned without the model, for an object that is about to be watched.
+    /// The class that online learning would give, for an object that is about to be watched.
     pub(super) fn class_without_model(&self) -> usize {
         let parents = self.parent().and_then(|parent| parent.class_from_ends(None, None));
         self.class_from_ends(None, None).or(parents).unwrap_or(FOREVER)
     }
 
-    /// One of its watched objects, of which this class would have been said without the model, has lived into the class `to`,
-    /// having been seen in `from`; and has died there.
+    /// Weighs the model's class against `other`, the class of online learning, for a watched object that has
+    /// lived into the class `to` since it was counted in `from`, and may have died there.
     pub(super) fn weigh(&self, other: usize, from: usize, to: usize, has_died: bool) {
         let Some((model, parent)) = self.trusted_model_class().zip(self.parent()) else { return };
         let predicted = Predicted { model, other };
@@ -158,7 +160,7 @@ impl Site {
         }
     }
 
-    /// Counts `count` objects of `size` bytes; whether the model should be asked again.
+    /// Counts `count` objects of `size` bytes; whether the model should run again.
     pub fn record_hit(&self, count: u32, size: usize) -> bool {
         if self.model_class().is_some() {
             self.add_bytes(size.saturating_mul(count as usize), LITTLE_TO_MODEL);
@@ -169,7 +171,8 @@ impl Site {
         due
     }
 
-    /// The model was asked again. Where it says something else, the longer class holds: under-prediction costs more.
+    /// Records another run of the model. If the class differs, the longer one holds: under-prediction costs
+    /// more.
     pub fn record_model_class(&self, class: usize) {
         let _guard = LOCK.lock();
         let before = self.trusted_model_class();
@@ -185,7 +188,7 @@ impl Site {
         self.reconsider();
     }
 
-    /// It was asked again, and does not know this context: it is asked ever more seldom.
+    /// Records that the model ran again and does not know this context: it runs less and less often.
     pub fn record_no_model_class(&self) {
         self.agreed.store((self.agreed.load(Relaxed) + 1).min(MOST_DOUBLINGS), Relaxed);
     }
@@ -206,8 +209,8 @@ impl Site {
         }
         let parents = self.parent().filter(|_| !self.is_below()).and_then(|parent| parent.known_class(None));
         if let Some(class) = self.known_class(Some(self.class())) {
-            // Sizes and stack heights of one return address that differ little are not told apart: each class that
-            // is in use costs open spans.
+            // Sizes and stack heights of one return address with similar lifetimes share a class: each class
+            // in use costs open spans.
             let is_like = |parents: &usize| {
                 parents.abs_diff(class) <= 1 || model.is_none() && self.ends() < MANY_ENDS / 8
             };
@@ -228,7 +231,7 @@ impl Site {
         }
     }
 
-    /// The site took this much memory. Where there is a model it counts what the site was asked for instead.
+    /// Charges memory to the site. With a model, the bytes requested are counted instead.
     pub fn charge(&self, bytes: usize) {
         if self.model_class().is_none() {
             self.add_bytes(bytes, LITTLE_BYTES);
@@ -238,7 +241,7 @@ impl Site {
     fn add_bytes(&self, bytes: usize, little: u32) {
         let before = self.charged_bytes.load(Relaxed);
         if before >= little {
-            return; // known to be much: how much is not asked
+            return; // much already: the amount no longer matters
         }
         let now = before.saturating_add(bytes.min(u32::MAX as usize) as u32);
         self.charged_bytes.store(now, Relaxed);
@@ -248,7 +251,7 @@ impl Site {
         }
     }
 
-    /// An object died in this class: that is all that is noted.
+    /// Records an object's death in this class, and nothing else.
     pub(super) fn record_own_end(&self, class: usize) {
         add_to(&self.dead[class], 1);
     }
@@ -268,7 +271,7 @@ impl Site {
         }
     }
 
-    /// Holds what the model said against the lifetimes that were seen, once. Objects that live may yet do as it said.
+    /// Compares the model's class with the observed lifetimes, once. Live objects may still confirm it.
     fn compare(&self, model: usize) {
         let died_by =
             |class: usize| self.dead[..=class].iter().map(|n| u32::from(n.load(Relaxed))).sum::<u32>();
@@ -280,7 +283,7 @@ impl Site {
         }
     }
 
-    /// Watched objects that have reached the age of `class` became more or fewer, here and with the parent.
+    /// Changes the number of live watched objects of age `class`, here and in the parent.
     pub(super) fn change_alive(&self, class: usize, change: i16) {
         add_to(&self.alive[class], change);
         if let Some(parent) = self.parent() {

@@ -1,8 +1,10 @@
-//! Call sites, and what is known of each: lifetimes learned while the program runs, and what a model says.
+//! Call sites and their lifetimes, learned while the program runs or predicted by a model.
 //!
-//! A *site* is a return address, stack height and size (LLAMA §7); its *parent* is the return address alone, for contexts that
-//! are new. Where that does not tell callers apart, a word of the stack does (`sites/stack_words.rs`). Some allocations are watched until they are freed (`sites/watched.rs`), and teach the site that they came from
-//! (`sites/learning.rs`). With a trained model ([`crate::lifetime::model`]) a new site gets the class that it predicts for the calling context.
+//! A *site* is a return address, stack height and size (LLAMA §7); its *parent* is the return address alone,
+//! for new contexts. Where these do not separate callers, a word of the stack does (`sites/stack_words.rs`).
+//! Some allocations are watched until they are freed (`sites/watched.rs`), and their lifetimes teach their
+//! sites (`sites/learning.rs`). With a trained model ([`crate::lifetime::model`]) a new site gets the class
+//! that the model predicts for the calling context.
 
 mod eviction;
 mod learning;
@@ -34,63 +36,65 @@ pub use self::site_cache::SiteCache;
 pub use self::stack_words::Context;
 pub use self::watched::{freed, grow_older, watch};
 
-/// Sites that can be known at a time. When the table is full those that are not called any more make room, see [`eviction`];
-/// until then, calls from further ones share their parent's.
+/// The capacity of the table. When it is full, idle sites are evicted, see [`eviction`]; until then, calls
+/// from further sites share their parent's.
 const CAPACITY: usize = 48 << 10;
-/// Entries of the index in use at first, and when the table is full: entries lie anywhere in it, and each page that is touched is
-/// memory of the program's own.
+/// Entries of the index in use at first, and when the table is full. Sites hash to any entry in use, and
+/// every page touched costs the program memory.
 const LEAST_INDEX: usize = 1 << 11;
 const MOST_INDEX: usize = 1 << 17;
 
-/// What is known of one call site.
+/// A call site and its data.
 #[derive(Default)]
 pub struct Site {
     key: AtomicU64,
-    /// Number of the parent plus one; 0: this is one.
+    /// Number of the parent plus one; 0 if this is a parent.
     parent: AtomicU32,
-    /// Bytes that the site has taken in spans and large objects, or with a model was asked for, until they are no longer little.
+    /// Bytes that the site has taken in spans and large objects, or with a model requested; counted up to a
+    /// limit.
     charged_bytes: AtomicU32,
     class: AtomicU8,
-    /// What the model said, plus one; 0 if it was not asked.
+    /// The model's class plus one; 0 if the model was not run.
     model_class: AtomicU8,
     /// [`UNUSED`], [`USED`] or [`NOT_KEPT`].
     used: AtomicU8,
-    /// It was not called since the table was last full.
+    /// Not called since the table was last full.
     idle: AtomicBool,
-    /// Objects since the model was last asked.
+    /// Objects since the model last ran.
     hits: AtomicU32,
-    /// How often in a row it said nothing longer.
+    /// How often in a row the model predicted no longer class.
     agreed: AtomicU8,
-    /// Watched objects that live.
+    /// Live watched objects.
     watched: AtomicU16,
-    /// Of those, how many have reached the age of each class.
+    /// How many of them have reached the age of each class.
     alive: [AtomicU16; CLASSES],
-    /// How many died in each class.
+    /// How many objects died in each class.
     dead: [AtomicU16; CLASSES],
-    /// Of a parent: whether the model is followed for its sites, by what it says of them.
+    /// For a parent: for each class of the model, whether the heap follows the model.
     balances: [Balance; CLASSES],
-    /// The word of the stack that tells its callers apart, in words above the return address; 0: none. See [`stack_words`].
+    /// The word of the stack that separates its callers, in words above the return address; 0 for none. See
+    /// [`stack_words`].
     word: AtomicU8,
-    /// Such a word is being looked for: objects whose contexts were looked at, plus one; 0: it is not.
+    /// While a study looks for such a word: objects examined, plus one; else 0.
     studied: AtomicU8,
-    /// How often in vain.
+    /// Studies that found none.
     failed_studies: AtomicU8,
-    /// How often its ends are to be halved before one is looked for again.
+    /// Halvings of its counts to wait for before the next study.
     rests: AtomicU8,
-    /// Calls whose word was not in code, since one of its objects died.
+    /// Calls whose word did not point into code, since one of its objects died.
     without_code: AtomicU16,
 }
 
-/// Read from a table, and not called yet.
+/// Read from a table, not called yet.
 const UNUSED: u8 = 0;
-/// Called, to be kept for the next run.
+/// Called; kept for the next run.
 const USED: u8 = 1;
-/// Called, and not to be known again in the next run.
+/// Called; not kept, since its caller has no id in the next run.
 const NOT_KEPT: u8 = 2;
 
 static SITES: [Site; CAPACITY] = [const { Site::new() }; CAPACITY];
 static INDICES: [AtomicU16; MOST_INDEX] = [const { AtomicU16::new(0) }; MOST_INDEX];
-/// How many of them are in use: at least twice as many as there are sites, and a power of two.
+/// Index entries in use: a power of two, at least twice the number of sites.
 static INDEX: AtomicUsize = AtomicUsize::new(LEAST_INDEX);
 static COUNT: AtomicU32 = AtomicU32::new(0);
 /// Held while a site is added or a watch changes.
@@ -121,7 +125,7 @@ impl Site {
     }
 }
 
-/// How many sites are known.
+/// The number of known sites.
 pub fn count() -> u32 {
     COUNT.load(Relaxed)
 }
@@ -141,17 +145,17 @@ fn size_key(size: usize) -> u64 {
     }
 }
 
-/// A call's site, and how tables may know the call.
+/// A call's site, and how tables can identify the call.
 pub struct Found {
     /// Its site.
     pub site: Option<&'static Site>,
-    /// The word of the stack that belongs to what the call is known by, see [`Site::word`]; 0: none.
+    /// The word of the stack that completes the call's key, see [`Site::word`]; 0 for none.
     pub word: u8,
-    /// Calls that look the same have the same site.
+    /// Calls with the same key have the same site.
     pub is_sure: bool,
 }
 
-/// The site of a call, by the short way if the thread has been there.
+/// Finds the site of a call, through the thread's cache if possible.
 pub fn of(known: &SiteCache, call: &Call, stack: ThreadStack) -> Found {
     known.refresh();
     let first = known.get(call).inspect(|site| site.clear_idle()).or_else(|| {
@@ -166,7 +170,7 @@ pub fn of(known: &SiteCache, call: &Call, stack: ThreadStack) -> Found {
     }
 }
 
-/// The call's site, if it was looked up of late; none while lifetimes are not learned.
+/// The cached site of a call; none if lifetimes are not learned.
 #[inline]
 pub fn cached(known: &SiteCache, call: &Call, stack: ThreadStack) -> Option<&'static Site> {
     let site = known.get(call)?;
@@ -178,10 +182,10 @@ pub fn cached(known: &SiteCache, call: &Call, stack: ThreadStack) -> Option<&'st
     known.get(&call.with_word(unsafe { call.word_above(word) }))
 }
 
-/// The site of a call whose first site has a word.
+/// Finds the site below `first` for a call of a site with a word.
 #[cold]
 fn below(known: &SiteCache, call: &Call, first: &'static Site, word: u8) -> Found {
-    // SAFETY: asked for by the caller.
+    // SAFETY: the caller has checked that it may be read.
     let value = unsafe { call.word_above(word) };
     let lookup_key = call.with_word(value);
     let found = known.get(&lookup_key).inspect(|site| site.clear_idle()).or_else(|| {
@@ -200,10 +204,12 @@ fn below(known: &SiteCache, call: &Call, first: &'static Site, word: u8) -> Foun
     Found { site: found.or(Some(first)), word: found.map_or(0, |_| word), is_sure: found.is_some() }
 }
 
-/// The call's site, added if it is new; its parent's when there is no room; `None` when there is none for that either.
+/// Finds or adds the call's site; its parent's if there is no room, `None` if there is no room for that
+/// either.
 fn look_up(call: &Call, stack: ThreadStack) -> Option<&'static Site> {
-    // On another stack than the thread's own (a fiber's) the height says nothing, and each such stack would make sites of its
-    // own: there it is the place within a page, which stacks that are mapped one by one have in common.
+    // On a stack other than the thread's own (a fiber's) the height means nothing, and each such stack would
+    // create its own sites. There the offset within a page takes its place, which stacks mapped one by one
+    // have in common.
     const ELSEWHERE: usize = 1 << 30;
     let height = if stack.is_of(call) { stack.height(call) } else { ELSEWHERE | (call.stack & 0xFFF) };
     let height = height as u64;
@@ -232,7 +238,8 @@ fn ask_model(call: &Call) -> Option<usize> {
     }
 }
 
-/// The site of a word's value, below the first site of its calls; the first one when there is no room.
+/// Finds or adds the site for a word's value, below the first site of its calls; the first site if there is
+/// no room.
 fn look_up_below(call: &Call, first: &'static Site, value: usize) -> Option<&'static Site> {
     if let Some(site) = find(first.key_below(value).0) {
         site.record_call();
@@ -248,7 +255,7 @@ fn look_up_below(call: &Call, first: &'static Site, value: usize) -> Option<&'st
     Some(site)
 }
 
-/// As above, if there is room; the lock is held.
+/// As above, if there is room; the caller holds the lock.
 fn find_or_add_below(first: &'static Site, value: usize) -> Option<&'static Site> {
     let (key, used) = first.key_below(value);
     find(key).or_else(|| add(key, Some(first), None)).inspect(|site| {
@@ -257,7 +264,7 @@ fn find_or_add_below(first: &'static Site, value: usize) -> Option<&'static Site
     })
 }
 
-/// Without the lock it may miss one that is there, while the index grows or old sites are forgotten.
+/// Without the lock this may miss a site, while the index grows or sites are evicted.
 fn find(key: u64) -> Option<&'static Site> {
     let last = INDEX.load(Acquire) - 1;
     let mut i = key as usize >> 1;
@@ -314,7 +321,7 @@ impl Site {
         }
     }
 
-    /// Its number: no two sites have the same.
+    /// Its number, which no other site has.
     pub fn number(&self) -> usize {
         (core::ptr::from_ref(self) as usize - SITES.as_ptr() as usize) / size_of::<Site>()
     }
@@ -324,25 +331,26 @@ impl Site {
         SITES.get(number)
     }
 
-    /// The word of the stack, in words above the return address, that tells this site's calls apart; 0: none does.
+    /// The word of the stack, in words above the return address, that separates this site's calls; 0 for
+    /// none.
     #[inline]
     pub fn word(&self) -> u8 {
         self.word.load(Relaxed)
     }
 
-    /// It is told from others by such a word of the site that is its parent.
+    /// Whether its parent's word separates it from other sites.
     fn is_below(&self) -> bool {
         self.parent().is_some_and(|parent| parent.parent().is_some())
     }
 
-    /// The key of the site below this one for a value of the word, and how it is used.
+    /// The key and use of the site below this one, for a value of the word.
     fn key_below(&self, value: usize) -> (u64, u8) {
         let (place, used) = caller_id::in_each_run(value)
             .map_or((value as u64, NOT_KEPT), |place| (place, self.used.load(Relaxed)));
         (mix(self.key.load(Relaxed).rotate_left(32) ^ mix(place)), used)
     }
 
-    /// It is called, maybe for the first time since it was read from a table.
+    /// Records a call, which may be the first since the site was read from a table.
     fn record_call(&self) {
         self.clear_idle();
         if self.used.load(Relaxed) == UNUSED && self.used.swap(USED, Relaxed) == UNUSED {
@@ -350,7 +358,7 @@ impl Site {
         }
     }
 
-    /// The site that it is told from by more than this one's calls share.
+    /// The site that groups this one with others of the same return address.
     pub fn parent(&self) -> Option<&'static Site> {
         Some(&SITES[(self.parent.load(Relaxed) as usize).checked_sub(1)?])
     }

@@ -1,4 +1,4 @@
-//! What the next run is to know of sites, and what an earlier one knew (the table that [`crate::lifetime::table_entry`] keeps).
+//! Passes sites to and from the table of earlier runs ([`crate::lifetime::table_entry`]).
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -17,7 +17,7 @@ pub fn is_used(key: u64) -> bool {
     find(key).is_some_and(|site| site.used.load(Relaxed) != UNUSED)
 }
 
-/// Adds a site that an earlier run knew. Some room is left for new ones.
+/// Adds a site of an earlier run; leaves some room for new ones.
 pub fn recall(kept: &TableEntry) {
     let _guard = LOCK.lock();
     if COUNT.load(Relaxed) as usize >= CAPACITY / 4 * 3 || find(kept.key).is_some() {
@@ -36,7 +36,8 @@ pub fn recall(kept: &TableEntry) {
 }
 
 impl Site {
-    /// What the next run needs to know of it. At the program's end, objects older than the site's class never died.
+    /// The site's table entry. At the program's end, live objects older than the site's class count as never
+    /// freed.
     pub fn kept(&self, at_end: bool) -> TableEntry {
         let class = self.class.load(Relaxed);
         let model_class = self.trusted_model_class().map_or(0, |class| class as u8 + 1);

@@ -1,27 +1,28 @@
-//! A thread's short way to the sites of its calls: no hash of the whole table, and nothing that another thread writes.
+//! A thread's cache of its calls' sites: no search of the whole table, and no memory that another thread
+//! writes.
 
 use core::cell::Cell;
 
 use super::{Site, eviction};
 use crate::units::call::Call;
 
-/// Entries of a thread's short way to its sites.
+/// Entries of the cache.
 const SITE_CACHE_ENTRIES: usize = 512;
 
-/// A thread's short way to the sites of its calls. All zeros is an empty one.
+/// A thread's cache of its calls' sites. All zeros is an empty one.
 pub struct SiteCache {
     slots: [Cell<(u64, Option<&'static Site>)>; SITE_CACHE_ENTRIES],
-    /// As of when, see [`eviction`].
+    /// The generation of its entries, see [`eviction`].
     generation: Cell<u32>,
 }
 
 impl SiteCache {
-    /// Knows none.
+    /// An empty cache.
     pub const fn new() -> Self {
         Self { slots: [const { Cell::new((0, None)) }; SITE_CACHE_ENTRIES], generation: Cell::new(0) }
     }
 
-    /// Forgets all if sites were forgotten since the last time.
+    /// Clears the cache if sites were evicted since the last time.
     #[inline]
     pub(super) fn refresh(&self) {
         if self.generation.replace(eviction::generation()) != eviction::generation() {

@@ -1,11 +1,13 @@
-//! Contexts that return address, height and size cannot tell apart.
+//! Separates contexts that return address, height and size cannot.
 //!
-//! Behind `operator new`, `xmalloc` or a container's growth one return address, at one height, serves objects of a request and
-//! objects that stay. But the frames above such a site lie at fixed distances, so *one word of the stack*, a return address some
-//! frames up, tells the callers apart for one load. Which word it is is learned here: where objects of one site die in classes
-//! far apart, the site is *studied*. The stack is unwound for a few dozen of its watched objects, and when enough have died early and
-//! enough have not, the nearest return address that separates them is the site's word. From then on each value of it is a site
-//! of its own, below the first one. Values that do not lie in code say nothing: what other frames leave there is no context.
+//! Behind `operator new`, `xmalloc` or a container's growth, one return address at one height serves both
+//! objects of a request and objects that stay. But the frames above such a site lie at fixed distances. So
+//! *one word of the stack*, a return address some frames up, separates the callers for the price of one load.
+//! This module finds that word. When objects of one site die in classes far apart, the site is *studied*: the
+//! stack is unwound for a few dozen of its watched objects. Once enough have died early and enough have not,
+//! the nearest return address that separates them becomes the site's word. From then on each value of the
+//! word has its own site, below the first one. Values outside code are ignored: they are data that other
+//! frames left there.
 
 use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
@@ -18,27 +20,29 @@ use crate::system::os;
 use crate::units::call::Call;
 use crate::units::lifetime_class::{self, CLASSES};
 
-/// Return addresses that are looked at, from the caller's caller up.
+/// Return addresses to examine, from the caller's caller up.
 const FRAMES: usize = 12;
-/// Objects of a site whose contexts are kept.
+/// Objects of a site whose contexts are stored.
 const SAMPLES: usize = 32;
-/// Sites that are studied at a time, at most.
+/// The most sites that are studied at a time.
 const STUDIES: usize = 8;
-/// A study that has gone on for so long makes room for another.
+/// A study older than this may be replaced.
 const PATIENCE_MS: u64 = 10_000;
-/// So many objects died early, and so many late or never, two classes apart: the site is worth a study.
+/// A site is worth a study if this many objects died early, and this many late or never, two classes apart.
 const ENOUGH_EARLY: u32 = 6;
 const ENOUGH_LATE: u32 = 2;
-/// As many of the study's own must be there before a word is looked for.
+/// Late objects that the study itself must have before it looks for a word.
 const ENOUGH_LATE_SAMPLES: usize = 3;
-/// A site is studied again until it was so often in vain; then after one more halving of its ends, and after ever twice as many.
+/// A site is studied again at once until this many studies have failed; then after one more halving of its
+/// counts, and then after twice as many each time.
 const AT_ONCE: u8 = 2;
-/// So often at most it is twice as many.
+/// The most such doublings.
 const MOST_DOUBLINGS: u8 = 6;
-/// Calls with a word that is not in code, without a watched object's end in between, before the word is given up.
+/// Calls in a row whose word did not point into code, without a watched object's death in between, before the
+/// site drops its word.
 const MOST_WITHOUT_CODE: u16 = 1000;
 
-/// Return addresses above a call, and how many words above its own each lies.
+/// Return addresses above a call, and the distance of each in words.
 #[derive(Default)]
 pub struct Context {
     words: [u8; FRAMES],
@@ -47,7 +51,7 @@ pub struct Context {
 }
 
 impl Context {
-    /// The calling one.
+    /// The current one.
     pub fn of(call: &Call) -> Self {
         let mut stack = unwind::Stack::of_most(FRAMES + 1);
         os::keep_errno(|| unwind::from(call.caller, &mut stack));
@@ -63,12 +67,12 @@ impl Context {
     }
 }
 
-/// A watched object of a site that is studied.
+/// A watched object of a studied site.
 struct Sample {
-    /// 0: none.
+    /// Its address; 0 for none.
     address: AtomicU64,
     born_ms: AtomicU64,
-    /// The class it died in; [`LIVES`].
+    /// The class it died in, or [`LIVES`].
     died: AtomicU8,
     depth: AtomicU8,
     words: [AtomicU8; FRAMES],
@@ -93,7 +97,7 @@ impl Sample {
         self.address.load(Relaxed) != 0
     }
 
-    /// The return address that lay so many words up.
+    /// The return address that lies this many words up.
     fn at(&self, word: u8) -> Option<usize> {
         let depth = usize::from(self.depth.load(Relaxed));
         let found = self.words[..depth].iter().position(|other| other.load(Relaxed) == word)?;
@@ -108,7 +112,7 @@ impl Sample {
         }
     }
 
-    /// Whether it died by `class` at the latest (`false`), or two classes later or never (`true`).
+    /// `false` if it died by `class` at the latest, `true` if it died two classes later or still lives.
     fn is_late(&self, class: usize, now_ms: u64) -> Option<bool> {
         let reached = self.reached(now_ms);
         if reached <= class {
@@ -118,9 +122,9 @@ impl Sample {
     }
 }
 
-/// A site that is being studied. All of it changes with the lock of the sites held.
+/// A study of a site. All of it changes only with the lock of the sites held.
 struct Study {
-    /// Its number plus one; 0: none.
+    /// The site's number plus one; 0 for none.
     site: AtomicU16,
     began_ms: AtomicU64,
     samples: [Sample; SAMPLES],
@@ -160,7 +164,7 @@ impl Study {
         self.samples.iter().for_each(|sample| sample.address.store(0, Relaxed));
     }
 
-    /// Where one more object fits: in place of one of those that died early, once there are enough of them.
+    /// A place for one more object: replaces one that died early, once there are enough of them.
     fn place(&self) -> Option<&Sample> {
         if let Some(free) = self.samples.iter().find(|sample| !sample.is_used()) {
             return Some(free);
@@ -171,7 +175,7 @@ impl Study {
         (dead().count() > SAMPLES / 2).then_some(earliest)
     }
 
-    /// Looks for the site's word; `Some(0)` if none separates what has died early from what has not.
+    /// Looks for the site's word; `Some(0)` if no word separates objects that died early from the others.
     fn word(&self, now_ms: u64) -> Option<u8> {
         let mut looked = false;
         for class in 0..CLASSES - 2 {
@@ -197,8 +201,8 @@ impl Study {
     }
 }
 
-/// Whether a word separates what lives longer (`true`) from what does not: nearly all calls have a return address there, nearly
-/// all calls with the same one agree, and most of these were seen more than once.
+/// Whether a word separates objects that live longer (`true`) from others: nearly all calls have a return
+/// address there, nearly all calls with the same one agree, and most values were seen more than once.
 fn separates(calls: impl Iterator<Item = (Option<usize>, bool)>) -> bool {
     let mut values = [(0, [0usize; 2]); SAMPLES];
     let (mut different, mut all, mut without) = (0, 0, 0);
@@ -223,7 +227,7 @@ fn separates(calls: impl Iterator<Item = (Option<usize>, bool)>) -> bool {
     without * 10 <= all && wrong * 10 <= all && seen_once * 4 <= all && has(0) && has(1)
 }
 
-/// Objects of a site that is worth it are studied from now on. The lock is held, here and below.
+/// Starts a study of the site if it is worth one. The caller holds the lock, here and below.
 pub(super) fn consider(site: &'static Site) {
     if site.is_studied()
         || site.word() != 0
@@ -245,7 +249,7 @@ pub(super) fn consider(site: &'static Site) {
     }
 }
 
-/// Whether objects of the site die two classes apart, or later than that or never.
+/// Whether objects of the site die two or more classes apart, or some never.
 fn is_mixed(site: &Site) -> bool {
     let sum = |counts: &[AtomicU16]| counts.iter().map(|n| u32::from(n.load(Relaxed))).sum::<u32>();
     (0..CLASSES - 2).any(|class| {
@@ -254,7 +258,7 @@ fn is_mixed(site: &Site) -> bool {
     })
 }
 
-/// A studied site's object is watched from now on.
+/// Adds an object of a studied site that is now watched.
 pub(super) fn born(site: &Site, address: usize, context: &Context) {
     let Some(study) = Study::of(site) else { return };
     site.studied.store(site.studied.load(Relaxed).saturating_add(1), Relaxed);
@@ -269,10 +273,10 @@ pub(super) fn born(site: &Site, address: usize, context: &Context) {
     }
 }
 
-/// Has the watched object at an address, if it lives, teach another site from now on.
+/// Makes the watched object at an address, if it lives, teach another site.
 type Reassign = fn(u64, &'static Site);
 
-/// A studied site's object died.
+/// Records the death of a studied site's object.
 pub(super) fn died(site: &'static Site, address: usize, class: usize, reassign: Reassign) {
     let Some(study) = Study::of(site) else { return };
     let is_it = |sample: &&Sample| {
@@ -284,7 +288,7 @@ pub(super) fn died(site: &'static Site, address: usize, class: usize, reassign: 
     }
 }
 
-/// A studied site's object has become older.
+/// A studied site's object has reached another age.
 pub(super) fn aged(site: &'static Site, reassign: Reassign) {
     if let Some(study) = Study::of(site) {
         conclude(site, study, reassign);
@@ -305,15 +309,15 @@ fn conclude(site: &'static Site, study: &Study, reassign: Reassign) {
     study.end();
 }
 
-/// Objects of a site that is studied are watched at every visit of the slow path: so a site that no word tells apart must not be
-/// studied ever again.
+/// Records a failed study. A studied site's objects are watched at every slow-path visit, so a site without a
+/// separating word must be studied less and less often.
 fn record_failed_study(site: &Site) {
     let times = site.failed_studies.load(Relaxed);
     site.failed_studies.store((times + 1).min(AT_ONCE + MOST_DOUBLINGS), Relaxed);
     site.rests.store(times.checked_sub(AT_ONCE).map_or(0, |doublings| 1 << doublings), Relaxed);
 }
 
-/// What was seen of each value of the word is known of its site from the start.
+/// Gives the sites below this one what the study saw of their values.
 fn pass_samples_to_words(site: &'static Site, study: &Study, word: u8, reassign: Reassign) {
     for sample in study.used() {
         let Some(below) = sample.at(word).and_then(|address| find_or_add_below(site, address)) else {
@@ -327,7 +331,7 @@ fn pass_samples_to_words(site: &'static Site, study: &Study, word: u8, reassign:
     }
 }
 
-/// A call of a site that has a word had none that lies in code.
+/// Records a call whose word did not point into code.
 pub(super) fn record_missing_code(site: &Site) {
     let without = site.without_code.load(Relaxed).saturating_add(1);
     site.without_code.store(without, Relaxed);

@@ -1,4 +1,5 @@
-//! Watched objects: some allocations, whose lifetimes are measured until they are freed. They teach their sites.
+//! Watched objects: a sample of allocations whose lifetimes are measured until they are freed, to teach their
+//! sites.
 
 use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
@@ -9,11 +10,11 @@ use crate::system::clock;
 use crate::system::events::{self, Event};
 use crate::units::lifetime_class;
 
-/// Objects that can be watched at once: groups of slots chosen by address. A program that is small uses few groups.
+/// Groups of slots for watched objects, chosen by address. A small program uses few groups.
 const LEAST_GROUPS: usize = 1 << 5;
 const GROUPS: usize = 1 << 10;
 const GROUP: usize = 4;
-/// How many groups are in use, a power of two; changes with the lock held.
+/// The number of groups in use, a power of two; changes only with the lock held.
 static IN_USE: AtomicUsize = AtomicUsize::new(LEAST_GROUPS);
 
 /// A watched object.
@@ -23,7 +24,7 @@ struct Watch {
     birth_ms: AtomicU64,
     site: AtomicU16,
     age_class: AtomicU8,
-    /// The class that would have been learned for it without a model.
+    /// The class that online learning would have given it without a model.
     without_model: AtomicU8,
 }
 
@@ -53,7 +54,7 @@ fn group(address: usize) -> &'static [Watch; GROUP] {
     &WATCHES[(mix(address as u64 >> 4) >> 40) as usize & (IN_USE.load(Relaxed) - 1)]
 }
 
-/// A free slot for the object at `address`. The lock is held.
+/// Finds a free slot for the object at `address`. The caller holds the lock.
 fn free_slot(address: usize) -> Option<&'static Watch> {
     loop {
         if let Some(slot) = group(address).iter().find(|slot| slot.address.load(Relaxed) == 0) {
@@ -63,7 +64,8 @@ fn free_slot(address: usize) -> Option<&'static Watch> {
         if groups == GROUPS {
             return None;
         }
-        // Twice as many: an object's slot stays, or goes to the same one of a group that nobody was in.
+        // Doubles the groups: an object's slot stays, or moves to the same slot of a group that was not in
+        // use.
         IN_USE.store(groups * 2, Relaxed);
         for (watches, moved) in WATCHES[..groups].iter().zip(&WATCHES[groups..]) {
             for (from, to) in watches.iter().zip(moved) {
@@ -77,7 +79,7 @@ fn free_slot(address: usize) -> Option<&'static Watch> {
     }
 }
 
-/// Watches the object at `address`, whose context is known if its site is studied; `false` if there is no room.
+/// Watches the object at `address`, with its context if its site is studied; `false` if there is no room.
 pub fn watch(site: &'static Site, address: usize, context: Option<&Context>) -> bool {
     let _guard = LOCK.lock();
     let Some(slot) = free_slot(address) else { return false };
@@ -96,7 +98,7 @@ pub fn watch(site: &'static Site, address: usize, context: Option<&Context>) -> 
     true
 }
 
-/// The object at `address`, if it is watched, teaches another site from now on. The lock is held.
+/// Reassigns a watched object to another site. The caller holds the lock.
 fn reassign(address: u64, to: &'static Site) {
     let Some(slot) = group(address as usize).iter().find(|slot| slot.address.load(Relaxed) == address) else {
         return;
@@ -109,7 +111,7 @@ fn reassign(address: u64, to: &'static Site) {
     to.change_alive(age, 1);
 }
 
-/// The watched object at `address` was freed.
+/// Records the free of a watched object.
 pub fn freed(address: usize) {
     let _guard = LOCK.lock();
     let Some(slot) = group(address).iter().find(|slot| slot.address.load(Relaxed) == address as u64) else {
@@ -137,9 +139,9 @@ fn end(slot: &Watch, address: usize, class: usize) {
     stack_words::consider(site);
 }
 
-/// Looks at some of the watched objects and lets their sites know how old they have become; once a tick, by one thread.
+/// Updates the ages of some watched objects in their sites; once a tick, by one thread.
 pub fn grow_older(now_ms: u64, cursor: usize, groups: usize) -> usize {
-    let lost = model_validation::report_distrust(); // says so: not under the lock
+    let lost = model_validation::report_distrust(); // logs, so not under the lock
     let _guard = LOCK.lock();
     if lost {
         SITES.iter().filter(|site| site.key.load(Relaxed) != 0).for_each(Site::reconsider);

@@ -1,30 +1,31 @@
-//! Unwinding by rules that are known: what the tables say of a return address is kept, so a frame that was met before costs a
-//! look-up and two reads of the stack, in place of a search and a program that is interpreted.
+//! Unwinds by cached rules: each return address' rule is kept, so a known frame costs one look-up and two
+//! stack reads instead of a table search and an interpreted program.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::rule::{self, Frame, Rule, Saved};
 use super::{FoundObject, found_object};
 
-/// Rules that are kept, by return address. An entry is a rule, and that combined with what it is of: who reads one that is half
-/// written finds that they do not fit. A module that is loaded where another one was has its table elsewhere.
+/// Cached rules by return address. An entry is a rule, and the rule combined with its key: a reader of a
+/// half-written entry sees that they do not match. A module loaded at another one's addresses has another
+/// table, so another key.
 const RULES_KEPT: usize = 4096;
 static RULES: [[AtomicU64; 2]; RULES_KEPT] = [const { [const { AtomicU64::new(0) }; 2] }; RULES_KEPT];
 
-/// Larger frames are not believed.
+/// A larger frame is taken for an error.
 const MOST_FRAME_BYTES: usize = 1 << 30;
 
-/// What a frame is left with.
+/// The registers that a frame leaves.
 #[derive(Clone, Copy)]
 struct Registers {
-    /// Where its code goes on.
+    /// The return address.
     code: usize,
     stack: usize,
-    /// `None` if it is not known, which matters only to who counts from it.
+    /// The frame pointer; `None` if unknown, which matters only if a caller's frame is measured from it.
     frame: Option<usize>,
 }
 
-/// Those of here and now.
+/// The current ones.
 #[inline(always)]
 fn current_registers() -> Registers {
     let (code, stack, frame): (usize, usize, usize);
@@ -32,7 +33,7 @@ fn current_registers() -> Registers {
     unsafe {
         #[cfg(target_arch = "x86_64")]
         core::arch::asm!(
-            "lea {code}, [rip + 1]", // as return addresses are: behind the code that they are of
+            "lea {code}, [rip + 1]", // just behind this code, as return addresses are
             "mov {stack}, rsp",
             "mov {frame}, rbp",
             code = out(reg) code, stack = out(reg) stack, frame = out(reg) frame,
@@ -50,9 +51,10 @@ fn current_registers() -> Registers {
     Registers { code, stack, frame: Some(frame) }
 }
 
-/// Tells `step` the return addresses of the calling thread's stack, and the stack pointer that each leaves, innermost first, until it wants no more or nothing called the
-/// last one. Whether that came so far: `false` if the full unwinder must be asked.
-#[inline(never)] // it has a frame of its own, which is the first one that is left
+/// Walks the calling thread's stack, innermost frame first: passes each return address, and the stack pointer
+/// at its frame's end, to `step`, until that returns `false` or the outermost frame is reached. Returns
+/// `false` if a rule is missing and libgcc must unwind.
+#[inline(never)] // its own frame is the first one that is left
 pub fn walk(mut step: impl FnMut(usize, usize) -> bool) -> bool {
     let mut at = current_registers();
     let mut module = FoundObject::NONE;
@@ -89,7 +91,7 @@ fn rule_of(return_address: usize, table: usize) -> Rule {
     if table == 0 {
         return Rule::Other;
     }
-    // SAFETY: the C library says that this is the table of the module, which is on the stack and so stays loaded.
+    // SAFETY: the C library returned this table for the module, which is on the stack and so stays loaded.
     let rule = unsafe { rule::at(return_address - 1, table) };
     let packed = rule.packed();
     kept.store(packed, Relaxed);
@@ -97,7 +99,7 @@ fn rule_of(return_address: usize, table: usize) -> Rule {
     rule
 }
 
-/// The registers of the caller.
+/// The caller's registers.
 fn caller_of(at: Registers, frame: Frame) -> Option<Registers> {
     const WORD: usize = size_of::<usize>();
     let base = if frame.by_frame_pointer { at.frame? } else { at.stack };
@@ -105,7 +107,8 @@ fn caller_of(at: Registers, frame: Frame) -> Option<Registers> {
     let is_frame = end > at.stack && end - at.stack <= MOST_FRAME_BYTES && end.is_multiple_of(WORD);
     let word = |below: u16| {
         let place = end.checked_sub(usize::from(below) * WORD)?;
-        // SAFETY: within the frame, which is on the calling thread's stack and above its stack pointer: nobody else writes there.
+        // SAFETY: within the frame, which is on the calling thread's stack and above its stack pointer: no
+        // other thread writes there.
         (is_frame && below > 0 && place >= at.stack).then(|| unsafe { (place as *const usize).read() })
     };
     let pointer = match frame.frame_pointer {
@@ -116,13 +119,14 @@ fn caller_of(at: Registers, frame: Frame) -> Option<Registers> {
     Some(Registers { code: without_signature(word(frame.return_below)?), stack: end, frame: pointer })
 }
 
-/// A return address as it was before its function signed it (aarch64's pointer authentication); others stay as they are.
+/// Strips the signature from a return address (aarch64's pointer authentication); other addresses do not
+/// change.
 #[inline(always)]
 fn without_signature(address: usize) -> usize {
     #[cfg(target_arch = "aarch64")]
     let address = {
         let mut address = address;
-        // SAFETY: XPACLRI changes x30 alone; processors without signatures pass over it.
+        // SAFETY: XPACLRI changes only x30; processors without pointer authentication ignore it.
         unsafe {
             core::arch::asm!("hint #7", inout("x30") address, options(pure, nomem, nostack, preserves_flags))
         };

@@ -1,8 +1,10 @@
-//! The calling context of an allocation: return addresses, and the modules (program, libraries) that they lie in.
+//! The calling context of an allocation: return addresses, and the modules (program, libraries) that contain
+//! them.
 //!
-//! Frames are left by the tables that every program carries for exceptions, so code without frame pointers is no obstacle. They
-//! are found through glibc's `_dl_find_object`, which takes no lock and allocates nothing. What they say of a return address is
-//! kept ([`cached_rules`]); a stack with anything out of the ordinary is unwound by libgcc's unwinder, which is linked in.
+//! Frames are unwound by the exception tables that every program has, so code without frame pointers is no
+//! obstacle. glibc's `_dl_find_object` finds them; it takes no lock and allocates nothing. The rule for each
+//! return address is cached ([`cached_rules`]). libgcc's unwinder, which is linked in, handles stacks with
+//! unusual frames.
 
 mod cached_rules;
 mod rule;
@@ -12,27 +14,27 @@ mod tests;
 use core::ffi::{c_char, c_int, c_void};
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
-/// Frames kept of a context, the allocation's caller first.
+/// The most frames of a context, the allocation's caller first.
 pub const MAX_FRAMES: usize = 64;
 
-/// Return addresses.
+/// A calling context.
 pub struct Stack {
     frames: [usize; MAX_FRAMES],
-    /// Where they lie.
+    /// Where the return addresses lie.
     slots: [usize; MAX_FRAMES],
     depth: usize,
     most: usize,
-    /// With what the context begins.
+    /// Where the context begins.
     first: First,
-    /// Frames of the allocator itself that were passed over.
+    /// Frames of the allocator itself that were skipped.
     skipped: usize,
 }
 
 /// The first return address of a context.
 enum First {
-    /// This one: of the allocation's caller.
+    /// This one, the allocation's caller.
     At(usize),
-    /// The innermost that is not between these.
+    /// The innermost one outside this range.
     Outside(usize, usize),
 }
 
@@ -54,13 +56,14 @@ impl Stack {
         &self.frames[..self.depth]
     }
 
-    /// Where on the stack they lie; not told where a call does not put them there (aarch64).
+    /// Where on the stack they lie; empty where a call does not push them (aarch64).
     pub fn slots(&self) -> &[usize] {
         &self.slots[..if cfg!(target_arch = "x86_64") { self.depth } else { 0 }]
     }
 }
 
-/// Frames of the allocator that may lie above the caller; when it is not found among them, it alone is the context.
+/// The most frames of the allocator above the caller; if the caller is not found among them, the context is
+/// the caller alone.
 const MOST_SKIPPED: usize = 16;
 
 const NO_REASON: c_int = 0;
@@ -76,8 +79,9 @@ unsafe extern "C" {
     fn _dl_find_object(address: *const c_void, found: *mut FoundObject) -> c_int;
 }
 
-// The library is linked with `--wrap=_dl_find_object` (heap/malloc/build.rs), so that this stands before glibc's, which musl and
-// glibc before 2.35 have not: there nothing is found, and the library can be loaded all the same.
+// The library is linked with `--wrap=_dl_find_object` (heap/malloc/build.rs), so this wrapper replaces
+// glibc's function. musl and glibc before 2.35 have none: there the wrapper reports that nothing was found,
+// and the library still loads.
 #[cfg(target_arch = "x86_64")]
 core::arch::global_asm!(
     ".weak __real__dl_find_object",
@@ -108,10 +112,10 @@ core::arch::global_asm!(
     "ret",
 );
 
-/// Whether the C library tells where functions lie: 0 not asked yet, 1 yes, 2 no.
+/// Whether the C library can find code by address: 0 unknown, 1 yes, 2 no.
 static FINDS_OBJECTS: AtomicU8 = AtomicU8::new(0);
 
-/// Without it the unwinder, which cannot find even itself, would abort.
+/// libgcc's unwinder aborts if it cannot find its own code.
 fn can_unwind() -> bool {
     if FINDS_OBJECTS.load(Relaxed) == 0 {
         let finds = found_object(can_unwind as *const () as usize).is_some();
@@ -120,8 +124,7 @@ fn can_unwind() -> bool {
     FINDS_OBJECTS.load(Relaxed) == 1
 }
 
-/// Unwinds from the function that `caller` returns to; where the C library does not tell what that needs, the context is the
-/// caller alone.
+/// Unwinds from the function that `caller` returns to; without tables the context is the caller alone.
 pub fn from(caller: usize, stack: &mut Stack) {
     stack.first = First::At(caller);
     if can_unwind() {
@@ -132,8 +135,8 @@ pub fn from(caller: usize, stack: &mut Stack) {
     }
 }
 
-/// Unwinds from the innermost function that is in another module than this one: from who called the allocator. Nothing where the
-/// allocator is a part of the program, or the C library does not tell.
+/// Unwinds from the innermost function outside this module, the allocator's caller. Empty if the allocator is
+/// linked into the program, or without tables.
 pub fn beyond_this_module(stack: &mut Stack) {
     let Some(own) = can_unwind().then(|| module(beyond_this_module as *const () as usize)).flatten() else {
         return;
@@ -151,9 +154,9 @@ fn unwind(stack: &mut Stack) {
     }
 }
 
-/// By libgcc's unwinder, whatever the frames are.
+/// Unwinds any frames, by libgcc.
 fn unwind_with_libgcc(stack: &mut Stack) {
-    // SAFETY: `step` gets the pointer to `stack` back, which outlives the call.
+    // SAFETY: `step` receives the pointer to `stack`, which outlives the call.
     unsafe { _Unwind_Backtrace(step, core::ptr::from_mut(stack).cast()) };
 }
 
@@ -165,7 +168,7 @@ extern "C" fn step(context: *mut c_void, argument: *mut c_void) -> c_int {
 }
 
 impl Stack {
-    /// Takes in the next return address, which has left the stack pointer there; whether it has room for more.
+    /// Adds a return address whose frame ended at the stack pointer `left`; whether there is room for more.
     fn push_frame(&mut self, address: usize, left: usize) -> bool {
         let is_first = match self.first {
             First::At(first) => address == first,
@@ -211,10 +214,10 @@ impl FoundObject {
     }
 }
 
-/// What the C library knows of the module that `address` lies in.
+/// The C library's data on the module that contains `address`.
 fn found_object(address: usize) -> Option<FoundObject> {
     let mut found = FoundObject::NONE;
-    // SAFETY: `found` is valid; any address may be asked for.
+    // SAFETY: `found` is valid; any address is allowed.
     let is_found = unsafe { _dl_find_object(address as *const c_void, &raw mut found) } == 0;
     (is_found && !found.link_map.is_null()).then_some(found)
 }
@@ -232,23 +235,23 @@ pub struct Module {
     pub start: usize,
     /// As above.
     pub end: usize,
-    /// What was added to the addresses in its file.
+    /// The difference between its addresses in memory and in its file.
     pub load_address: usize,
     /// Its path, empty for the program itself; without the final NUL.
     pub path: &'static [u8],
 }
 
-/// Where the program's own code begins to run.
+/// The entry point of the program's code.
 pub fn program_entry() -> usize {
     // SAFETY: always allowed.
     unsafe { libc::getauxval(libc::AT_ENTRY) as usize }
 }
 
-/// The module that `address` lies in; `None` for code that was made at run time.
+/// The module that contains `address`; `None` for code that was made at run time.
 pub fn module(address: usize) -> Option<Module> {
     let found = found_object(address)?;
-    // SAFETY: code at `address` is on the calling thread's stack, so its module stays loaded for now; the callers copy the
-    // path at once.
+    // SAFETY: code at `address` is on the calling thread's stack, so its module stays loaded; the callers
+    // copy the path at once.
     let (load_address, path) = unsafe {
         let map = &*found.link_map;
         (
@@ -261,8 +264,8 @@ pub fn module(address: usize) -> Option<Module> {
     Some(if is_part { whole_program(module) } else { module })
 }
 
-/// The program as a whole. Where its segments do not lie side by side, as those that are aligned to huge pages, glibc tells of
-/// the one that was asked about; headers and notes are in the first.
+/// The program as a whole. If its segments are not adjacent (because they are aligned to huge pages), glibc
+/// returns only the one that contains the address; headers and notes are in the first.
 fn whole_program(part: Module) -> Module {
     // SAFETY: always allowed.
     let [at, bytes, count] =
@@ -270,7 +273,7 @@ fn whole_program(part: Module) -> Module {
     if at == 0 {
         return part;
     }
-    // SAFETY: the kernel says where the program's headers are; they stay mapped.
+    // SAFETY: the kernel passed the address of the program's headers, which stay mapped.
     let table = unsafe { core::slice::from_raw_parts(at as *const u8, bytes * count) };
     let (mut start, mut end) = (usize::MAX, 0);
     for segment in in_table(table, bytes).filter(|segment| segment.kind == PT_LOAD) {
@@ -329,7 +332,7 @@ fn segments(module: &Module) -> Option<impl Iterator<Item = Segment> + use<>> {
     Some(in_table(mapped(module, module.start.checked_add(table)?, count.checked_mul(size)?)?, size))
 }
 
-/// The program headers in a table, in which one has so many bytes.
+/// The program headers in a table, each of `bytes` bytes.
 fn in_table(table: &'static [u8], bytes: usize) -> impl Iterator<Item = Segment> + use<> {
     table.chunks_exact(bytes.max(56)).map(|segment| Segment {
         kind: u32_at(segment, 0),

@@ -1,8 +1,8 @@
-//! How a function is left, from the tables that programs carry for exceptions (`.eh_frame`, DWARF 5 §6.4): where its caller's
-//! stack pointer is, and where the return address and the caller's frame pointer lie. What is out of the ordinary, such as a
-//! signal's frame or one whose place is computed, is left to libgcc's unwinder.
+//! Rules to unwind a function, from the exception tables of programs (`.eh_frame`, DWARF 5 §6.4): the
+//! caller's stack pointer, return address and frame pointer. libgcc's unwinder handles unusual frames, such
+//! as a signal's or one with a computed size.
 
-/// Numbers of registers in the tables.
+/// DWARF register numbers.
 #[cfg(target_arch = "x86_64")]
 mod register {
     pub const FRAME: u64 = 6;
@@ -19,46 +19,48 @@ mod register {
 /// Where the caller's frame pointer is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Saved {
-    /// In its register still.
+    /// Still in its register.
     InPlace,
-    /// So many words below the frame's end.
+    /// This many words below the frame's end.
     Below(u16),
-    /// Somewhere that these rules do not tell.
+    /// Not known to these rules.
     Unknown,
 }
 
-/// How to leave a frame. Its end, where the caller's stack pointer was, is `bytes` above the frame pointer or the stack pointer.
+/// How to unwind a frame. Its end, the caller's stack pointer, is `bytes` above the frame pointer or the
+/// stack pointer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Frame {
-    /// The end is counted from the frame pointer.
+    /// Whether the end is measured from the frame pointer.
     pub by_frame_pointer: bool,
     /// See above.
     pub bytes: u32,
-    /// The return address lies so many words below the end.
+    /// The return address lies this many words below the end.
     pub return_below: u16,
     /// The caller's frame pointer.
     pub frame_pointer: Saved,
 }
 
-/// What is known of a place in the code.
+/// The rule for a code address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Rule {
-    /// It is left so.
+    /// Unwind by this frame.
     Frame(Frame),
-    /// Nothing called it: the outermost function of a thread.
+    /// The outermost function of a thread, which has no caller.
     Outermost,
-    /// Only the full unwinder can tell.
+    /// libgcc must unwind it.
     Other,
 }
 
-/// Words below an end have so many bits, the last two values being [`Saved::Unknown`] and [`Saved::InPlace`].
+/// Bits of a distance below an end, in words; the last two values are [`Saved::Unknown`] and
+/// [`Saved::InPlace`].
 const WORDS_BITS: u32 = 13;
 const MOST_WORDS: u16 = (1 << WORDS_BITS) - 3;
 const IN_PLACE: u64 = MOST_WORDS as u64 + 1;
 const UNKNOWN: u64 = MOST_WORDS as u64 + 2;
 
 impl Rule {
-    /// As one word, which is not 0.
+    /// Packs it into one word, which is not 0.
     pub fn packed(self) -> u64 {
         match self {
             Rule::Other => 1,
@@ -75,7 +77,7 @@ impl Rule {
         }
     }
 
-    /// What [`Rule::packed`] made.
+    /// Unpacks a word of [`Rule::packed`].
     pub fn unpacked(word: u64) -> Rule {
         match word & 3 {
             2 => Rule::Outermost,
@@ -98,13 +100,13 @@ impl Rule {
     }
 }
 
-/// The rule for the code at `place`, by the table of its module that begins at `header` (`.eh_frame_hdr`).
+/// The rule for the code at `place`, from its module's table at `header` (`.eh_frame_hdr`).
 ///
 /// # Safety
-/// `header` is where the C library says that the table of the module of `place` lies, and the module stays loaded. The table is
-/// what the linker made, as it must be for exceptions.
+/// `header` is the C library's address of the table of the module that contains `place`, and the module stays
+/// loaded. The linker made the table, as it must be for exceptions.
 pub unsafe fn at(place: usize, header: usize) -> Rule {
-    // SAFETY: as the caller says.
+    // SAFETY: as for this function's caller.
     unsafe { find(place, header).and_then(|entry| entry.rule(place)) }.unwrap_or(Rule::Other)
 }
 
@@ -119,7 +121,7 @@ impl Reader {
     /// The next bytes as a number; `None` behind the end.
     fn take<T: Copy>(&mut self) -> Option<T> {
         let next = self.at.checked_add(size_of::<T>()).filter(|&next| next <= self.end)?;
-        // SAFETY: `find` sets the end where the linker's table ends, and only plain numbers are read.
+        // SAFETY: `find` sets the end to the end of the linker's table, and only plain numbers are read.
         let value = unsafe { (self.at as *const T).read_unaligned() };
         self.at = next;
         Some(value)
@@ -158,12 +160,12 @@ impl Reader {
     }
 }
 
-/// Pointers as linkers write them: 32 bits, signed, counted from where they stand, or from the table.
+/// Pointers as linkers write them: 32 bits, signed, relative to their own address or to the table.
 const FROM_HERE: u8 = 0x1B;
 const FROM_TABLE: u8 = 0x3B;
 const FOUR_BYTES: u8 = 0x03;
 
-/// A function's entry, and what it shares with others.
+/// A function's entry, and the entry that it shares with others.
 struct Entry {
     function: usize,
     code_step: u64,
@@ -173,7 +175,7 @@ struct Entry {
     own: Reader,
 }
 
-/// The entry of the function that `place` lies in: the linker's table is sorted.
+/// Finds the entry of the function that contains `place`; the linker's table is sorted.
 ///
 /// # Safety
 /// See [`at`].
@@ -199,7 +201,7 @@ unsafe fn find(place: usize, header: usize) -> Option<Entry> {
     parse(own, place)
 }
 
-/// What begins at `start` with its length.
+/// The record at `start`, which begins with its length.
 fn block(start: usize) -> Option<Reader> {
     let mut length = Reader { at: start, end: start + 4 };
     let bytes = length.take::<u32>()? as usize;
@@ -237,7 +239,7 @@ fn parse(mut own: Reader, place: usize) -> Option<Entry> {
                 };
                 more.skip(bytes)?;
             }
-            _ => return None, // `S` is a signal's frame
+            _ => return None, // `S` marks a signal's frame
         }
     }
     let here = own.at;
@@ -251,11 +253,11 @@ fn parse(mut own: Reader, place: usize) -> Option<Entry> {
     Some(Entry { function, code_step, data_step, shared, own })
 }
 
-/// Where a register's value in the caller is.
+/// Where a register's value in the caller is saved.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
     Unset,
-    /// At so many bytes from the frame's end.
+    /// At this offset from the frame's end.
     At(i64),
     Undefined,
     Elsewhere,
@@ -263,7 +265,7 @@ enum Place {
 
 #[derive(Clone, Copy)]
 struct Row {
-    /// The register that the end is counted from, and by how much; `None` if it is computed.
+    /// The register that the end is measured from, and the offset; `None` if it is computed.
     end: Option<(u64, i64)>,
     frame_pointer: Place,
     return_address: Place,
@@ -274,13 +276,13 @@ impl Row {
         match register {
             register::FRAME => self.frame_pointer = place,
             register::RETURN => self.return_address = place,
-            register::STACK if place != Place::Unset => self.end = None, // the end is the stack pointer, by custom
+            register::STACK if place != Place::Unset => self.end = None, // by convention the end is the stack pointer
             _ => {}
         }
     }
 }
 
-/// Rows that may be remembered at a time; compilers need one.
+/// The most rows that may be remembered at a time; compilers need one.
 const REMEMBERED: usize = 8;
 
 impl Entry {
@@ -315,7 +317,7 @@ impl Entry {
         }))
     }
 
-    /// Follows instructions until they are about code behind `place`; `first` is what registers are given back.
+    /// Runs instructions up to those for code behind `place`; `first` is the row that restores registers.
     fn run(&self, mut code: Reader, place: usize, row: &mut Row, first: Option<Row>) -> Option<()> {
         let mut remembered = [*row; REMEMBERED];
         let mut depth = 0;
@@ -370,8 +372,8 @@ impl Entry {
                 }
                 (_, 0x12) => row.end = Some((code.unsigned()?, code.signed()?.wrapping_mul(self.data_step))),
                 (_, 0x13) => row.end = Some((row.end?.0, code.signed()?.wrapping_mul(self.data_step))),
-                (_, 0x2D) if cfg!(target_arch = "aarch64") => {} // the return address is signed, which `quick` takes off
-                (_, 0x2E) => _ = code.unsigned()?, // bytes of arguments: nothing that is looked for
+                (_, 0x2D) if cfg!(target_arch = "aarch64") => {} // the return address is signed; `cached_rules` strips the signature
+                (_, 0x2E) => _ = code.unsigned()?,               // bytes of arguments: not needed
                 _ => return None,
             }
             if let Some(steps) = steps {

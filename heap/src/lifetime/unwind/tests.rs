@@ -1,4 +1,4 @@
-//! The rules against libgcc's unwinder, on frames of every kind that compilers make.
+//! Compares the rules with libgcc's unwinder, on all kinds of frames that compilers make.
 
 use core::ffi::c_void;
 use std::ffi::CString;
@@ -10,11 +10,11 @@ use std::vec::Vec;
 use super::*;
 
 const SOURCE: &str = include_str!("frames.c");
-/// The compiler for this processor, also where the tests are run by an emulator; and its option that guards returns.
+/// The compiler for this processor, also under emulation; and its option for guarded returns.
 const CC: &str = if cfg!(target_arch = "aarch64") { "aarch64-linux-gnu-gcc" } else { "cc" };
 const GUARDED: &str =
     if cfg!(target_arch = "aarch64") { "-mbranch-protection=standard" } else { "-fcf-protection" };
-/// Each function of it, and whether its stack is unwound by rules alone.
+/// Each of its functions, and whether rules alone unwind its stack.
 const FUNCTIONS: [(&str, Option<bool>); 9] = [
     ("plain", Some(true)),
     ("deep", Some(true)),
@@ -24,10 +24,10 @@ const FUNCTIONS: [(&str, Option<bool>); 9] = [
     ("called_by_a_library", Some(true)),
     ("signalled", Some(false)),
     ("threaded", Some(true)),
-    ("in_a_fiber", None), // its outermost function is made by the C library
+    ("in_a_fiber", None), // the C library makes its outermost function
 ];
 
-/// The library has one place for who looks: one test at a time.
+/// The library has one global callback: one test at a time.
 static LOADED: Mutex<()> = Mutex::new(());
 
 struct Library(*mut c_void, PathBuf, #[allow(dead_code)] MutexGuard<'static, ()>);
@@ -77,7 +77,7 @@ impl Drop for Library {
 #[derive(Default)]
 struct Seen {
     looks: usize,
-    /// How often the rules did not suffice.
+    /// How often the rules were not enough.
     others: usize,
 }
 
@@ -106,11 +106,11 @@ extern "C" fn look(argument: *mut c_void) {
         stack[first..].to_vec()
     };
     let (quick, full) = (from_library(&quick), from_library(&full));
-    // Both begin in functions of this test, so one may have room for more of the outermost.
+    // Both start in functions of this test, so one may have room for more of the outermost.
     let both = quick.len().min(full.len());
     assert_eq!(quick[..both], full[..both]);
     assert!(!is_whole || quick.len() + 8 > full.len(), "{} frames of {}", quick.len(), full.len());
-    // SAFETY: what the test handed over, on this thread or one that it waits for.
+    // SAFETY: the test passes this pointer, on this thread or one that it waits for.
     let seen = unsafe { &mut *argument.cast::<Seen>() };
     seen.looks += 1;
     seen.others += usize::from(!is_whole);
@@ -119,7 +119,7 @@ extern "C" fn look(argument: *mut c_void) {
 fn check(flags: &[&str], has_tables: bool) {
     let library = Library::compiled(flags);
     for (name, by_rules) in FUNCTIONS {
-        // Twice: what was kept the first time says the same.
+        // Twice: the second time the rules come from the cache.
         for _ in 0..2 {
             let mut seen = Seen::default();
             library.function(name)(look, (&raw mut seen).cast());
@@ -144,7 +144,7 @@ fn rules_find_the_frames_that_libgcc_finds() {
         &["-O3", GUARDED],
         &["-Os", "-fstack-protector-all"],
     ] {
-        // Each is loaded where the one before was, with other code.
+        // Each library is loaded where the one before was, with other code.
         check(flags, true);
     }
 }
