@@ -1,5 +1,6 @@
-//! What a prediction is made of (LLAMA Table 1: the stack captured in 396 ns, its hash looked up in 22.5 ns), and what sampling
-//! costs (§9.3: about 5% of latency). `cargo bench -p heap --bench prediction [-- FILE]`; medians, ns, and as JSON in the file.
+//! The parts of a prediction's cost (LLAMA Table 1: 396 ns to capture the stack, 22.5 ns to look up its
+//! hash), and the cost of sampling (§9.3: about 5% of latency). `cargo bench -p heap --bench prediction [--
+//! FILE]`; medians in ns, also as JSON in the file.
 
 use std::ffi::c_void;
 use std::hint::black_box;
@@ -26,7 +27,7 @@ fn time(mut run: impl FnMut(usize)) -> f64 {
     all[BATCHES / 2]
 }
 
-/// Calls `f` with so many frames above it.
+/// Calls `f` with this many frames above it.
 #[inline(never)]
 fn deep(frames: usize, f: &mut dyn FnMut()) {
     if frames == 0 {
@@ -46,7 +47,7 @@ unsafe extern "C" {
     fn _Unwind_GetIP(context: *mut c_void) -> usize;
 }
 
-/// The address that [`deep`] returns to, which stands for the caller of malloc: the last of the innermost frames.
+/// The address that [`deep`] returns to, in place of malloc's caller: the last of the innermost frames.
 #[inline(never)]
 fn an_address_above() -> usize {
     extern "C" fn step(context: *mut c_void, argument: *mut c_void) -> i32 {
@@ -131,7 +132,7 @@ fn main() {
     let cost = (on / off.min(after) - 1.0) * 100.0;
     println!("sampling costs {cost:.1}% of malloc and free");
     std::fs::remove_file(file).expect("the profile was written");
-    // Cargo adds an option of its own.
+    // Cargo adds its own option.
     if let Some(to) = std::env::args().skip(1).find(|argument| !argument.starts_with('-')) {
         let all = format!("{{\"sampling_percent\": {cost:.1}{rows}}}\n");
         std::fs::write(&to, all).unwrap_or_else(|error| panic!("{to}: {error}"));

@@ -2,7 +2,7 @@
 
 fn main() {
     println!("cargo:rustc-cdylib-link-arg=-l:libgcc_eh.a");
-    // What it asks of glibc 2.35 is answered by heap/src/lifetime/unwind/mod.rs where there is none.
+    // heap/src/lifetime/unwind/mod.rs replaces this function of glibc 2.35 where it does not exist.
     println!("cargo:rustc-cdylib-link-arg=-Wl,--wrap=_dl_find_object");
     println!("cargo:rerun-if-changed=build.rs");
 }

@@ -1,7 +1,8 @@
 //! C++'s operators new under their mangled names; [`crate::fast`] has the plain ones and all of delete.
 //!
-//! A failed new calls the program's new_handler until memory is found or no handler is left, then throws std::bad_alloc
-//! (returns null if nothrow). Handlers and exceptions belong to the C++ library, found when needed: a C program has none.
+//! A failed new calls the program's new_handler until memory is found or no handler is left, then throws
+//! std::bad_alloc (or returns null if nothrow). Handlers and exceptions belong to the C++ library, which is
+//! looked up when needed: a C program has none.
 
 use core::arch::naked_asm;
 use core::ffi::{CStr, c_void};
@@ -29,7 +30,7 @@ news! {
     _ZnamSt11align_val_tRKSt9nothrow_t = (_size, _alignment, _nothrow) "rdx" new_aligned_nothrow_from;
 }
 
-/// What the plain operators new do that found nothing on their fast path.
+/// The slow path of the plain operators new.
 pub(crate) extern "C-unwind" fn new_slow(size: usize, from: ReturnSlot) -> *mut c_void {
     let object = allocate::allocate_slow(size, from);
     if object.is_null() { out_of_memory(&from.call_for(size), MIN_ALIGNMENT, true) } else { object.cast() }
@@ -81,9 +82,10 @@ fn new_handler() -> Option<Handler> {
 fn out_of_memory(call: &Call, alignment: usize, throws: bool) -> *mut c_void {
     while let Some(handler) = new_handler() {
         if throws {
-            handler(); // may throw: there is nothing of ours to clean up in the frames it passes
+            handler(); // may throw: the frames that it passes have nothing to clean up
         } else {
-            // A nothrow form turns what the handler throws into null. Only C++ can catch: its own nothrow new does.
+            // A nothrow form turns the handler's exception into null. Only C++ can catch it: its own nothrow
+            // new does.
             return nothrow_through_library(call, alignment);
         }
         let object = allocate::allocate_aligned(*call, alignment);
@@ -104,7 +106,8 @@ fn nothrow_through_library(call: &Call, alignment: usize) -> *mut c_void {
     } else {
         c"_ZnwmSt11align_val_tRKSt9nothrow_t"
     };
-    // SAFETY: the name ends in NUL; RTLD_NEXT finds the library's function behind ours, with the signature used here.
+    // SAFETY: the name ends in NUL; RTLD_NEXT finds the library's function behind ours, with the signature
+    // used here.
     unsafe {
         let next = libc::dlsym(libc::RTLD_NEXT, name.as_ptr());
         if next.is_null() {

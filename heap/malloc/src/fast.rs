@@ -1,9 +1,9 @@
-//! The entries that programs call most, with their fast paths in assembly: what [`heap::thread::local`] says in Rust, without a frame,
-//! a call or a register too many. A malloc is 23 instructions where calls of the size agree, else 31, with a word of the stack 52; a free
-//! is 27.
+//! The entry points that programs call most, with their fast paths in assembly: those of
+//! [`heap::thread::local`], without a frame, a call or a spare register. A malloc takes 23 instructions if
+//! calls of the size agree, else 31, with a word of the stack 52; a free takes 27.
 //!
-//! Whatever is not usual goes on, with the stack as it was at the entry, to a function in Rust that gets the arguments of the call and
-//! where its return address lies.
+//! Everything else continues in a Rust function, with the stack as it was at the entry; it gets the arguments
+//! of the call and the address of its return address.
 
 use core::arch::naked_asm;
 use core::ffi::c_void;
@@ -20,8 +20,8 @@ use heap::units::window::{WINDOW, Window};
 
 use crate::cxx::new_slow;
 
-/// Takes the lowest pending cell of the bin at `rdx`, which is marked live, and returns it. If its cells are too small it goes on
-/// at `$otherwise`: it is another call's, or there is none.
+/// Allocates the lowest pending cell of the bin at `rdx`, marks it live and returns it. If the bin's cells
+/// are too small (it is another call's) or none is pending, it continues at `$otherwise`.
 macro_rules! take_cell {
     ($otherwise:literal) => {
         concat!(
@@ -44,7 +44,7 @@ macro_rules! take_cell {
     };
 }
 
-/// An entry that allocates `rdi` bytes; what it does not find at hand `$slow` does.
+/// An entry point that allocates `rdi` bytes; `$slow` is its slow path.
 macro_rules! allocates {
     ($($(#[$doc:meta])* $name:ident -> $slow:path;)*) => {
         $($(#[$doc])*
@@ -52,13 +52,14 @@ macro_rules! allocates {
         #[unsafe(naked)]
         pub extern "C-unwind" fn $name(_size: usize) -> *mut c_void {
             naked_asm!(
-                // rcx: the thread's heap, or that of threads that have none.
+                // rcx: the thread's heap, or that of threads without one.
                 "mov rdx, qword ptr [rip + mayfly_heap_thread@GOTTPOFF]",
                 "lea rcx, [rip + {empty}]",
                 "lea eax, [rdi + {granule} - 1]",
                 "add rcx, qword ptr fs:[rdx]",
                 "and eax, {sizes}",
-                // By size alone, if this caller is known to agree with all others. rdx: the return address, then the bin.
+                // By size alone, if the calls of this caller agree with all others. rdx: the return address,
+                // then the bin.
                 "mov rdx, qword ptr [rsp]",
                 "mov rsi, qword ptr [rcx + rax + {by_size}]",
                 "bt rsi, rdx",
@@ -85,7 +86,7 @@ macro_rules! allocates {
                 "mov edx, dword ptr [rcx + rsi + {places} + {bin}]",
                 "add rdx, rcx",
                 "jmp 2b",
-                // By the word of the stack, too, that tells callers apart, if it lies in the page of the call.
+                // By the word of the stack that completes the key, if it lies in the page of the call.
                 "6:",
                 "movzx r8d, byte ptr [rcx + rsi + {places} + {word_above}]",
                 "test r8d, r8d",
@@ -152,7 +153,7 @@ extern "C-unwind" fn malloc_slow(size: usize, from: ReturnSlot) -> *mut c_void {
     allocate::allocate_slow(size, from).cast()
 }
 
-/// An entry that frees what `rdi` points to.
+/// An entry point that frees the object at `rdi`.
 macro_rules! frees {
     ($($(#[$doc:meta])* $name:ident($($argument:ident: $type:ty),*);)*) => {
         $($(#[$doc])*
@@ -170,7 +171,7 @@ macro_rules! frees {
                 "lea rax, [rax + rax * 4]",
                 "shl rax, {fifth_shift}",
                 "add rax, qword ptr [rip + {window} + {metadata}]",
-                // Is it this thread's?
+                // Is it this thread's span?
                 "mov ecx, dword ptr fs:[rcx + 8]",
                 "cmp ecx, dword ptr [rax + {tag}]",
                 "jne 2f",
@@ -184,7 +185,7 @@ macro_rules! frees {
                 "mov rdx, rcx",
                 "shr rcx, 32",
                 "shr rdx, 38",
-                // It must be live, and is no more.
+                // It must be live, and its bit is cleared.
                 "mov rsi, qword ptr [rax + rdx * 8 + {live}]",
                 "btr rsi, rcx",
                 "jnc 2f",
@@ -220,7 +221,7 @@ const _: () = assert!(SPAN_METADATA_BYTES == 5 << (SPAN_METADATA_BYTES / 5).ilog
 frees! {
     /// C's free.
     free();
-    /// The name that old programs use for free.
+    /// The name for free in old programs.
     cfree();
     /// C23's free_sized.
     free_sized(_size: usize);

@@ -1,4 +1,5 @@
-//! The C functions: malloc's family, as POSIX, C23 and glibc define it, and Mayfly's own few. [`crate::fast`] has malloc and free.
+//! The C functions: malloc's family, as POSIX, C23 and glibc define it, and a few of Mayfly's own.
+//! [`crate::fast`] has malloc and free.
 
 use core::arch::naked_asm;
 use core::ffi::{c_char, c_int, c_void};
@@ -11,7 +12,8 @@ use heap::units::geometry::{MIN_ALIGNMENT, round_up};
 
 const PAGE_BYTES: usize = 4096;
 
-/// An entry that calls `$inner` with its own arguments and, behind them in `$slot`, where its return address lies.
+/// An entry point that calls `$inner` with its own arguments and then, in `$slot`, the address of its return
+/// address.
 macro_rules! entry {
     ($(#[$doc:meta])* $name:ident($($argument:ident: $type:ty),*) -> $result:ty, $slot:literal, $inner:path) => {
         $(#[$doc])*
@@ -73,7 +75,7 @@ extern "C-unwind" fn realloc_from(object: *mut c_void, size: usize, from: Return
     let kept = extent::usable_size(address, from.caller()).min(size);
     let new = allocate::allocate_from(size, from);
     if !new.is_null() {
-        // SAFETY: both objects have at least `kept` bytes, and they are two.
+        // SAFETY: both objects have at least `kept` bytes, and they are distinct.
         unsafe { ptr::copy_nonoverlapping(object.cast::<u8>(), new, kept) };
         free::free(address, from);
     }
@@ -148,7 +150,7 @@ pub extern "C" fn malloc_trim(_keep: usize) -> c_int {
     allocate::trim() as c_int
 }
 
-/// Accepts and ignores what glibc can be told: 1 for success.
+/// Accepts and ignores glibc's options: 1 for success.
 #[unsafe(no_mangle)]
 pub extern "C" fn mallopt(_parameter: c_int, _value: c_int) -> c_int {
     1
@@ -267,8 +269,8 @@ pub extern "C" fn mayfly_heap_settled() {
     heap::system::clock::settled();
 }
 
-/// Makes the heap's clock show `ns` since its start until it is set again, and does what is due by then; 0 returns to real time. For
-/// replaying traces.
+/// Makes the heap's clock show `ns` since its start until it is set again, and runs maintenance up to that
+/// time; 0 returns to real time. For replaying traces.
 #[unsafe(no_mangle)]
 pub extern "C" fn mayfly_heap_set_clock(ns: u64) {
     heap::entry::maintenance::set_clock(ns);

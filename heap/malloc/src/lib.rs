@@ -1,9 +1,11 @@
 //! `libmayfly_heap.so`: the malloc interface and C++'s operators, over [`heap`].
 //!
-//! Preloaded or linked, it takes the place of the C library's malloc. Each allocating entry passes on
-//! where its return address lies, by which lifetimes are predicted (LLAMA §7); [`fast`] has those that programs call most.
+//! Preloaded or linked, it interposes the C library's malloc. Each allocating entry point passes the address
+//! of its return address, by which lifetimes are predicted (LLAMA §7); [`fast`] has those that programs call
+//! most.
 
-// Where panics unwind (debug builds, the linters') the standard library is there for that, and has a handler of its own.
+// In builds whose panics unwind (debug builds, linters) the standard library is linked, and has its own
+// handler.
 #![cfg_attr(panic = "abort", no_std)]
 
 mod cxx;
@@ -14,7 +16,7 @@ mod threads;
 #[cfg(panic = "abort")]
 use core::fmt::Write;
 
-/// There is nobody to unwind to: says where, and ends the process.
+/// Logs where the panic was, and ends the process: there is no frame to unwind to.
 #[cfg(panic = "abort")]
 #[panic_handler]
 fn panic(info: &core::panic::PanicInfo) -> ! {
@@ -23,8 +25,9 @@ fn panic(info: &core::panic::PanicInfo) -> ! {
     heap::system::os::abort(line.bytes())
 }
 
-/// What the unwinder asks of the frames here when a C++ exception (std::bad_alloc, or a new_handler's own) passes them:
-/// there is nothing to clean up, go on. The standard library, which is not linked, would define it.
+/// The personality function of the frames here, which the unwinder calls when a C++ exception
+/// (std::bad_alloc, or a new_handler's own) passes them: there is nothing to clean up, so it continues. The
+/// standard library would define it, but is not linked.
 #[cfg(panic = "abort")]
 #[unsafe(no_mangle)]
 extern "C" fn rust_eh_personality() -> core::ffi::c_int {
@@ -32,12 +35,12 @@ extern "C" fn rust_eh_personality() -> core::ffi::c_int {
     URC_CONTINUE_UNWIND
 }
 
-/// Runs when the library is loaded: reads the configuration, even if nothing is allocated yet.
+/// Runs when the library is loaded: reads the configuration before anything is allocated.
 extern "C" fn loaded() {
     heap::entry::start::start();
 }
 
-/// Runs at the end of the process: what was recorded and counted is written.
+/// Runs at the end of the process: writes traces and statistics.
 extern "C" fn unloaded() {
     heap::observe::trace::flush_at_end();
     heap::lifetime::table_file::save(true);
@@ -52,8 +55,8 @@ static LOADED: extern "C" fn() = loaded;
 #[unsafe(link_section = ".fini_array")]
 static UNLOADED: extern "C" fn() = unloaded;
 
-/// Ends the process without destructors, as the C library's, but leaves the statistics and the trace behind: shells end
-/// this way.
+/// Ends the process without destructors, like the C library's, but first writes the statistics and the trace:
+/// shells end this way.
 #[unsafe(no_mangle)]
 extern "C" fn _exit(status: core::ffi::c_int) -> ! {
     unloaded();

@@ -1,4 +1,5 @@
-//! `pthread_create`: the first thread that a program makes brings the heap's keeper along, see [`heap::entry::maintenance_thread`].
+//! `pthread_create`: starts the heap's maintenance thread with the program's first thread, see
+//! [`heap::entry::maintenance_thread`].
 
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -13,10 +14,10 @@ type Create = unsafe extern "C" fn(
     *mut c_void,
 ) -> libc::c_int;
 
-/// Bytes of the keeper's stack, of which it touches what it uses.
+/// Bytes of the maintenance thread's stack, of which it touches only what it uses.
 const STACK_BYTES: usize = 256 << 10;
 
-/// The C library's own, found at the first call.
+/// The C library's own function, looked up at the first call.
 fn next() -> Option<Create> {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let mut at = NEXT.load(Relaxed);
@@ -56,9 +57,10 @@ extern "C" fn run(_: *mut c_void) -> *mut c_void {
     core::ptr::null_mut()
 }
 
-/// The program's signals are for its own threads: the keeper blocks all.
+/// Starts the maintenance thread with all signals blocked: they are for the program's own threads.
 fn start_maintenance_thread(create: Create) -> bool {
-    // SAFETY: all structures are initialised by the calls that are given them; the thread needs nothing of this frame.
+    // SAFETY: all structures are initialised by the calls that receive them; the thread needs nothing of this
+    // frame.
     heap::system::os::keep_errno(|| unsafe {
         let mut attributes = core::mem::zeroed();
         let (mut all, mut before, mut thread) = (core::mem::zeroed(), core::mem::zeroed(), 0);

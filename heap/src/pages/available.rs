@@ -1,8 +1,9 @@
 //! A set of huge pages that many threads search and change without a lock.
 //!
-//! A tree of bits, 64 to a node: a bit in an upper level says that the word below it may have bits.
+//! It is a tree of bits, 64 to a node: a bit in an upper level means that the word below it may have bits.
 //! [`AvailableSet::first`] finds the lowest member in four loads, so the heap fills its lowest pages first
-//! and the others drain. The set is a hint: whoever finds a page takes that page's lock and looks again.
+//! and the others drain. The set is a hint: a thread that finds a page takes that page's lock and checks
+//! again.
 
 use core::sync::atomic::Ordering::SeqCst;
 
@@ -53,7 +54,8 @@ impl AvailableSet {
         }
     }
 
-    /// Adds `id`. The leaf is set before its parents: a searcher that misses it came before.
+    /// Adds `id`. The leaf is set before its parents, so a search that misses it happened before the
+    /// insertion.
     pub fn insert(&self, id: usize) {
         let (middle, top) = (id / 64, id / 4096);
         self.leaves[middle].fetch_or(1 << (id % 64), SeqCst);
@@ -62,8 +64,8 @@ impl AvailableSet {
         }
     }
 
-    /// Removes `id`; whether it was there. A parent is cleared when its word is seen empty, and set again
-    /// if the word has filled meanwhile.
+    /// Removes `id`; whether it was a member. A parent is cleared when its word is empty, and set again if
+    /// the word was filled meanwhile.
     pub fn remove(&self, id: usize) -> bool {
         let (middle, top) = (id / 64, id / 4096);
         let before = self.leaves[middle].fetch_and(!(1 << (id % 64)), SeqCst);
@@ -83,7 +85,7 @@ impl AvailableSet {
         true
     }
 
-    /// As [`Self::insert`], and sets `flag` of `nonempty`, by which searchers see that this set has members.
+    /// As [`Self::insert`]; also sets `flag` of `nonempty`, which shows searchers that this set has members.
     pub fn insert_flagged(&self, id: usize, nonempty: &AtomicU64, flag: u64) {
         self.insert(id);
         if nonempty.load(SeqCst) & flag == 0 {
@@ -91,8 +93,9 @@ impl AvailableSet {
         }
     }
 
-    /// As [`Self::remove`], and clears `flag` of `nonempty` with the last member. While one removal is on its way other
-    /// members may be hidden, and another removal may take the set for empty: so each puts the flag right at its end.
+    /// As [`Self::remove`]; also clears `flag` of `nonempty` with the last member. A removal in progress may
+    /// hide other members, and another removal may then see the set as empty: so each removal corrects the
+    /// flag at its end.
     pub fn remove_flagged(&self, id: usize, nonempty: &AtomicU64, flag: u64) {
         self.remove(id);
         if self.first(0).is_none() {

@@ -1,12 +1,12 @@
-//! Pages that earn their size, and those that do not: free blocks of a huge page on which little lives go back to the operating
-//! system after a while, and the page is huge no more; a page that fills again becomes huge again.
+//! Returns free blocks of huge pages that hold little for a while; such a page becomes small, and huge again
+//! when it fills.
 //!
-//! LLAMA gives back whole huge pages only (§6.2), which is right as long as pages empty as wholes. A server whose load has
-//! fallen keeps what its sessions and caches hold, here and there on pages that its peak has filled; there a page's promise to
-//! stay huge is worth less than what it holds back. So a page from which no block was taken for [`DECAY_MS`] and of which at
-//! least half is free is *cold*: its free blocks are discarded. The kernel would make it whole again (khugepaged fills a page
-//! of which one part in 512 is used), so it is told not to. And a small heap begins on small pages: a program that
-//! allocates next to nothing does not pay a huge page for it.
+//! LLAMA returns only whole huge pages (§6.2), which is right as long as pages empty as wholes. But after its
+//! load has fallen, a server keeps objects of sessions and caches scattered over pages that its peak filled;
+//! there the free memory is worth more than huge pages. So a page is *cold* if no block was taken from it for
+//! [`DECAY_MS`] and at least half of it is free: its free blocks are discarded. khugepaged would fill the
+//! page again (one used part in 512 is enough), so the heap advises against huge pages there. A small heap
+//! begins on small pages: a program that allocates next to nothing does not pay for a huge page.
 
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
@@ -17,38 +17,39 @@ use crate::system::{clock, os};
 use crate::units::bits::{self, Bits};
 use crate::units::geometry::*;
 
-/// The default: ms after which a page is cold, from which no block was taken.
+/// The default: ms without taken blocks after which a page is cold.
 pub const DECAY_MS: u64 = 2000;
-/// Never: the paper's way.
+/// Never, the paper's policy.
 pub const NEVER: u64 = u64::MAX;
 static AFTER_MS: AtomicU64 = AtomicU64::new(DECAY_MS);
 
-/// Live blocks of a page that is too full to be cold.
+/// A page with more live blocks than this is not cold.
 const MOST_LIVE: usize = BLOCKS_PER_HUGE_PAGE / 2;
-/// Live blocks of a small page that has earned to be huge.
+/// Live blocks from which a small page becomes huge.
 const ENOUGH_LIVE: usize = BLOCKS_PER_HUGE_PAGE / 4 * 3;
-/// Pages in use before a new page is huge at once.
+/// Pages in use from which new pages are huge at once.
 const SMALL_HEAP_PAGES: usize = 4;
-/// Pages that may be small at one time: each takes up to two of the process' 65,530 mappings.
+/// The most small pages at one time: each takes up to two of the process' 65,530 mappings.
 const MOST_SMALL: usize = 8192;
 static SMALL: AtomicUsize = AtomicUsize::new(0);
 
-/// Chooses when pages are cold; before the first allocation.
+/// Sets when pages are cold; before the first allocation.
 pub fn configure(after_ms: u64) {
     AFTER_MS.store(after_ms, Relaxed);
 }
 
-/// Whether parts of huge pages are given back.
+/// Whether parts of huge pages are returned.
 pub fn is_on() -> bool {
     AFTER_MS.load(Relaxed) != NEVER && os::pages() == os::Pages::Transparent
 }
 
-/// Few pages are in use, and none of them is huge.
+/// Whether few pages are in use, none of them huge.
 pub fn heap_is_small() -> bool {
     is_on() && events::pages() < SMALL_HEAP_PAGES
 }
 
-/// A page comes into use: huge, or small while the heap is. One that was retained is in memory, and stays what it is.
+/// Prepares a page that comes into use: huge, or small while the heap is small. A retained page is resident,
+/// and keeps its size.
 pub fn begin(page: &HugePage, address: usize, retained: bool) {
     if is_on() && events::pages() < SMALL_HEAP_PAGES {
         if retained {
@@ -60,7 +61,7 @@ pub fn begin(page: &HugePage, address: usize, retained: bool) {
     }
 }
 
-/// Whether one more page may be small, if it is not yet.
+/// Whether this page may be small: it is already, or there may be one more.
 pub(crate) fn may_be_small(page: &HugePage) -> bool {
     page.small.load(Relaxed) != 0 || SMALL.load(Relaxed) < MOST_SMALL
 }
@@ -84,7 +85,7 @@ pub fn after_ms() -> u64 {
     AFTER_MS.load(Relaxed)
 }
 
-/// Looks whether a page in use has earned another size; now and then, by one thread.
+/// Changes the size of a page in use if necessary; now and then, by one thread.
 pub fn consider(page: &HugePage, address: usize, now_ms: u64) {
     if !is_on() || !matches!(page.state(), State::Open | State::Active) {
         return;
@@ -106,13 +107,13 @@ pub fn consider(page: &HugePage, address: usize, now_ms: u64) {
     }
 }
 
-/// Notes that blocks of a page are taken now. The page's lock is held.
+/// Notes that blocks of a page are taken now. The caller holds the page's lock.
 pub fn note_taken(page: &HugePage) {
     page.taken_ms.store(clock::now_ms(), Relaxed);
 }
 
-/// Returns all free blocks of pages of which something lives: what `malloc_trim` gives back beyond whole huge pages. Whether
-/// there was one.
+/// Returns the free blocks of pages that have live ones: what `malloc_trim` returns beyond whole huge pages.
+/// Whether there were any.
 pub fn trim() -> bool {
     if !is_on() && !os::on_base_pages() {
         return false;
@@ -132,7 +133,7 @@ pub fn trim() -> bool {
     any
 }
 
-/// Free blocks that may be in memory. Of a huge page that is all of it from the first touch on.
+/// Free blocks that may be resident: all of a huge page is, from the first touch on.
 fn idle(page: &HugePage) -> Bits {
     let whole = page.small.load(Relaxed) == 0 && !os::on_base_pages();
     let touched = if whole { bits::ALL } else { bits::range(0, page.high_water.load(Relaxed) as usize) };
@@ -143,7 +144,7 @@ fn idle(page: &HugePage) -> Bits {
 pub(crate) fn discard_free(page: &HugePage, address: usize) {
     let idle = idle(page);
     if !os::on_base_pages() {
-        make_small(page, address); // before anything is discarded: khugepaged must not undo it
+        make_small(page, address); // before discarding: khugepaged must not undo it
     }
     let mut first = 0;
     while first < BLOCKS_PER_HUGE_PAGE {

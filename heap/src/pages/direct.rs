@@ -1,6 +1,7 @@
-//! Objects so large that each has a mapping of its own, aligned to a huge page, found again through a small hash table.
+//! Objects so large that each has its own mapping, aligned to a huge page and found through a small hash
+//! table.
 //!
-//! They begin at 16 MiB, eight huge pages: there the tail that sharing would save is small, and the kernel can
+//! They begin at 16 MiB, eight huge pages: there sharing the last page would save little, and the kernel can
 //! grow and move them by their page tables (mremap) instead of copying.
 
 use core::ops::Range;
@@ -14,8 +15,8 @@ const PAGE_BYTES: usize = 4096;
 const FIRST_CAPACITY: usize = 256;
 
 static LOCK: Lock = Lock::new();
-/// Address of the table and its capacity, a power of two; entries are two words, the address, and mapped bytes with the
-/// object's lifetime class in the bits that whole pages leave.
+/// Address of the table, and its capacity, a power of two. An entry has two words: the address, and the
+/// mapped bytes with the object's lifetime class in the bits that whole pages leave free.
 static TABLE: AtomicUsize = AtomicUsize::new(0);
 static CAPACITY: AtomicUsize = AtomicUsize::new(0);
 static COUNT: AtomicUsize = AtomicUsize::new(0);
@@ -93,7 +94,7 @@ fn grow() -> bool {
     true
 }
 
-/// Removes entry `i`; those behind it that are not at home move up.
+/// Removes entry `i`; displaced entries behind it move up.
 fn remove(mut i: usize) -> usize {
     let entries = entries();
     let bytes = bytes_of(&entries[i]);
@@ -117,7 +118,7 @@ fn remove(mut i: usize) -> usize {
     bytes
 }
 
-/// Fresh zeroed memory of its own; `None` when memory or address space ran out.
+/// Allocates fresh zeroed memory; `None` if memory or address space ran out.
 pub fn allocate(class: usize, size: usize, alignment: usize) -> Option<usize> {
     let bytes = round_up(size.max(1), PAGE_BYTES)?;
     let alignment = alignment.max(HUGE_PAGE_BYTES);
@@ -141,7 +142,7 @@ pub fn size(address: usize) -> Option<usize> {
     find(address).map(|i| bytes_of(&entries()[i]))
 }
 
-/// The size of the object that `address` lies in; for messages.
+/// The size of the object that contains `address`; for messages.
 #[cold]
 pub fn size_around(address: usize) -> Option<usize> {
     let _guard = LOCK.lock();
@@ -152,7 +153,7 @@ pub fn size_around(address: usize) -> Option<usize> {
     entries().iter().find(around).map(bytes_of)
 }
 
-/// Frees the object at `address`; its size, or `None` if there is none.
+/// Frees the object at `address`; returns its size, or `None` if there is none.
 pub fn free(address: usize) -> Option<usize> {
     let bytes = {
         let _guard = LOCK.lock();
@@ -162,7 +163,7 @@ pub fn free(address: usize) -> Option<usize> {
     Some(bytes)
 }
 
-/// Changes the size, moving the pages if need be; the new address, or `None` (and nothing changed).
+/// Changes the size, moving the pages if necessary; returns the new address, or `None` if nothing changed.
 pub fn resize(address: usize, size: usize) -> Option<usize> {
     let bytes = round_up(size, PAGE_BYTES)?;
     let _guard = LOCK.lock();
@@ -174,7 +175,7 @@ pub fn resize(address: usize, size: usize) -> Option<usize> {
     Some(moved)
 }
 
-/// Tells `found` where the objects of `class` are, which must neither allocate nor free.
+/// Passes the range of each object of `class` to `found`, which must neither allocate nor free.
 pub fn each(class: usize, mut found: impl FnMut(Range<usize>)) {
     let _guard = LOCK.lock();
     for entry in entries().iter().filter(|entry| entry[0].load(Relaxed) != 0 && class_of(entry) == class) {
@@ -183,7 +184,7 @@ pub fn each(class: usize, mut found: impl FnMut(Range<usize>)) {
     }
 }
 
-/// How many there are, and their mapped bytes.
+/// The number of objects, and their mapped bytes.
 pub fn total() -> (usize, usize) {
     (COUNT.load(Relaxed), BYTES.load(Relaxed))
 }

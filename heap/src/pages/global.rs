@@ -1,7 +1,9 @@
-//! The global allocator (LLAMA §6.1–6.5): where block spans and the blocks of large objects come from, and go back to.
+//! The global allocator (LLAMA §6.1–6.5): hands out block spans and the blocks of large objects, and takes
+//! them back.
 //!
-//! Free blocks of active pages are used before a page is opened. [`crate::pages::page_life`] has what becomes of a page then,
-//! [`crate::pages::open_page`] the pages that are being filled, [`crate::pages::large_blocks`] what large objects need.
+//! It uses free blocks of active pages before it opens a page. [`crate::pages::page_life`] has a page's
+//! further life, [`crate::pages::open_page`] the pages that are being filled, [`crate::pages::large_blocks`]
+//! the blocks of large objects.
 
 use crate::pages::huge_page::State;
 use crate::pages::page_life::{self, Extra, Request};
@@ -12,8 +14,8 @@ use crate::units::bits;
 use crate::units::geometry::*;
 use crate::units::lifetime_class::FOREVER;
 
-/// A block span for objects of `class` (LLAMA §6.3); `None` when memory ran out. Up to `more` spans that are at hand
-/// on the same page are passed to `keep`.
+/// Acquires a block span for objects of `class` (LLAMA §6.3); `None` if memory ran out. Passes up to `more`
+/// further free spans of the same page to `keep`.
 pub fn acquire_spans(
     class: usize,
     more: usize,
@@ -50,7 +52,7 @@ pub(crate) fn acquire(request: &Request, extra: &mut Extra) -> Option<usize> {
     open_page::take(request, extra).or_else(|| take_anywhere(request, extra))
 }
 
-/// No page is to be had: blocks of shorter classes' pages, too, and of any open page, before malloc says that there are none.
+/// No page is left: takes blocks of shorter classes' pages and of any open page, before malloc fails.
 #[cold]
 fn take_anywhere(request: &Request, extra: &mut Extra) -> Option<usize> {
     (0..=request.class)
@@ -64,7 +66,7 @@ fn recycle(from: usize, request: &Request, extra: &mut Extra) -> Option<usize> {
     pool::search(from, request.blocks, |id| {
         let address = region::address(id);
         let page = region::huge_page(address);
-        let _guard = page.lock.try_lock()?; // a page that another thread is at: the next one is as good
+        let _guard = page.lock.try_lock()?; // another thread holds this page: the next one is as good
         if page.state() != State::Active || page.class() != from {
             return None;
         }
@@ -85,7 +87,7 @@ fn recycle(from: usize, request: &Request, extra: &mut Extra) -> Option<usize> {
     })
 }
 
-/// Gives a block span back.
+/// Releases a block span.
 pub fn release_span(address: usize) {
     region::span(address).set_whole(false);
     let page = region::huge_page(address);
@@ -94,7 +96,7 @@ pub fn release_span(address: usize) {
     page_life::release_locked(page, address, SPAN_BLOCKS);
 }
 
-/// Returns every huge page that holds nothing; whether there was one. Also what malloc_trim does.
+/// Returns all empty huge pages; whether there was one. malloc_trim calls this.
 pub fn trim() -> bool {
     let mut any = open_page::close_all_empty(); // which may retain them
     while page_life::return_retained() {

@@ -1,7 +1,9 @@
-//! One huge page's metadata (LLAMA §6.2, §6.5): its state, lifetime class, deadline, and bit vectors of its blocks.
+//! One huge page's metadata (LLAMA §6.2, §6.5): its state, lifetime class, deadline, and bit vectors of its
+//! blocks.
 //!
-//! Who changes a page holds its lock; fields are atomics so that a searcher may look without it.
-//! There is no lock over pages: where the paper's prototype has one global lock (§8), each page has its own.
+//! A thread that changes a page holds its lock; fields are atomics so that searches may read them without it.
+//! There is no lock over all pages: where the paper's prototype has one global lock (§8), each page has its
+//! own.
 
 use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -20,7 +22,7 @@ pub enum State {
     Open = 1,
     /// Was filled once, has a deadline; its free blocks are recycled.
     Active = 2,
-    /// Free, and kept mapped for the next taker.
+    /// Free, and kept mapped for the next use.
     Retained = 3,
 }
 
@@ -72,27 +74,28 @@ pub const NO_BUCKET: u8 = u8::MAX;
 /// The metadata, 256 B.
 #[repr(C, align(256))]
 pub struct HugePage {
-    /// Held by who changes the page.
+    /// Held by the thread that changes the page.
     pub lock: Lock,
     state: AtomicU8,
     class: AtomicU8,
     /// Which set of partly free pages the page is in; [`NO_BUCKET`] for none.
     pub bucket: AtomicU8,
-    /// Kept so that a page is discarded only after it has stayed empty for a while.
+    /// Not 0 if the page was empty at the last tick: it is returned only after it has stayed empty.
     pub empty_since_tick: AtomicU8,
     /// When all objects should be dead, ms of the heap's clock.
     pub deadline_ms: AtomicU64,
-    /// While open: blocks below this were handed out.
+    /// While open: blocks below this were taken.
     pub frontier: AtomicU16,
     /// Blocks from here on were not touched since the operating system gave the page: they read as zero.
     pub high_water: AtomicU16,
-    /// Small pages within block spans that were free when they were last given back, see [`crate::pages::sparse`].
+    /// Small pages within block spans that were free when they were last returned, see
+    /// [`crate::pages::sparse`].
     pub given_back: AtomicU16,
-    /// Not 0 if the page is made of small pages: see [`crate::pages::decay`].
+    /// Not 0 if the page consists of small pages, see [`crate::pages::decay`].
     pub small: AtomicU8,
     /// When blocks of the page were last taken, ms of the heap's clock.
     pub taken_ms: AtomicU64,
-    /// Blocks of the last object of the page, where it goes on in the pages that follow (LLAMA §8); else 0.
+    /// Blocks of the page's last object, if it extends over the following pages (LLAMA §8); else 0.
     pub last_object_blocks: AtomicU32,
     /// Blocks with live objects.
     pub live: SharedBits,
@@ -100,9 +103,9 @@ pub struct HugePage {
     pub residual: SharedBits,
     /// Blocks that are the last of a large object (LLAMA §8, size look-up).
     pub last: SharedBits,
-    /// Blocks handed out as block spans; the other live ones hold large objects.
+    /// Blocks taken as block spans; the other live ones hold large objects.
     pub spans: SharedBits,
-    /// Free blocks that [`crate::pages::decay`] has given back since they were last taken.
+    /// Free blocks that [`crate::pages::decay`] has returned since they were last taken.
     pub discarded: SharedBits,
 }
 
@@ -156,7 +159,7 @@ impl HugePage {
         self.live.load().map(|word| !word)
     }
 
-    /// Forgets everything but the lock and what the operating system's side knows.
+    /// Resets everything but the lock and the state on the operating system's side.
     pub fn reset(&self) {
         self.live.store(&bits::NONE);
         self.residual.store(&bits::NONE);

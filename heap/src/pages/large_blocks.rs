@@ -1,5 +1,5 @@
-//! The blocks of large objects (LLAMA §6.1, §8): a run of blocks on one huge page, or whole pages and the first blocks of
-//! the last one. Pages know where each begins and ends; nothing else is kept about it.
+//! The blocks of large objects (LLAMA §6.1, §8): a run of blocks on one huge page, or whole pages and the
+//! first blocks of the last one. Only the pages record where each begins and ends.
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -10,8 +10,8 @@ use crate::span::large_object::LargeObject;
 use crate::units::bits;
 use crate::units::geometry::*;
 
-/// `count` contiguous blocks for a large object, at a multiple of `alignment` blocks (LLAMA §6.1); `None` when memory
-/// ran out.
+/// Acquires `count` contiguous blocks for a large object, at a multiple of `alignment` blocks (LLAMA §6.1);
+/// `None` if memory ran out.
 pub fn acquire(class: usize, count: usize, alignment: usize) -> Option<usize> {
     if count > BLOCKS_PER_HUGE_PAGE {
         return acquire_pages(class, count);
@@ -20,8 +20,8 @@ pub fn acquire(class: usize, count: usize, alignment: usize) -> Option<usize> {
     global::acquire(&request, &mut Extra { wanted: 0, keep: &mut |_| {} })
 }
 
-/// An object of more than a huge page: whole pages and the first blocks of the last one (LLAMA §8). The rest of the
-/// last page is free for others at once.
+/// Acquires whole pages and the first blocks of the last one (LLAMA §8), for an object of more than a huge
+/// page. The rest of the last page is free for others at once.
 fn acquire_pages(class: usize, count: usize) -> Option<usize> {
     let pages = count.div_ceil(BLOCKS_PER_HUGE_PAGE);
     let address = page_life::take_pages(class, pages)?;
@@ -45,7 +45,7 @@ fn acquire_pages(class: usize, count: usize) -> Option<usize> {
     Some(address)
 }
 
-/// What is known of the large object at `address`; `None` if none begins there.
+/// The metadata of the large object at `address`; `None` if none begins there.
 pub fn object_at(address: usize) -> Option<&'static LargeObject> {
     let may_begin = address.is_multiple_of(BLOCK_BYTES);
     may_begin.then(|| region::large_object(address)).filter(|object| object.blocks().is_some())
@@ -71,7 +71,8 @@ pub fn around(address: usize) -> Option<(usize, usize)> {
     None
 }
 
-/// Frees the large object of `count` blocks at `address`; `false` if another thread was faster (a double free).
+/// Frees the large object of `count` blocks at `address`; `false` if another thread has freed it (a double
+/// free).
 pub fn release(address: usize, count: usize) -> bool {
     let head = region::huge_page(address);
     {
@@ -101,7 +102,7 @@ pub fn release(address: usize, count: usize) -> bool {
     true
 }
 
-/// Changes the size of a large object where it lies; `false` if there is no room.
+/// Resizes a large object in place; `false` if there is no room.
 pub fn resize(address: usize, count: usize, new_count: usize) -> bool {
     let first = block_index(address);
     if first + count > BLOCKS_PER_HUGE_PAGE || first + new_count > BLOCKS_PER_HUGE_PAGE {

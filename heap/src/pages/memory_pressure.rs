@@ -1,8 +1,10 @@
-//! Whether memory is scarce: the program's memory cgroup, or that of its container, is nearly full.
+//! Detects memory pressure: the memory cgroup of the program or of its container is nearly full.
 //!
-//! Beyond such a limit the kernel ends programs and malloc is not asked. So whoever is near it takes any free cell and block
-//! before a new page, at the price of packing by lifetime. Looked at now and then by [`crate::entry::maintenance`], as soon as the
-//! heap is large enough to matter. (RLIMIT_AS and its like need no look: there malloc is told, and tries [`crate::thread::out_of_memory`].)
+//! Beyond such a limit the kernel kills processes before malloc could fail. So under pressure the heap takes
+//! any free cell and block before a new page, at the price of packing by lifetime.
+//! [`crate::entry::maintenance`] checks now and then, once the heap is large enough to matter. (RLIMIT_AS and
+//! the like need no check: there the kernel refuses the mapping, and malloc tries
+//! [`crate::thread::out_of_memory`].)
 
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
@@ -12,20 +14,20 @@ use crate::units::geometry::HUGE_PAGE_BYTES;
 
 static HIGH: AtomicBool = AtomicBool::new(false);
 static NEXT_LOOK_MS: AtomicU64 = AtomicU64::new(0);
-/// Between two looks, ms; where there is a limit earlier, once the heap has grown by one part in so many.
+/// Between two checks, ms; with a limit also as soon as the heap has grown by one part in this many.
 const LOOK_MS: u64 = 500;
 const ONE_PART_IN: usize = 16;
 static NEXT_LOOK_PAGES: AtomicUsize = AtomicUsize::new(LEAST_PAGES);
-/// A heap of fewer huge pages does not look.
+/// A heap of fewer huge pages does not check.
 const LEAST_PAGES: usize = 16;
 
-/// Whether memory is scarce.
+/// Whether memory pressure is high.
 #[inline]
 pub fn is_high() -> bool {
     HIGH.load(Relaxed)
 }
 
-/// Looks, if it is time to.
+/// Checks if it is time to.
 pub fn tick(now_ms: u64) {
     let pages = events::pages();
     let is_time = now_ms >= NEXT_LOOK_MS.load(Relaxed) || pages >= NEXT_LOOK_PAGES.load(Relaxed);
@@ -35,13 +37,14 @@ pub fn tick(now_ms: u64) {
     NEXT_LOOK_MS.store(now_ms + LOOK_MS, Relaxed);
     let mut folder = Text::<PATH_BYTES>::default();
     let found = cgroup(&mut folder);
-    // Without a limit a heap that breathes need not look at each breath.
+    // Without a limit a heap that shrinks and grows again need not check each time.
     let more = if found.is_some() { pages.div_ceil(ONE_PART_IN) } else { usize::MAX - pages };
     NEXT_LOOK_PAGES.store(pages + more, Relaxed);
     HIGH.store(found.is_some_and(|(limit, used)| is_near(limit, used)), Relaxed);
 }
 
-/// Three quarters of the limit are used, by what cannot be dropped: anonymous memory of all of the cgroup's processes.
+/// Whether memory that cannot be dropped, the anonymous memory of all the cgroup's processes, fills three
+/// quarters of the limit.
 fn is_near(limit: u64, used: u64) -> bool {
     let own = (events::pages() * HUGE_PAGE_BYTES) as u64;
     used.max(own.min(limit)) >= limit / 4 * 3
@@ -49,8 +52,8 @@ fn is_near(limit: u64, used: u64) -> bool {
 
 const PATH_BYTES: usize = 512;
 
-/// The limit of the process's memory cgroup and what of it is anonymous memory, bytes; `None` without a limit. In a container
-/// the path that the kernel names may not be there: the container sees its own cgroup at the root.
+/// The limit of the process's memory cgroup, and its anonymous memory, in bytes; `None` without a limit. In a
+/// container the path that the kernel reports may not exist: the container sees its own cgroup at the root.
 fn cgroup(path: &mut Text<PATH_BYTES>) -> Option<(u64, u64)> {
     let (at, bytes) = os::read_small_file(b"/proc/self/cgroup\0")?;
     // SAFETY: a mapping of that many bytes, until it is unmapped below.
@@ -86,13 +89,13 @@ fn below(
             write!(path, "{root}{folder}/{file}\0").ok()?;
             number(path.bytes(), key)
         };
-        // Without a limit the file says `max`, or a number that is no memory's size.
+        // Without a limit the file contains `max`, or a number larger than any memory.
         let limit = number_in(limit, "").filter(|&limit| limit < 1 << 50)?;
         Some((limit, number_in("memory.stat", anonymous)?))
     })
 }
 
-/// The number behind `key` in a file of lines `key number`; the first of the file for an empty key.
+/// The number behind `key` in a file of lines `key number`; for an empty key the first number.
 fn number(path_with_nul: &[u8], key: &str) -> Option<u64> {
     let (at, bytes) = os::read_small_file(path_with_nul)?;
     // SAFETY: a mapping of that many bytes, until it is unmapped below.

@@ -1,7 +1,8 @@
-//! Open pages (LLAMA §6.2): for each class the huge page that is filled for the first time, and when a class gets one.
+//! Open pages (LLAMA §6.2): for each class the huge page that is being filled for the first time, and when a
+//! class opens one.
 //!
-//! The paper opens a page for each class that is asked for. Each may be nearly empty, so here a small heap lets classes
-//! share a page at first: see [`page_to_share`].
+//! The paper opens a page for each class in use. Each may be nearly empty, so here the classes of a small
+//! heap share a page at first: see [`page_to_share`].
 
 use core::sync::atomic::{
     AtomicBool, AtomicUsize,
@@ -17,17 +18,17 @@ use crate::units::bits;
 use crate::units::geometry::*;
 use crate::units::lifetime_class::CLASSES;
 
-/// The page that is being filled, of each class.
+/// A class' page that is being filled.
 struct OpenPage {
-    /// Held by who opens one.
+    /// Held by the thread that opens a page.
     lock: Lock,
-    /// The page's address, or 0. It becomes 0 with the page's own lock held.
+    /// The page's address, or 0. It becomes 0 only with the page's lock held.
     address: AtomicUsize,
-    /// The class has had a page of its own.
+    /// The class has opened a page before.
     opened_before: AtomicBool,
 }
 
-/// For each class one that is filled with spans, and behind those one for each class that is filled with large objects.
+/// The first half is filled with spans, the second with large objects; one of each class.
 static OPEN: [OpenPage; 2 * CLASSES] = [const {
     OpenPage { lock: Lock::new(), address: AtomicUsize::new(0), opened_before: AtomicBool::new(false) }
 }; 2 * CLASSES];
@@ -37,8 +38,8 @@ pub fn addresses() -> impl Iterator<Item = usize> {
     OPEN.iter().map(|open| open.address.load(Acquire)).filter(|&address| address != 0)
 }
 
-/// Blocks from an open page, behind those that were taken before; the page becomes active when it is full. One of small pages gives
-/// the first that are free: what was freed is in memory, what lies behind is not yet.
+/// Takes blocks of an open page, behind those taken before; a full page becomes active. On a small page it
+/// takes the first free blocks: freed ones are resident, those behind them are not yet.
 pub(crate) fn take(request: &Request, extra: &mut Extra) -> Option<usize> {
     let which = if page_life::fills() { page_to_share(request) } else { request.class };
     let (open, from) = (&OPEN[which], which % CLASSES);
@@ -53,7 +54,7 @@ pub(crate) fn take(request: &Request, extra: &mut Extra) -> Option<usize> {
     }
 }
 
-/// Blocks of any open page, of whatever class: there is no other.
+/// Takes blocks of any open page of any class, as there are no others.
 #[cold]
 pub(crate) fn take_from_any(request: &Request) -> Option<usize> {
     OPEN.iter().enumerate().find_map(|(which, open)| {
@@ -61,7 +62,7 @@ pub(crate) fn take_from_any(request: &Request) -> Option<usize> {
     })
 }
 
-/// Blocks of this open page; `None` if none is open, or it is full now.
+/// Takes blocks of this open page; `None` if none is open, or if it is full now.
 fn take_from(open: &OpenPage, from: usize, request: &Request, extra: &mut Extra) -> Option<usize> {
     loop {
         let address = open.address.load(Acquire);
@@ -101,11 +102,11 @@ fn take_from(open: &OpenPage, from: usize, request: &Request, extra: &mut Extra)
     }
 }
 
-/// Which open page to fill. Each may be nearly empty, so a class opens its first one when the heap has eight pages for
-/// each that is open. Before, it shares the open page of the next longer class that has one, in non-residual blocks;
-/// when that one is full it opens its own, so that what stays is spread over one page and not over all. A heap with that
-/// many pages also keeps large objects apart: many of them are buffers that come and go together, and what was
-/// allocated between them would keep their pages.
+/// Chooses the open page to fill. Each may be nearly empty, so a class opens its first one only once the heap
+/// has eight pages for each open one. Until then it shares the open page of the next longer class that has
+/// one, in non-residual blocks. When that page is full it opens its own, so that what stays is spread over
+/// one page and not over all. A heap of that size also separates large objects: many of them are buffers that
+/// are allocated and freed together, and objects allocated between them would hold their pages.
 fn page_to_share(request: &Request) -> usize {
     let class = request.class;
     let is_open = |which: &usize| OPEN[*which].address.load(Relaxed) != 0;
@@ -121,7 +122,7 @@ fn page_to_share(request: &Request) -> usize {
     (class + 1..CLASSES).find(is_open).unwrap_or(class)
 }
 
-/// Huge pages in use for each one that is open.
+/// Huge pages in use for each open one.
 const PAGES_TO_OPEN: usize = 8;
 
 fn begin(class: usize, open: &OpenPage) -> Option<usize> {
@@ -134,7 +135,7 @@ fn begin(class: usize, open: &OpenPage) -> Option<usize> {
     Some(address)
 }
 
-/// Returns an open page on which nothing lives; with `hesitate`, only if that was so a tick ago already.
+/// Returns an open page without live blocks; with `hesitate`, only if it was empty a tick ago as well.
 fn close_if_empty(open: &OpenPage, hesitate: bool) -> bool {
     let address = open.address.load(Acquire);
     if address == 0 {
@@ -157,7 +158,7 @@ fn close_if_empty(open: &OpenPage, hesitate: bool) -> bool {
     true
 }
 
-/// Returns open pages that stay empty, and has others that nobody fills any more serve shorter classes; called now and then by one
+/// Returns open pages that stay empty, and lets shorter classes use idle ones; called now and then by one
 /// thread.
 pub fn close_idle(now_ms: u64) {
     for open in &OPEN {
@@ -167,8 +168,8 @@ pub fn close_idle(now_ms: u64) {
     }
 }
 
-/// What is yet to be filled of a page from which nothing was taken for a while is of use to nobody but its class, which may need
-/// it late or never. So it becomes active before it is full: its own class and shorter ones take what is free.
+/// Activates an idle open page before it is full. Only its own class could use the rest, and may need it late
+/// or never; an active page serves its class and shorter ones.
 fn activate_if_idle(open: &OpenPage, now_ms: u64) {
     let address = open.address.load(Acquire);
     if address == 0 {
@@ -184,14 +185,15 @@ fn activate_if_idle(open: &OpenPage, now_ms: u64) {
     }
 }
 
-/// So long nothing was taken of an open page that is idle, of classes that live within a second and of longer ones. Those are asked
-/// for seldom, but time and again: whenever shorter-lived objects had filled the rest of their page in a pause, they would open another,
-/// and leave a little on each (LLAMA §9.6 ended with 126 MiB in place of 20).
+/// An open page is idle after this long, for classes that live within a second and for longer ones. Longer
+/// classes allocate rarely but repeatedly: each time shorter-lived objects had filled the rest of their page
+/// in a pause, they would open another one and leave a little on each (LLAMA §9.6 ended with 126 MiB in place
+/// of 20).
 const IDLE_MS: u64 = 100;
 const LONG_IDLE_MS: u64 = 1000;
 const LONG: usize = 3;
 
-/// Returns every open page that is empty; whether there was one.
+/// Returns all empty open pages; whether there was one.
 pub fn close_all_empty() -> bool {
     OPEN.iter().fold(false, |any, open| close_if_empty(open, false) | any)
 }

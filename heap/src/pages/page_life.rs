@@ -1,13 +1,13 @@
-//! The life of a huge page (LLAMA §6.2–6.5), and how it changes its lifetime class.
+//! The life of a huge page (LLAMA §6.2–6.5), and how its lifetime class changes.
 //!
-//! A page of class c is *open* while it is filled for the first time, with objects of class c only: its *residual*
-//! blocks. Then it is *active* and has a deadline. Blocks that become free on an active page are *recycled* for
-//! shorter classes. When the deadline passes and residual blocks live on, the class was too short: the page is
-//! promoted. When the last residual block dies, the class was too long: the page is demoted and the blocks that
-//! live become residual. A page without live blocks is returned to the operating system.
+//! A page of class c is *open* while it is filled for the first time, with objects of class c only: its
+//! *residual* blocks. Then it is *active* and has a deadline. Blocks that become free on an active page are
+//! *recycled* for shorter classes. If residual blocks are live at the deadline, the class was too short: the
+//! page is promoted. When the last residual block dies, the class was too long: the page is demoted, and its
+//! live blocks become residual. A page without live blocks is returned to the operating system.
 //!
 //! Beyond the paper, `Recycle::Fill` (the default) also uses free blocks of the request's own class before it
-//! opens a new page: without it a heap of one class never uses a free block again.
+//! opens a new page: otherwise a heap of one class would never reuse a free block.
 
 use core::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
 
@@ -39,12 +39,12 @@ pub fn configure(recycle: Recycle, deadline_factor: u32) {
     DEADLINE_FACTOR.store(deadline_factor, Relaxed);
 }
 
-/// How many times its lifetime class a page's deadline is.
+/// A page's deadline is its lifetime class times this factor.
 pub fn deadline_factor() -> u32 {
     DEADLINE_FACTOR.load(Relaxed)
 }
 
-/// What is asked for.
+/// A request for blocks.
 pub(crate) struct Request {
     pub class: usize,
     pub blocks: usize,
@@ -52,13 +52,13 @@ pub(crate) struct Request {
     pub span: bool,
 }
 
-/// Further spans that the caller would take along.
+/// Further spans that the caller would cache.
 pub(crate) struct Extra<'a> {
     pub wanted: usize,
     pub keep: &'a mut dyn FnMut(usize),
 }
 
-/// Takes free blocks of a page of class `from`; where they begin.
+/// Takes free blocks of a page of class `from`; returns their address.
 pub(crate) fn mark(page: &HugePage, address: usize, first: usize, request: &Request, from: usize) -> usize {
     let blocks = bits::range(first, request.blocks);
     if request.span {
@@ -73,7 +73,7 @@ pub(crate) fn mark(page: &HugePage, address: usize, first: usize, request: &Requ
     address + first * BLOCK_BYTES
 }
 
-/// From open to active: the page was filled for the first time and gets its deadline (LLAMA §6.2).
+/// Activates a page that was filled for the first time: it gets its deadline (LLAMA §6.2).
 pub(crate) fn activate(page: &HugePage, id: usize) {
     page.set_state(State::Active);
     set_deadline(page);
@@ -84,7 +84,7 @@ pub(crate) fn activate(page: &HugePage, id: usize) {
     }
 }
 
-/// Free blocks of a request's own class are used too.
+/// Whether free blocks of a request's own class are used.
 pub(crate) fn fills() -> bool {
     RECYCLE.load(Relaxed) == Recycle::Fill as u8
 }
@@ -94,7 +94,7 @@ fn set_deadline(page: &HugePage) {
     page.deadline_ms.store(deadline, Relaxed);
 }
 
-/// Free pages in a row, their metadata reset; retained ones first.
+/// Takes free adjacent pages and resets their metadata; retained ones first.
 pub(crate) fn take_pages(class: usize, count: usize) -> Option<usize> {
     if count == 1
         && let Some(address) = retained::take()
@@ -115,7 +115,8 @@ pub(crate) fn take_pages(class: usize, count: usize) -> Option<usize> {
     Some(address)
 }
 
-/// Clears blocks (LLAMA §6.5); the page is freed with its last live block, demoted with its last residual one.
+/// Releases blocks (LLAMA §6.5); frees the page with its last live block, demotes it with its last residual
+/// one.
 pub(crate) fn release_locked(page: &HugePage, address: usize, count: usize) {
     let blocks = bits::range(block_index(address), count);
     page.live.clear(&blocks);
@@ -136,8 +137,8 @@ pub(crate) fn release_locked(page: &HugePage, address: usize, count: usize) {
     }
 }
 
-/// A block span of a page is to hold objects of `class`. If that is the next longer one than the page's, it is the page's now, as if
-/// the deadline had passed (LLAMA §6.4), and the span's blocks are residual; else `false`.
+/// Prepares a page for a block span of objects of `class`. If `class` is the next longer one, the page is
+/// promoted as if its deadline had passed (LLAMA §6.4), and the span's blocks become residual; else `false`.
 pub fn lengthen(span_address: usize, class: usize) -> bool {
     let page = region::huge_page(span_address);
     let Some(_guard) = page.lock.try_lock() else { return false };
@@ -157,7 +158,7 @@ fn promote(page: &HugePage, id: usize) {
     pool::update(page, id, class_before);
 }
 
-/// Only shorter-lived blocks are left: the next shorter class, and they are its residual ones (LLAMA §6.4).
+/// Demotes a page that has only shorter-lived blocks: they become its residual ones (LLAMA §6.4).
 fn demote(page: &HugePage) {
     if page.class() > 0 {
         page.set_class(page.class() - 1);
@@ -167,7 +168,7 @@ fn demote(page: &HugePage) {
     set_deadline(page);
 }
 
-/// No block is live: back to the operating system at once, unless it is one of the few that are retained.
+/// Frees a page without live blocks: returns it to the operating system, or retains it if there is room.
 pub(crate) fn free_page(page: &HugePage, address: usize, class: usize) {
     page.set_state(State::Free);
     pool::update(page, region::id(address), class);
@@ -179,7 +180,7 @@ pub(crate) fn free_page(page: &HugePage, address: usize, class: usize) {
     } else {
         return_to_os(page, address);
         if retained::excess() > 0 {
-            return_retained(); // the heap shrinks
+            return_retained(); // the heap is shrinking
         }
     }
 }
@@ -201,13 +202,13 @@ pub(crate) fn return_retained() -> bool {
     true
 }
 
-/// Returns retained pages that are too many now, or have not been needed since the last time; called once a tick.
+/// Returns retained pages that are too many, or were not needed since the last call; called once a tick.
 pub fn return_idle_pages() {
     (0..retained::idle()).all(|_| return_retained());
 }
 
-/// Looks at some pages whose deadline may have passed (LLAMA §6.4), or which hold little any more ([`decay`]); called once a
-/// tick by one thread. `expired` is told of each page that expired, and of the class that it has now.
+/// Checks some pages whose deadline may have passed (LLAMA §6.4) or which may be cold ([`decay`]); called
+/// once a tick by one thread. Calls `expired` with each page that expired and its new class.
 pub fn expire_deadlines(now_ms: u64, cursor: usize, pages: usize, expired: impl Fn(usize, usize)) -> usize {
     let mut next = cursor;
     for _ in 0..pages {

@@ -1,12 +1,12 @@
 //! Active huge pages with free blocks, by lifetime class and by their longest run of free blocks.
 //!
-//! The paper keeps a list of active pages for each class and looks at their bit vectors in turn (§6.5). Here a page
-//! is in one of nine sets of its class, by floor(log2(longest run)), so a request finds a page that fits in a few
-//! loads, takes the fullest fitting kind first and the lowest address within it. [`NONEMPTY`] tells which
-//! of the 63 sets have members.
+//! The paper keeps a list of active pages for each class and searches their bit vectors in turn (§6.5). Here
+//! a page is in one of nine sets of its class, by floor(log2(longest run)). So a request finds a suitable
+//! page in a few loads: of the fullest suitable kind, at the lowest address. [`NONEMPTY`] records which of
+//! the 63 sets have members.
 //!
-//! Sets are changed by atomic instructions, so a page stays where it is when blocks are taken from it, and moves down
-//! when a search has tried it in vain; a page that gets a longer run moves up at once.
+//! Sets change by atomic instructions, so a page stays in its set when blocks are taken from it, and moves
+//! down when a search has failed on it; a page that gets a longer run moves up at once.
 
 use core::sync::atomic::{
     AtomicU64,
@@ -25,7 +25,7 @@ static SETS: [[AvailableSet; BUCKETS]; CLASSES] =
     [const { [const { AvailableSet::new() }; BUCKETS] }; CLASSES];
 static NONEMPTY: AtomicU64 = AtomicU64::new(0);
 
-/// As [`update`], unless the page has no more room than its set says.
+/// As [`update`], unless the page has no more room than its set implies.
 #[inline]
 pub fn update_if_roomier(page: &HugePage, id: usize, class_before: usize) {
     let before = page.bucket.load(Relaxed);
@@ -39,7 +39,7 @@ pub fn update_if_roomier(page: &HugePage, id: usize, class_before: usize) {
     update(page, id, class_before);
 }
 
-/// Puts the page into the set where it belongs now, out of the one where it was. The page's lock is held.
+/// Moves the page to the set where it belongs. The caller holds the page's lock.
 pub fn update(page: &HugePage, id: usize, class_before: usize) {
     let free = page.free_blocks();
     let bucket = match page.state() {
@@ -61,25 +61,25 @@ pub fn update(page: &HugePage, id: usize, class_before: usize) {
     page.bucket.store(bucket, Relaxed);
 }
 
-/// The sets that the page is in, as flags.
+/// The sets that contain the page, as flags.
 pub fn sets_with(id: usize) -> u64 {
     let sets = (0..CLASSES).flat_map(|class| (0..BUCKETS).map(move |bucket| (class, bucket)));
     let with = sets.filter(|&(class, bucket)| SETS[class][bucket].contains(id));
     with.fold(0, |flags, (class, bucket)| flags | flag(class, bucket))
 }
 
-/// Flags of the sets in which a search looks.
+/// Flags of the sets that a search visits.
 pub fn nonempty() -> u64 {
     NONEMPTY.load(SeqCst)
 }
 
-/// In [`NONEMPTY`]: the set has members.
+/// The flag of a set in [`NONEMPTY`].
 pub fn flag(class: usize, bucket: usize) -> u64 {
     1 << (class * BUCKETS + bucket)
 }
 
 /// Calls `attempt` with the ids of pages of `class` that may have a run of `blocks`, the fullest kind first,
-/// until it returns something. Kinds that may just miss are tried a few times only.
+/// until it returns a value. In the lowest kind, where runs may be too short, it tries only a few pages.
 pub fn search<T>(class: usize, blocks: usize, mut attempt: impl FnMut(usize) -> Option<T>) -> Option<T> {
     const TRIES_WHERE_IT_MAY_MISS: usize = 4;
     let nonempty = (NONEMPTY.load(SeqCst) >> (class * BUCKETS)) as usize & ((1 << BUCKETS) - 1);

@@ -1,13 +1,15 @@
-//! Address space: a window of 16 GiB regions, one or more for each lifetime class (LLAMA §6.1, §8), and the huge pages in them.
+//! Address space: a window of 16 GiB regions, one or more for each lifetime class (LLAMA §6.1, §8), and the
+//! huge pages in them.
 //!
-//! The window ([`crate::units::window`]) is reserved whole; each region's metadata is readable from when it is first used, and its
-//! huge pages are made usable one by one. Where that much address space is not to be had (RLIMIT_AS), the window is *piecemeal*: only
-//! a place, whose regions are shared by all classes and filled one after the other; each huge page and its metadata are mapped when they
-//! are needed. Where there are not so many addresses at all (a process under valgrind, processors with 39 bits), it has fewer regions.
+//! The heap reserves the whole window ([`crate::units::window`]). A region's metadata becomes readable when
+//! the region is first used, and its huge pages become usable one by one. If that much address space cannot
+//! be reserved (RLIMIT_AS), the window is *piecemeal*: a range of addresses without a reservation. Then all
+//! classes share its regions, which are filled one after the other, and each huge page and its metadata are
+//! mapped when needed. If there are too few addresses (under valgrind, or on processors with 39 bits), the
+//! window has fewer regions.
 //!
-//! The paper never uses a huge page's addresses twice; here the lowest freed place is used again, so that page
-//! tables and metadata stay small. One comparison with [`WINDOW`] answers whether an
-//! address has metadata that can be read.
+//! The paper never reuses a huge page's addresses; here the lowest freed place is reused, so that page tables
+//! and metadata stay small. One comparison with [`WINDOW`] shows whether an address has readable metadata.
 
 use core::sync::atomic::{
     AtomicBool, AtomicU8, AtomicU32, AtomicUsize,
@@ -23,9 +25,9 @@ use crate::system::os;
 use crate::units::geometry::*;
 use crate::units::window::{WINDOW, Window, huge_page_metadata_at, span_metadata_at};
 
-/// How many regions the window has.
+/// The number of regions in the window.
 static REGIONS: AtomicUsize = AtomicUsize::new(0);
-/// The window is piecemeal.
+/// Whether the window is piecemeal.
 static PIECEMEAL: AtomicBool = AtomicBool::new(false);
 
 struct Region {
@@ -34,18 +36,18 @@ struct Region {
     frontier: AtomicU32,
 }
 
-/// In `Region::class`: any class.
+/// The value of `Region::class` for any class.
 const SHARED: u8 = u8::MAX;
 
 static TABLE: [Region; MAX_REGIONS] =
     [const { Region { class: AtomicU8::new(0), frontier: AtomicU32::new(0) } }; MAX_REGIONS];
 static COUNT: AtomicUsize = AtomicUsize::new(0);
-/// Huge pages that were used and are free, by id.
+/// Ids of huge pages that were used and are free.
 static FREED: AvailableSet = AvailableSet::new();
 /// Held while places for huge pages are chosen.
 static PLACES: Lock = Lock::new();
 
-/// The metadata of the block span around `address`, if it can be the heap's; the fast path's question.
+/// The metadata of the block span around `address`, if that may be in the heap; the check of the fast path.
 #[inline(always)]
 pub fn span_if_plain(address: usize) -> Option<&'static Span> {
     let offset = WINDOW.offset(address);
@@ -53,14 +55,14 @@ pub fn span_if_plain(address: usize) -> Option<&'static Span> {
         return None;
     }
     let metadata = WINDOW.metadata.load(Relaxed) + span_metadata_at(offset);
-    // SAFETY: so much of the metadata is mapped, zeroed is a valid Span, and it is never unmapped.
+    // SAFETY: this part of the metadata is mapped, zeroed is a valid Span, and it is never unmapped.
     unsafe {
         core::hint::assert_unchecked(metadata != 0);
         Some(&*(metadata as *const Span))
     }
 }
 
-/// Whether `address` lies among the huge pages of the heap.
+/// Whether `address` lies in a huge page of the heap.
 pub fn holds(address: usize) -> bool {
     let offset = WINDOW.offset(address);
     if offset >= WINDOW.readable.load(Acquire) {
@@ -71,7 +73,7 @@ pub fn holds(address: usize) -> bool {
         && huge_page_in_window(address).high_water.load(Relaxed) != NEVER_MAPPED
 }
 
-/// In `high_water` of a page of a piecemeal window: another mapping was in the way.
+/// The value of `high_water` for a page of a piecemeal window whose place has another mapping.
 const NEVER_MAPPED: u16 = u16::MAX;
 
 fn huge_page_in_window(address: usize) -> &'static HugePage {
@@ -86,7 +88,7 @@ pub fn huge_page(address: usize) -> &'static HugePage {
     huge_page_in_window(address)
 }
 
-/// The metadata of the block span around `address`, for which [`holds`] said yes.
+/// The metadata of the block span around `address`, which [`holds`] has confirmed.
 #[inline(always)]
 pub fn span(address: usize) -> &'static Span {
     debug_assert!(holds(address));
@@ -94,13 +96,13 @@ pub fn span(address: usize) -> &'static Span {
     unsafe { &*(WINDOW.span_metadata(address) as *const Span) }
 }
 
-/// What is known of the large object that begins at `address`, for which [`holds`] said yes.
+/// The metadata of the large object that begins at `address`, which [`holds`] has confirmed.
 #[inline(always)]
 pub fn large_object(address: usize) -> &'static LargeObject {
     &span(address).large[block_index(address) % SPAN_BLOCKS]
 }
 
-/// The huge page's number among all that the heap can have.
+/// The huge page's number among all possible ones.
 pub fn id(address: usize) -> usize {
     WINDOW.offset(address) / HUGE_PAGE_BYTES
 }
@@ -110,7 +112,7 @@ pub fn address(id: usize) -> usize {
     WINDOW.base.load(Relaxed) + id * HUGE_PAGE_BYTES
 }
 
-/// Ids of all huge pages that were ever used, region by region, from `start` on; the end wraps to `None`.
+/// The next id, from `start` on, of a huge page that was ever used; `None` at the end.
 pub fn next_used(start: usize) -> Option<usize> {
     let (mut number, mut index) = (start / HUGE_PAGES_PER_REGION, start % HUGE_PAGES_PER_REGION);
     while number < COUNT.load(Acquire) {
@@ -127,8 +129,8 @@ pub fn next_used(start: usize) -> Option<usize> {
     None
 }
 
-/// A place for `count` huge pages in a row, in a region of `class`; `None` when address space or memory ran out.
-/// The pages are usable; fresh ones read as zero.
+/// Takes a place for `count` adjacent huge pages, in a region of `class`; `None` if address space or memory
+/// ran out. The pages are usable; fresh ones read as zero.
 pub fn take(class: usize, count: usize) -> Option<usize> {
     let _places = PLACES.lock();
     let mut number = 0;
@@ -149,15 +151,16 @@ pub fn take(class: usize, count: usize) -> Option<usize> {
         }
         number += 1;
     }
-    // No more memory may be mapped (RLIMIT_DATA, RLIMIT_AS): what other classes have freed is mapped already. And where no more
-    // regions may be had, those of other classes have room.
+    // No more memory can be mapped (RLIMIT_DATA, RLIMIT_AS), but what other classes have freed is mapped. And
+    // if there can be no more regions, those of other classes may have room.
     let mut regions = 0..COUNT.load(Relaxed);
     let freed = regions.clone().find_map(|number| take_freed(number * HUGE_PAGES_PER_REGION, count));
     freed.or_else(|| regions.find_map(|number| take_fresh(number, count)))
 }
 
-/// Gives a place back for reuse; its memory was returned before. In a piecemeal window the addresses go back, too: there they
-/// are what is scarce (RLIMIT_AS), and threads' stacks and the program's own mappings need them. The metadata stays mapped.
+/// Releases a place for reuse; its memory was returned before. A piecemeal window also unmaps the addresses:
+/// they are scarce there (RLIMIT_AS), and threads' stacks and the program's own mappings need them. The
+/// metadata stays mapped.
 pub fn give(address: usize) {
     let id = id(address);
     if is_piecemeal() {
@@ -170,8 +173,8 @@ fn is_piecemeal() -> bool {
     PIECEMEAL.load(Relaxed)
 }
 
-/// Maps places of a piecemeal window again that were given back; `false` if one cannot be: all are given back then, but one
-/// in whose place something else is mapped now.
+/// Maps released places of a piecemeal window again. If one cannot be mapped, it returns `false` and releases
+/// the others, but not a place where the program has mapped something.
 fn map_again(first: usize, count: usize) -> bool {
     for id in first..first + count {
         let at = address(id);
@@ -191,7 +194,7 @@ fn map_again(first: usize, count: usize) -> bool {
     true
 }
 
-/// Whether the place can be used again.
+/// Whether the place is free for reuse.
 pub fn is_freed(id: usize) -> bool {
     FREED.contains(id)
 }
@@ -228,13 +231,13 @@ fn take_fresh(number: usize, count: usize) -> Option<usize> {
         let at = base + index * HUGE_PAGE_BYTES;
         let metadata = WINDOW.span_metadata(at);
         if is_piecemeal() {
-            // Metadata that is mapped stays so: that of the page for which there was no room before is there already.
+            // Metadata stays mapped: after a failed attempt, this page's metadata is already there.
             if WINDOW.offset(at) >= WINDOW.readable.load(Relaxed) {
                 os::map_at(metadata, SPAN_METADATA_PER_HUGE_PAGE)?;
                 WINDOW.readable.store(WINDOW.offset(at) + HUGE_PAGE_BYTES, Release);
             }
             if os::map_at(at, HUGE_PAGE_BYTES).is_none() {
-                // Either memory ran out, then the next place fails too, or something is in the way.
+                // Either memory ran out, and the next place would fail too, or another mapping is in the way.
                 if !os::is_room_for(HUGE_PAGE_BYTES) {
                     return abandon(first, run, base);
                 }
@@ -255,7 +258,7 @@ fn take_fresh(number: usize, count: usize) -> Option<usize> {
     Some(base + first * HUGE_PAGE_BYTES)
 }
 
-/// A run that could not be completed: what it has is free for others.
+/// Releases an incomplete run for other requests.
 fn abandon(first: usize, run: usize, base: usize) -> Option<usize> {
     (first..first + run).for_each(|index| give(base + index * HUGE_PAGE_BYTES));
     None
@@ -288,7 +291,7 @@ fn add_region(class: usize) -> bool {
     true
 }
 
-/// A program that limits its address space when the window is reserved already means to limit its memory.
+/// A program that limits its address space after the window is reserved means to limit its memory.
 fn may_have_more() -> bool {
     os::reserve(REGION_BYTES, HUGE_PAGE_BYTES).map(|probe| os::unmap(probe, REGION_BYTES)).is_some()
 }
@@ -297,7 +300,7 @@ fn is_open() -> bool {
     WINDOW.base.load(Relaxed) != 0
 }
 
-/// Finds a place for the window: of as many regions as there are addresses for.
+/// Finds a place for the window, with as many regions as there are addresses for.
 fn open() -> bool {
     core::iter::successors(Some(MAX_REGIONS), |&regions| (regions > 1).then_some(regions / 4)).any(
         |regions| {
@@ -311,8 +314,8 @@ fn open() -> bool {
     )
 }
 
-/// Where a window and its metadata could lie: a part of the address space in which nothing is mapped now, as far as a look at
-/// both ends and some places between tells.
+/// Finds addresses for a window and its metadata: a range that seems unmapped, as probed at both ends and at
+/// some places between.
 fn find_place(regions: usize) -> Option<usize> {
     let mut end = os::map_anywhere(HUGE_PAGE_BYTES)?;
     os::unmap(end, HUGE_PAGE_BYTES);

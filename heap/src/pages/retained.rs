@@ -1,9 +1,11 @@
-//! Free huge pages that stay mapped for the next taker: so a heap that breathes does not fault them in at each breath.
+//! Free huge pages that stay mapped for the next use, so that a heap that shrinks and grows does not fault
+//! them in each time.
 //!
-//! The paper returns every free page at once, as `MAYFLY_HEAP_RETAIN=0` does. Clearing a huge page for its next use costs
-//! tens of microseconds to a millisecond (on a virtual machine whose host takes free memory back), so by default a quarter of the
-//! pages in use may be retained: with the heap shrinks what it retains. Of pages that nobody needed for a tenth of a second an
-//! eighth goes, so after two seconds of rest all have: what a heap needs varies from one tenth to the next.
+//! The paper returns every free page at once, as `MAYFLY_HEAP_RETAIN=0` does. But clearing a huge page for
+//! its next use costs tens of microseconds to a millisecond (on a virtual machine whose host reclaims free
+//! memory). So by default the heap may retain a quarter as many pages as are in use; when the heap shrinks,
+//! it retains fewer. An eighth of the pages that were not needed for a tenth of a second is returned, so
+//! after two idle seconds all are: what a heap needs varies from one tenth to the next.
 
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -16,16 +18,16 @@ pub const IN_PROPORTION: usize = usize::MAX;
 const LEAST: usize = 2;
 const MOST: usize = 64;
 const ONE_IN: usize = 4;
-/// Of pages that nobody needed one in this many goes at a time.
+/// The part of unneeded pages that is returned at a time.
 const ONE_IDLE_IN: usize = 8;
 
 static PAGES: AvailableSet = AvailableSet::new();
 static COUNT: AtomicUsize = AtomicUsize::new(0);
-/// The fewest that were retained since the last look: those were not needed.
+/// The fewest that were retained since the last check: that many were not needed.
 static FEWEST: AtomicUsize = AtomicUsize::new(0);
 static LIMIT: AtomicUsize = AtomicUsize::new(IN_PROPORTION);
 
-/// How many may be retained: a number of pages, or [`IN_PROPORTION`].
+/// Sets how many may be retained: a number of pages, or [`IN_PROPORTION`].
 pub fn configure(limit: usize) {
     LIMIT.store(limit, Relaxed);
 }
@@ -60,14 +62,14 @@ pub fn take() -> Option<usize> {
     }
 }
 
-/// How many are to go: those that are too many, or some of those that were not needed since the last call.
+/// How many to return: those above the limit, or some of those not needed since the last call.
 pub fn idle() -> usize {
     let count = COUNT.load(Relaxed);
     let unneeded = if LIMIT.load(Relaxed) == IN_PROPORTION { FEWEST.swap(count, Relaxed) } else { 0 };
     unneeded.div_ceil(ONE_IDLE_IN).max(count.saturating_sub(limit()))
 }
 
-/// How many are retained beyond the limit of now.
+/// How many are retained above the present limit.
 pub fn excess() -> usize {
     COUNT.load(Relaxed).saturating_sub(limit())
 }

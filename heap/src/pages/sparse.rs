@@ -1,11 +1,14 @@
-//! Small pages within block spans of which nothing lives, on huge pages that are mostly empty by that measure.
+//! Returns small pages without live cells within block spans, on huge pages that are mostly empty by that
+//! measure.
 //!
-//! What is deleted at random leaves a few objects in most spans, so hardly a block becomes free, while most of the 4 KiB pages hold
-//! nothing. Of spans that nobody has allocated from for a while these go back, where they are half of the huge page or more.
+//! Deleting objects at random leaves a few in most spans, so hardly a block becomes free, while most 4 KiB
+//! pages are empty. If they make up half of the huge page or more, those of spans that were not allocated
+//! from for a while are returned.
 //!
-//! A free cell may be handed out at any moment, and nobody may give its memory back meanwhile. But cells of a span that waits in
-//! its bin's queue are handed out after a visit of the slow path only, which opens the span. So [`give_back`] is called when
-//! nobody is on a slow path ([`crate::entry::maintenance_thread`]), and touches no other spans. A look before that, [`find`], costs the others nothing.
+//! The owner may allocate a free cell at any moment, and no thread may discard its memory meanwhile. But the
+//! owner allocates from a queued span only after a slow-path visit, which opens the span. So [`give_back`]
+//! runs when no thread is on a slow path ([`crate::entry::maintenance_thread`]), and touches only queued
+//! spans. [`find`], the check before it, does not stop other threads.
 
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
@@ -18,23 +21,23 @@ use crate::system::os;
 use crate::units::bits;
 use crate::units::geometry::*;
 
-/// The pages that the operating system has besides huge ones.
+/// The size of the operating system's small pages.
 const PAGE_BYTES: usize = 4096;
 const PAGES_A_SPAN: usize = SPAN_BYTES / PAGE_BYTES;
 const PAGES: usize = HUGE_PAGE_BYTES / PAGE_BYTES;
-/// A huge page of which fewer of them are free keeps them.
+/// Free small pages from which a huge page returns them.
 const ENOUGH_FREE: usize = PAGES / 2;
-/// So many more than the last time must be free before they are given back again.
+/// How many more than the last time must be free before they are returned again.
 const WORTH_A_CALL: usize = PAGES / 16;
-/// Huge pages that are looked at in one call.
+/// Huge pages checked in one call.
 const A_LOOK: usize = 64;
 
 static CURSOR: AtomicUsize = AtomicUsize::new(0);
-/// When a round over all pages may begin: what is looked at twice without being used is idle.
+/// When the next round over all pages may begin: a span that two rounds find unused is idle.
 static NEXT_ROUND_MS: AtomicU64 = AtomicU64::new(0);
 
-/// Looks at some pages; the address of one that has something to give back. By one thread at a time, which may be wrong: others
-/// go on meanwhile.
+/// Checks some pages; returns the address of one that has something to return. One thread at a time calls it;
+/// the result may be outdated, since other threads continue.
 pub fn find(now_ms: u64) -> Option<usize> {
     if !decay::is_on() || CURSOR.load(Relaxed) == 0 && now_ms < NEXT_ROUND_MS.load(Relaxed) {
         return None;
@@ -56,7 +59,7 @@ pub fn find(now_ms: u64) -> Option<usize> {
     None
 }
 
-/// Gives back what the page has. Nobody is on a slow path of allocating or freeing.
+/// Returns what the page has to return. No thread is on a slow path of allocating or freeing.
 pub fn give_back(address: usize) {
     let page = region::huge_page(address);
     let _guard = page.lock.lock();
@@ -80,7 +83,7 @@ pub fn give_back(address: usize) {
     page.given_back.store(free as u16, Relaxed);
 }
 
-/// Spans of the page that wait in a queue and were not opened since the last look.
+/// Queued spans of the page that were not opened since the last check.
 fn idle_spans(page: &'static HugePage, address: usize) -> impl Iterator<Item = &'static Span> {
     waiting_spans(page, address).filter(|span| span.waits())
 }
@@ -94,7 +97,7 @@ fn waiting_spans(page: &'static HugePage, address: usize) -> impl Iterator<Item 
         .filter(|span| span.role() == Role::Queued)
 }
 
-/// Whether the page has enough to give back. With `look`, spans that wait count as idle from the next look on.
+/// Whether the page has enough to return. With `look`, queued spans count as idle from the next check on.
 fn is_worth_it(page: &'static HugePage, address: usize, look: bool) -> bool {
     if !matches!(page.state(), State::Open | State::Active) {
         return false;

@@ -1,11 +1,11 @@
 //! A block span's metadata (LLAMA §6.1, §6.6), and the cells of one size that it is divided into.
 //!
-//! A span has one owner, a thread's heap. One bit a cell says whether it is live. The owner allocates and frees with
-//! plain loads and stores; others mark cells in a second bit vector, and the owner takes those marks over when it
-//! next looks ([`crate::span::remote`]). So the counts that the paper updates atomically at each allocation and free
-//! (§8, its fast path's bottleneck in §9.5) are owner-local here. Since the bits lie apart from the objects, a
-//! wild write cannot corrupt them, and a thread that frees its cell twice is always found out: at once, or before the
-//! cell is handed out again.
+//! A span has one owner, a thread's heap, and one live bit for each cell. The owner allocates and frees with
+//! plain loads and stores. Other threads mark cells in a second bit vector, and the owner collects those
+//! marks later ([`crate::span::remote`]). So the counts that the paper updates atomically at each allocation
+//! and free (§8, the bottleneck of its fast path in §9.5) are owner-local here. The bits lie apart from the
+//! objects, so a wild write cannot corrupt them. A second free of a cell by its owner is always detected, at
+//! the latest before the cell is allocated again.
 
 use core::sync::atomic::{
     AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64,
@@ -24,13 +24,13 @@ pub const WORDS: usize = 16;
 /// The largest id of an owner.
 pub const MAX_OWNER: u32 = 0xFFFF;
 
-/// What the span is to its owner.
+/// The span's role for its owner.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Role {
-    /// Not a heap's.
+    /// No heap owns it.
     None = 0,
-    /// Being allocated from.
+    /// The bin allocates from it.
     Open = 1,
     /// In its bin's queue.
     Queued = 2,
@@ -38,33 +38,34 @@ pub enum Role {
     Lines = 3,
 }
 
-/// All of the span's memory was in use since it came from the global allocator.
+/// All of the span's memory was in use since the global allocator handed it out.
 const WHOLE: u8 = 0x80;
 
-/// How much of a word must be free for it to be taken in hand.
+/// How much of a word must be free for a bin to cache it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Room {
-    /// An eighth: fewer cells are not worth the visit, they wait for more.
+    /// An eighth: fewer cells are not worth the visit and are left until there are more.
     Worthwhile,
     /// A cell: there is no other memory.
     Any,
 }
 
-/// On cache lines of their own: others read the header while the owner writes here.
+/// On their own cache lines: other threads read the header while the owner writes here.
 #[repr(C, align(64))]
 struct LiveBits([AtomicU64; WORDS]);
 
-/// The metadata, 320 B: a cache line of header, two lines that the owner writes, two that others write.
+/// The metadata, 320 B: a cache line of header, two lines that the owner writes, two that other threads
+/// write.
 #[repr(C, align(64))]
 pub struct Span {
     /// The owner's id; 0 for none.
     pub tag: AtomicU32,
     /// Multiplier that divides an offset by the cell size; 0 without an owner, so that no cell is found.
     pub reciprocal: AtomicU32,
-    /// Where large objects lie: those that begin in the span's first and second block. Where cells lie they are 0, so the
-    /// multiplier before them and the flag behind them can be read as words of 64 bits.
+    /// The large objects that begin in the span's first and second block. In a span of cells they are 0, so
+    /// that the multiplier before them and the flag behind them can be read as words of 64 bits.
     pub large: [LargeObject; SPAN_BLOCKS],
-    /// Not 0 while it is being allocated from: with it a free sees that it need not ask whether the span is empty.
+    /// Not 0 while the bin allocates from it: then a free need not check whether the span is empty.
     is_open: AtomicU32,
     /// Bytes of a cell.
     pub cell_bytes: AtomicU16,
@@ -74,14 +75,14 @@ pub struct Span {
     pub size_class: AtomicU8,
     /// Lifetime class of the objects.
     pub class: AtomicU8,
-    /// And [`WHOLE`].
+    /// The role, and [`WHOLE`].
     role: AtomicU8,
-    /// It was in its bin's queue when it was last looked at, and has stayed there, see [`crate::pages::sparse`].
+    /// It was queued at the last check, and has stayed in the queue since, see [`crate::pages::sparse`].
     waits: AtomicBool,
-    /// Two cells whose lifetime is being measured, each plus one, 16 bits each; 0 for none. Spans divided by lines count
-    /// their objects here.
+    /// Two cells whose lifetime is being measured, each plus one, 16 bits each; 0 for none. Spans divided by
+    /// lines count their objects here.
     pub(crate) watched: AtomicU32,
-    /// Neighbours in a list: the bin's queue, a hand, recyclable spans.
+    /// Neighbours in a list: the bin's queue, a span cache, recyclable spans.
     pub next: AtomicU64,
     /// As above.
     pub previous: AtomicU64,
@@ -91,16 +92,16 @@ pub struct Span {
     remote: RemoteBits,
 }
 
-/// Where things lie, for a fast path in assembly.
+/// Field offsets, for the fast path in assembly.
 pub mod layout {
     use super::Span;
     use core::mem::offset_of;
 
     /// The owner.
     pub const TAG: usize = offset_of!(Span, tag);
-    /// What divides by the size of a cell.
+    /// The multiplier that divides by the size of a cell.
     pub const RECIPROCAL: usize = offset_of!(Span, reciprocal);
-    /// Not 0 while it is being allocated from: a word of 64 bits, with the 0 before the flag.
+    /// Not 0 while the bin allocates from it: a word of 64 bits, with the 0 before the flag.
     pub const IS_OPEN: usize = offset_of!(Span, is_open) - 4;
     /// The live bits.
     pub const LIVE: usize = offset_of!(Span, live);
@@ -123,12 +124,12 @@ impl Span {
         self.live.0.iter().for_each(|word| word.store(0, Relaxed));
     }
 
-    /// A heap, which has divided it or took it from another, is its owner.
+    /// Makes a heap its owner, which has divided it or adopted it from another.
     pub fn own(&self, owner: u32) {
         self.tag.store(owner, SeqCst);
     }
 
-    /// The owner gives the span up.
+    /// Removes the owner.
     pub fn disown(&self) {
         self.set_role(Role::None);
         self.reciprocal.store(0, Relaxed);
@@ -147,7 +148,7 @@ impl Span {
         self.tag.load(Acquire)
     }
 
-    /// What the span is to its owner.
+    /// The span's role for its owner.
     #[inline]
     pub fn role(&self) -> Role {
         match self.role.load(Relaxed) & !WHOLE {
@@ -158,29 +159,29 @@ impl Span {
         }
     }
 
-    /// Says what the span is to its owner.
+    /// Sets the span's role.
     pub fn set_role(&self, role: Role) {
         self.role.store(role as u8 | self.role.load(Relaxed) & WHOLE, Relaxed);
         self.waits.store(false, Relaxed);
         self.is_open.store(u32::from(role == Role::Open), Relaxed);
     }
 
-    /// Whether all of its memory was in use since it came from the global allocator.
+    /// Whether all of its memory was in use since the global allocator handed it out.
     pub fn is_whole(&self) -> bool {
         self.role.load(Relaxed) & WHOLE != 0
     }
 
-    /// All of its memory is in use (`true`), or it goes back to the global allocator.
+    /// All of its memory is in use (`true`), or it returns to the global allocator.
     pub fn set_whole(&self, whole: bool) {
         self.role.store(self.role() as u8 | if whole { WHOLE } else { 0 }, Relaxed);
     }
 
-    /// Whether it was in its bin's queue when it was last looked at, and has stayed there.
+    /// Whether it was queued at the last check, and has stayed in the queue since.
     pub fn waits(&self) -> bool {
         self.waits.load(Relaxed)
     }
 
-    /// It is in its bin's queue, and somebody has looked at it.
+    /// Notes at a check that it is queued.
     pub fn note_waiting(&self) {
         self.waits.store(true, Relaxed);
     }
@@ -204,7 +205,7 @@ impl Span {
         if cells >= 64 { u64::MAX } else { (1 << cells) - 1 }
     }
 
-    /// The first word with as much room, and its free cells.
+    /// The first word with that much room, and its free cells.
     #[inline(always)]
     pub fn word_with(&self, room: Room) -> Option<(usize, u64)> {
         let mut cells = self.cells.load(Relaxed) as usize;
@@ -222,8 +223,8 @@ impl Span {
         None
     }
 
-    /// Whether freeing the last live cell of a word leaves the owner nothing to do: `left` are the others. An open span is not
-    /// given up when it is empty.
+    /// Whether the owner has nothing more to do after freeing the last live cell of a word; `left` are its
+    /// other live cells. An open span stays open when it is empty.
     #[inline(always)]
     pub fn is_in_use_with(&self, left: u64) -> bool {
         left | u64::from(self.is_open.load(Relaxed)) != 0
@@ -261,19 +262,19 @@ impl Span {
         (0..self.words()).map(|i| self.live_cells_of(i).count_ones() as usize).sum()
     }
 
-    /// Live cells, less those that others have freed and the owner has not taken over.
+    /// Live cells, except those that other threads have freed and the owner has not collected.
     pub fn cells_in_use(&self) -> usize {
         let in_use = |i| self.live_cells_of(i) & !self.remote.marked(i);
         (0..self.words()).map(|i| in_use(i).count_ones() as usize).sum()
     }
 
-    /// The remote side.
+    /// The marks of other threads.
     pub fn remote(&self) -> &RemoteBits {
         &self.remote
     }
 
-    /// Takes over the cells that others freed, and calls `freed` for each word of them.
-    /// `Err` names a cell that was freed twice.
+    /// Clears the cells that other threads freed, and calls `freed` for each word of them. `Err` names a cell
+    /// that was freed twice.
     pub fn clear_remote_frees(&self, mut freed: impl FnMut()) -> Result<(), usize> {
         for i in 0..self.words() {
             let bits = self.remote.take(i);
@@ -301,7 +302,8 @@ impl Span {
     pub fn cell_at(&self, address: usize) -> Option<usize> {
         let reciprocal = self.reciprocal.load(Relaxed);
         let product = (address & (SPAN_BYTES - 1)) as u64 * reciprocal as u64;
-        // The quotient is above the point; below it, less than one step is left exactly for a multiple of the cell size.
+        // The quotient is above the binary point. Below it, less than one step is left exactly for a multiple
+        // of the cell size.
         if product as u32 >= reciprocal {
             return None;
         }
@@ -316,9 +318,9 @@ impl Span {
         self.watched.load(Relaxed) != 0
     }
 
-    /// Watches a live cell; `false`: there is no room. Its live bit is cleared: so the fast path of freeing need not ask
-    /// whether a cell is watched, it takes this one for one that is not live and leaves it to the slow path, which knows.
-    /// The owner only, as all that changes this.
+    /// Watches a live cell; `false` if there is no room. It clears the cell's live bit, so the fast path of
+    /// freeing need not check for watches: it takes the cell for one that is not live, and leaves it to the
+    /// slow path, which checks. Only the owner calls this and the functions below.
     pub fn watch(&self, cell: usize) -> bool {
         let watched = self.watched.load(Relaxed);
         let shift = if watched & 0xFFFF == 0 { 0 } else { 16 };
@@ -336,14 +338,14 @@ impl Span {
         self.watched_cells_of(cell / 64) >> (cell % 64) & 1 == 1
     }
 
-    /// Takes a watch back: the cell is live as any other.
+    /// Ends a watch: the cell is live like any other.
     pub fn unwatch(&self, cell: usize) {
         self.forget_watch(cell);
         let word = &self.live.0[cell / 64];
         word.store(word.load(Relaxed) | 1 << (cell % 64), Relaxed);
     }
 
-    /// Watches the cell no more; its live bit stays clear.
+    /// Forgets a watched cell; its live bit stays clear.
     pub fn forget_watch(&self, cell: usize) {
         let watched = self.watched.load(Relaxed);
         if watched & 0xFFFF == cell as u32 + 1 {

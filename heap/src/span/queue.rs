@@ -1,13 +1,14 @@
-//! Spans in a row, linked through their metadata: nothing is allocated for it.
+//! A list of spans, linked through their metadata: it allocates nothing.
 
 use core::cell::Cell;
 use core::sync::atomic::Ordering::Relaxed;
 
 use crate::span::cells::Span;
 
-/// A queue of spans, linked through their metadata; the owner's alone. All zeros is an empty one.
+/// A queue of spans, linked through their metadata, for its owner only. All zeros is an empty one.
 ///
-/// First in, first out: a span that has just got its first free cell waits, and has more of them when its turn comes.
+/// First in, first out: a span that just got its first free cell waits, and has more of them when its turn
+/// comes.
 #[derive(Default)]
 pub struct SpanList {
     first: Cell<u64>,
@@ -74,13 +75,13 @@ impl SpanList {
         }
     }
 
-    /// The one after a span that is in this list.
+    /// The span after one of this list.
     #[inline]
     pub fn after(span: &Span) -> Option<&'static Span> {
         at(span.next.load(Relaxed))
     }
 
-    /// Those before a span that is in this list go to the end.
+    /// Moves the spans before one of this list to the end.
     #[inline]
     pub fn begin_with(&self, span: &'static Span) {
         let before = span.previous.load(Relaxed);

@@ -1,13 +1,15 @@
-//! How a thread frees an object that lies in another thread's span.
+//! Frees of objects that lie in another thread's span.
 //!
-//! It sets the cell's bit in the span's *remote bits* (one atomic instruction), and if the span is in no list yet, puts
-//! it into its owner's list of such spans. The owner, when it next needs memory, takes the list and clears the cells.
+//! The freeing thread sets the cell's bit in the span's *remote bits* (one atomic instruction), and puts the
+//! span into its owner's list of such spans, unless it is in a list. When the owner next needs memory, it
+//! takes the list and clears the cells.
 //!
-//! The link's flag says "in a list": it is set before the span is pushed and cleared before its bits are read,
-//! so a bit set later finds the flag clear and pushes again. An owner that gives a span up sets the flag to "nobody's"
-//! first, which fails while the span is in a list: so no span in a list is free. A span may change owner while it is in a
-//! list (its thread ended): who finds it in its list and does not own it passes it on to who does. A heap without a thread is
-//! looked after by those who free in it. `heap/tests/loom_remote.rs` runs the steps of this file in every interleaving.
+//! The flag of the link means "in a list". It is set before the span is pushed and cleared before its bits
+//! are read, so a thread that sets a bit later finds the flag clear and pushes the span again. An owner that
+//! gives a span up first sets the flag to "unowned", which fails while the span is in a list: so no span in a
+//! list is free. A span may change its owner while it is in a list (the owner's thread ended): a heap that
+//! finds a span of another owner in its list forwards it. Threads that free in a vacant heap collect its
+//! list. `heap/tests/loom_remote.rs` runs the steps of this file in every interleaving.
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
@@ -19,18 +21,18 @@ use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
 
 const WORDS: usize = if cfg!(loom) { 1 } else { 16 };
 
-/// Cells freed by others and not yet seen by the owner.
+/// Cells that other threads freed and the owner has not collected.
 #[derive(Default)]
 pub struct RemoteBits([AtomicU64; WORDS]);
 
 impl RemoteBits {
-    /// Marks cells of a word free; those that were marked already (freed twice).
+    /// Marks cells of a word as freed; returns those that were marked before (freed twice).
     #[inline]
     pub fn mark(&self, word: usize, cells: u64) -> u64 {
         self.0[word].fetch_or(cells, SeqCst) & cells
     }
 
-    /// Takes all marks of a word. Acquires what the freeing threads did to the objects before.
+    /// Takes all marks of a word; acquires what the freeing threads did to the objects before.
     #[inline]
     pub fn take(&self, word: usize) -> u64 {
         if self.0[word].load(SeqCst) == 0 { 0 } else { self.0[word].swap(0, SeqCst) }
@@ -65,24 +67,24 @@ const LISTED: u32 = 1;
 const UNOWNED: u32 = 2;
 
 impl Link {
-    /// Claims the right to put the span into a list; `false`: it is in one, or nobody's.
+    /// Claims the right to put the span into a list; `false` if it is in one or unowned.
     #[inline]
     pub fn claim(&self) -> bool {
         self.listed.load(SeqCst) == UNLISTED && self.change(UNLISTED, LISTED)
     }
 
-    /// The span is in no list any more; to be called before its bits are read.
+    /// Marks the span as in no list; before its bits are read.
     #[inline]
     pub fn release(&self) {
         self.listed.store(UNLISTED, SeqCst);
     }
 
-    /// The owner gives the span up; `false`: it is in a list, and its owner's until that is taken.
+    /// Marks the span as unowned; `false` if it is in a list: it stays its owner's until that is taken.
     pub fn mark_unowned(&self) -> bool {
         self.change(UNLISTED, UNOWNED)
     }
 
-    /// The span has an owner again.
+    /// Marks the span as owned again.
     pub fn mark_owned(&self) {
         self.change(UNOWNED, UNLISTED);
     }
@@ -102,7 +104,7 @@ impl Link {
     }
 }
 
-/// The list of one owner: anyone pushes, the owner takes all.
+/// The list of one owner: any thread pushes, the owner takes all.
 #[derive(Default)]
 pub struct RemoteList {
     head: AtomicUsize,
@@ -139,23 +141,23 @@ impl RemoteList {
     }
 }
 
-/// Who owns a list: a running thread, or nobody, in which case whoever frees looks after it.
+/// Whether a running thread owns the heap; the list of a vacant heap is collected by threads that free in it.
 #[derive(Default)]
 pub struct Tenancy(AtomicU32);
 
 impl Tenancy {
-    /// Nobody's yet.
+    /// Vacant.
     #[cfg(not(loom))]
     pub const fn new() -> Self {
         Self(AtomicU32::new(0))
     }
 
-    /// A thread moves in (`true`) or has moved out (`false`).
+    /// Sets whether a thread owns the heap.
     pub fn set(&self, taken: bool) {
         self.0.store(taken as u32, SeqCst);
     }
 
-    /// Whether a thread lives here.
+    /// Whether a thread owns the heap.
     #[inline]
     pub fn taken(&self) -> bool {
         self.0.load(SeqCst) != 0
@@ -167,55 +169,56 @@ impl Tenancy {
     }
 }
 
-/// A span as the steps below see it; `heap/tests/loom_remote.rs` has a model of one.
+/// A span as the steps below need it; `heap/tests/loom_remote.rs` has a model of one.
 pub trait RemoteSpan: 'static {
-    /// What owns spans.
+    /// The type of its owners.
     type Home: Home<Span = Self>;
     /// Its membership in a list.
     fn link(&self) -> &Link;
     /// Whether any cell is marked.
     fn any_marked(&self) -> bool;
-    /// Its owner; `None` while it is nobody's.
+    /// Its owner; `None` while it is unowned.
     fn home(&self) -> Option<&'static Self::Home>;
-    /// Gives it an owner, or none, for all threads to see.
+    /// Sets its owner, or none, visible to all threads.
     fn set_home(&self, home: Option<&'static Self::Home>);
-    /// Whether nothing lives on it as far as its owner knows, who does not allocate from it. Asked by the owner.
+    /// Whether no object on it lives, as far as its owner knows, and the owner does not allocate from it.
+    /// Only the owner calls this.
     fn is_idle(&self) -> bool;
 }
 
-/// A heap as the steps below see it.
+/// A heap as the steps below need it.
 pub trait Home: 'static {
-    /// What it owns.
+    /// The type of its spans.
     type Span: RemoteSpan<Home = Self>;
     /// Holds the lock until dropped.
     type Guard;
-    /// Its spans in which others marked cells.
+    /// Its spans in which other threads marked cells.
     fn list(&self) -> &RemoteList;
-    /// Whether a thread lives here.
+    /// Whether a thread owns it.
     fn tenancy(&self) -> &Tenancy;
     /// Whether it owns the span.
     fn owns(&self, span: &Self::Span) -> bool;
-    /// Takes over the marked cells of an own span, and moves the span to where it belongs now.
+    /// Collects the marked cells of an own span, and moves the span to where it belongs now.
     fn collect_marked(&'static self, span: &'static Self::Span);
-    /// The lock with which threads move out, vacant heaps are looked after and their spans adopted.
+    /// The lock for vacating heaps, collecting in vacant ones and adopting their spans.
     fn lock(&self) -> Self::Guard;
 }
 
-/// Puts a span in which a cell was marked into its owner's list, unless it is in one.
+/// Puts a span with a new mark into its owner's list, unless it is in one.
 pub fn list<S: RemoteSpan>(span: &'static S, locked: bool) {
     while span.link().claim() {
-        // Not before the claim: until then the owner may give the span up, and another take it.
+        // Only after the claim: before it the owner may give the span up, and another heap may take it.
         if let Some(owner) = span.home() {
             return deliver(owner, span, locked);
         }
         span.link().release();
         if !span.any_marked() {
-            return; // the mark was seen, and the span given up
+            return; // the owner saw the mark and gave the span up
         }
     }
 }
 
-/// Puts a span with a claimed link into its owner's list, and looks after it if the owner is vacant.
+/// Puts a span with a claimed link into its owner's list, and collects if the owner is vacant.
 fn deliver<H: Home>(owner: &'static H, span: &'static H::Span, locked: bool) {
     owner.list().push(core::ptr::from_ref(span) as usize, span.link());
     if owner.tenancy().taken() {
@@ -227,7 +230,7 @@ fn deliver<H: Home>(owner: &'static H, span: &'static H::Span, locked: bool) {
     }
 }
 
-/// Takes over what other threads freed in a heap's spans. Its thread calls this, or whoever holds the
+/// Collects what other threads freed in a heap's spans. Its thread calls this, or a thread that holds the
 /// lock (`locked`) while the heap is vacant.
 pub fn collect<H: Home>(home: &'static H, locked: bool) {
     if home.list().is_empty() {
@@ -247,8 +250,9 @@ pub fn collect<H: Home>(home: &'static H, locked: bool) {
     }
 }
 
-/// As [`collect`] for the spans that `wanted` says yes to; the others stay in the list. For who may not touch what the heap's
-/// thread touches on its fast paths, while that thread is kept from taking its list. `wanted` is asked about own spans only.
+/// As [`collect`], for spans that `wanted` accepts; the others stay in the list. For the maintenance thread,
+/// which may not touch what the heap's thread uses on its fast paths, while that thread cannot take its list.
+/// `wanted` is called for own spans only.
 pub fn collect_if<H: Home>(home: &'static H, locked: bool, wanted: impl Fn(&H::Span) -> bool) {
     let mut address = if home.list().is_empty() { 0 } else { home.list().take() };
     while address != 0 {
@@ -267,7 +271,7 @@ pub fn collect_if<H: Home>(home: &'static H, locked: bool, wanted: impl Fn(&H::S
     }
 }
 
-/// The span changed hands while it was in a list: its link stays claimed.
+/// The span changed its owner while it was in a list; its link stays claimed.
 fn forward<S: RemoteSpan>(span: &'static S, locked: bool) {
     match span.home() {
         Some(owner) => deliver(owner, span, locked),
@@ -278,8 +282,8 @@ fn forward<S: RemoteSpan>(span: &'static S, locked: bool) {
     }
 }
 
-/// After cells of an own span were freed: an empty one is given up. Whether it was, and is nobody's now. One that is in a list
-/// stays its owner's until that is taken, and is settled then.
+/// Gives up an own span if it is empty, after cells were freed; returns whether it is unowned now. A span in
+/// a list stays its owner's until the list is taken, and is settled then.
 pub fn settle<S: RemoteSpan>(span: &S) -> bool {
     let disowned = span.is_idle() && span.link().mark_unowned();
     if disowned {
@@ -288,14 +292,14 @@ pub fn settle<S: RemoteSpan>(span: &S) -> bool {
     disowned
 }
 
-/// A span that is nobody's and was prepared gets an owner.
+/// Gives a prepared, unowned span an owner.
 pub fn assign_owner<H: Home>(home: &'static H, span: &'static H::Span) {
     span.set_home(Some(home));
-    span.link().mark_owned(); // not before: who frees in it now finds the owner
+    span.link().mark_owned(); // not before: a thread that frees in it now must find the owner
 }
 
-/// A span of a heap without a thread gets another owner. The lock is held from before `find` looks for it until then: it is in
-/// none of the vacant heap's bins any more, so nobody may settle it there.
+/// Moves a span of a vacant heap to another owner. The caller holds the lock from before `find` until the
+/// owner is set: the span is in none of the vacant heap's bins then, so no other thread may settle it there.
 pub fn adopt<H: Home>(
     home: &'static H,
     vacant: &'static H,
@@ -308,9 +312,10 @@ pub fn adopt<H: Home>(
     Some(span)
 }
 
-/// The heap's thread has moved out; the lock is held.
+/// Makes the heap vacant: its thread has ended. The caller holds the lock.
 pub fn vacate<H: Home>(home: &'static H) {
     home.tenancy().set(false);
-    // Whoever freed before it saw the heap vacant left that for us, whoever does after will look itself.
+    // A thread that freed before it could see the heap vacant left its span for us; one that frees later
+    // collects itself.
     collect(home, true);
 }

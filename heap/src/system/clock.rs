@@ -1,7 +1,9 @@
-//! The heap's clock: milliseconds since it started, a few ms coarse. Deadlines and lifetimes are measured by it.
+//! The heap's clock: milliseconds since its start, with a resolution of a few ms, for deadlines and
+//! lifetimes.
 //!
-//! A replay of a recorded trace sets it to the trace's time. It can stand still while a program starts: then nothing in the
-//! heap depends on time, and instances that do the same lay the same out alike, which page merging finds.
+//! A replay of a recorded trace sets it to the trace's time. It can stand still while a program starts: then
+//! nothing in the heap depends on time, and instances that do the same have the same layout, which page
+//! merging can share.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -15,12 +17,12 @@ pub fn start() {
     START_NS.store(os::coarse_ns().saturating_sub(1_000_000), Relaxed);
 }
 
-/// The clock stands at its first millisecond until [`settled`].
+/// Stops the clock at its first millisecond until [`settled`].
 pub fn stand_still() {
     set(1_000_000);
 }
 
-/// The program has started: the clock goes on, if it stood still.
+/// The program has started: a stopped clock goes on.
 pub fn settled() {
     set(0);
 }
@@ -30,7 +32,7 @@ pub fn set(ns: u64) {
     SET_NS.store(ns, Relaxed);
 }
 
-/// Whether the clock shows what it was set to, and not the time.
+/// Whether the clock was set and does not follow real time.
 pub fn is_set() -> bool {
     SET_NS.load(Relaxed) != 0
 }

@@ -1,10 +1,10 @@
-//! What the heap counts. Events are counted on slow paths only, by each thread for itself.
+//! The heap's counters. Each thread counts its own events, on slow paths only.
 
 use core::sync::atomic::{AtomicIsize, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use crate::system::thread_local;
 
-/// What is counted (the paper counts these to show that its paths are exercised, §9.5).
+/// The events that are counted (the paper counts these to show that its paths are exercised, §9.5).
 #[derive(Clone, Copy)]
 #[repr(usize)]
 pub enum Event {
@@ -22,7 +22,7 @@ pub enum Event {
     Demoted,
     /// A huge page was returned to the operating system.
     PageReturned,
-    /// A word of remote frees was taken over.
+    /// The owner collected a word of remote frees.
     RemoteCollected,
     /// A partly free span was opened again for line recycling.
     SpanReopened,
@@ -36,37 +36,37 @@ pub enum Event {
     PredictionMissed,
     /// A prediction changed.
     PredictionChanged,
-    /// Cells were taken in hand, less those that were given back unused: so many small objects were allocated.
+    /// Cells that bins cached, less those that they gave back unused: the number of small objects allocated.
     CellsTaken,
-    /// A large object was taken from hand, for a call whose site was known.
+    /// A large object was allocated from the cache, for a call with a known site.
     LargeFromCache,
-    /// The model was asked again for a call that it had predicted before (LLAMA §7).
+    /// The model ran again for a call that it had predicted before (LLAMA §7).
     PredictionChecked,
-    /// It gave another class than before.
+    /// It predicted another class than before.
     PredictionDisagreed,
     /// The other class was longer, and is now the prediction.
     PredictionLengthened,
     /// The model was run.
     ModelRun,
-    /// Nanoseconds that it took, unwinding included.
+    /// Nanoseconds of these runs, unwinding included.
     ModelNs,
-    /// Of those, what the thread had the processor.
+    /// Their processor time in nanoseconds.
     ModelCpuNs,
-    /// A site that an earlier run knew was called: the model is not asked.
+    /// A site of an earlier run was called, without a run of the model.
     SiteRecalled,
-    /// A free block of a page that lives was returned to the operating system.
+    /// A free block of a page with live ones was returned to the operating system.
     BlocksDiscarded,
-    /// The model is believed no more.
+    /// The model is no longer trusted.
     ModelDoubted,
-    /// A site's callers are told apart by a word of the stack.
+    /// A word of the stack separates a site's callers from now on.
     WordLearned,
-    /// A thread looked for a span in heaps whose threads have ended.
+    /// A thread searched vacant heaps for a span.
     VacantSearched,
-    /// A half-empty span went to a class that needs it more.
+    /// A half-empty span moved to a class that uses it more.
     SpanMoved,
 }
 
-/// How many kinds of events there are.
+/// The number of event kinds.
 pub const EVENTS: usize = NAMES_OF_EVENTS.len();
 
 /// Their names, in statistics.
@@ -104,10 +104,10 @@ pub const NAMES_OF_EVENTS: [&str; 28] = [
 static PAGES: AtomicIsize = AtomicIsize::new(0);
 static PEAK_PAGES: AtomicUsize = AtomicUsize::new(0);
 
-/// What one thread has counted, in its heap. All zeros has counted nothing.
+/// One thread's counters, in its heap. All zeros has counted nothing.
 pub struct Counts([AtomicU64; EVENTS]);
 
-/// What threads without a heap have counted: they share it, and may lose a count.
+/// Counters of threads without a heap: they share them, and may lose a count.
 static OF_THE_HEAPLESS: Counts = Counts::new();
 
 impl Default for Counts {
@@ -122,13 +122,13 @@ impl Counts {
         Self([const { AtomicU64::new(0) }; EVENTS])
     }
 
-    /// How often that was.
+    /// How often the event happened.
     pub fn of(&self, event: usize) -> u64 {
         self.0[event].load(Relaxed)
     }
 }
 
-/// The calling thread counts there from now on; without a heap with those that have none.
+/// Makes the calling thread count there; without a heap in the shared counters.
 pub fn count_in(counts: Option<&'static Counts>) {
     let counts = counts.unwrap_or(&OF_THE_HEAPLESS);
     thread_local::set_counts(
@@ -136,18 +136,18 @@ pub fn count_in(counts: Option<&'static Counts>) {
     );
 }
 
-/// What threads without a heap have counted.
+/// Counters of threads without a heap.
 pub fn of_the_heapless() -> &'static Counts {
     &OF_THE_HEAPLESS
 }
 
-/// Counts an event, in the calling thread's heap: no other writes there.
+/// Counts an event in the calling thread's heap, where no other thread writes.
 #[inline]
 pub fn count(event: Event) {
     add(event, 1);
 }
 
-/// Counts several, or takes some back.
+/// Counts several events, or takes some back.
 #[inline]
 pub fn add(event: Event, number: u64) {
     let address = (&raw const OF_THE_HEAPLESS).addr().wrapping_add(thread_local::counts());
@@ -167,7 +167,7 @@ pub fn pages() -> usize {
     PAGES.load(Relaxed).max(0) as usize
 }
 
-/// Huge pages came into use or went out of it.
+/// Changes the number of huge pages in use.
 pub fn pages_in_use(change: isize) {
     let now = PAGES.fetch_add(change, Relaxed) + change;
     PEAK_PAGES.fetch_max(now.max(0) as usize, Relaxed);

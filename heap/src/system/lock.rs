@@ -1,8 +1,9 @@
-//! A lock for short sections, eight bytes: one atomic instruction to take it, a plain store to release it.
+//! A lock of eight bytes for short sections: one atomic instruction to take it, a plain store to release it.
 //!
-//! Who waits sleeps in the kernel (futex) and says so in `waiters`. The release stores and then looks for waiters without
-//! a fence between (an atomic instruction costs as much as all else that a section does), so it can miss one that is
-//! just going to sleep: sleeps are short, and that one looks again. Nothing of the C library is used that could allocate.
+//! A waiting thread sleeps in the kernel (futex) and counts itself in `waiters`. The release stores and then
+//! reads `waiters` without a fence between (an atomic instruction would cost as much as a whole section). So
+//! it can miss a thread that is just going to sleep: sleeps are short, and that thread tries again. The lock
+//! uses no function of the C library that could allocate.
 
 use core::sync::atomic::{
     AtomicU32,
@@ -44,15 +45,15 @@ impl Lock {
         Guard(self)
     }
 
-    /// The lock, if it is free.
+    /// Takes the lock if it is free.
     #[inline]
     pub fn try_lock(&self) -> Option<Guard<'_>> {
         let taken = self.state.load(Relaxed) == FREE
             && self.state.compare_exchange(FREE, HELD, Acquire, Relaxed).is_ok();
-        taken.then(|| Guard(self)) // not then_some: a guard that is made is dropped
+        taken.then(|| Guard(self)) // not then_some: dropping the guard would release the lock
     }
 
-    /// Takes the lock without a guard, for fork: it is released in parent and child by [`Lock::release`].
+    /// Takes the lock without a guard, for fork: [`Lock::release`] releases it in parent and child.
     pub fn hold(&self) {
         core::mem::forget(self.lock());
     }
@@ -62,7 +63,7 @@ impl Lock {
         drop(Guard(self));
     }
 
-    /// As [`Lock::release`], in a forked child, which has none of the threads that waited.
+    /// As [`Lock::release`], in a forked child, where the waiting threads do not exist.
     pub fn release_alone(&self) {
         self.waiters.store(0, Relaxed);
         self.release();

@@ -1,6 +1,6 @@
-//! The one place where those hang on who only look on: who records ([`crate::observe::trace`]), profiles
-//! ([`crate::observe::profile`]), lets others attach ([`crate::observe::control`]) or keeps what was learned
-//! ([`crate::lifetime::table_file`]). The slow paths tell it what happens; the fast paths know nothing of it.
+//! Registers observers: the trace ([`crate::observe::trace`]), profiles ([`crate::observe::profile`]),
+//! attaching profilers ([`crate::observe::control`]) and the table across runs
+//! ([`crate::lifetime::table_file`]). The slow paths notify them; the fast paths have no check for them.
 
 use core::sync::atomic::{
     AtomicBool, AtomicPtr,
@@ -11,43 +11,43 @@ use crate::units::call::Call;
 
 /// An object that was just allocated.
 pub struct Allocation {
-    /// By which call.
+    /// The call.
     pub call: Call,
-    /// How high the stack was then.
+    /// The stack height at the call.
     pub height: usize,
-    /// By which thread, in order of first use.
+    /// The thread's number, in order of first use.
     pub thread: u32,
-    /// Which of the thread's allocations it is, where they are counted.
+    /// The allocation's number in its thread, while they are counted.
     pub sequence: u32,
-    /// A multiple of this.
+    /// The address is a multiple of this.
     pub alignment: usize,
-    /// Where it lies.
+    /// Its address.
     pub address: usize,
-    /// It was chosen as a sample; and whether its free will be told.
+    /// Set for a sample; and whether its free will be reported.
     pub sampled: Option<bool>,
 }
 
-/// What somebody wants to be told.
+/// Callbacks of an observer.
 #[derive(Clone, Copy)]
 pub struct Observer {
-    /// An object was allocated: each while [`observes_all`], else each sample.
+    /// An object was allocated: every one while [`observes_all`], else every sample.
     pub allocated: fn(&Allocation),
-    /// An object is about to be freed, by which thread if it has a heap: each, while [`observes_all`].
+    /// An object is about to be freed, by this thread if it has a heap: every one, while [`observes_all`].
     pub freed: fn(Option<u32>, usize),
-    /// As above: those that may be samples, while [`observes_samples`].
+    /// As above: objects that may be samples, while [`observes_samples`].
     pub sample_freed: fn(Option<u32>, usize),
-    /// An object that may be a sample was moved, from where and to where, while [`observes_samples`].
+    /// An object that may be a sample was moved, from and to these addresses, while [`observes_samples`].
     pub sample_moved: fn(usize, usize),
-    /// A tick of the maintenance: its number, and ms since the start.
+    /// A maintenance tick: its number, and ms since the start.
     pub tick: fn(u32, u64),
-    /// This is the child of a fork; it has no other thread yet.
+    /// The process is the child of a fork, and has no other thread yet.
     pub in_child: fn(),
     /// The process is about to abort.
     pub before_abort: fn(),
 }
 
 impl Observer {
-    /// Wants nothing.
+    /// No callbacks.
     pub const IDLE: Self = Self {
         allocated: |_| {},
         freed: |_, _| {},
@@ -63,7 +63,7 @@ static OBSERVERS: [AtomicPtr<Observer>; 4] = [const { AtomicPtr::new(core::ptr::
 static OBSERVES_ALL: AtomicBool = AtomicBool::new(false);
 static OBSERVES_SAMPLES: AtomicBool = AtomicBool::new(false);
 
-/// Tells an observer from now on; who hangs here already does so once.
+/// Registers an observer; one that is registered already stays so once.
 pub fn register(observer: &'static Observer) {
     let new = core::ptr::from_ref(observer).cast_mut();
     for place in &OBSERVERS {
@@ -76,7 +76,7 @@ pub fn register(observer: &'static Observer) {
 
 fn notify_all(notify: impl Fn(&Observer)) {
     for place in &OBSERVERS {
-        // SAFETY: null or what `hang` was given, which lives for ever.
+        // SAFETY: null or what `register` was given, which is never freed.
         match unsafe { place.load(Acquire).as_ref() } {
             Some(observer) => notify(observer),
             None => return,
@@ -84,24 +84,24 @@ fn notify_all(notify: impl Fn(&Observer)) {
     }
 }
 
-/// Whether somebody wants to see each call: then all of them take the slow path.
+/// Whether an observer records every call: then all of them take the slow path.
 #[inline]
 pub fn observes_all() -> bool {
     OBSERVES_ALL.load(Relaxed)
 }
 
-/// Somebody wants to see each call from now on, or no more.
+/// Sets whether an observer records every call.
 pub fn set_observes_all(on: bool) {
     OBSERVES_ALL.store(on, Relaxed);
 }
 
-/// Whether sampled objects may be awaited.
+/// Whether an observer waits for frees of sampled objects.
 #[inline]
 pub fn observes_samples() -> bool {
     OBSERVES_SAMPLES.load(Relaxed)
 }
 
-/// Somebody awaits sampled objects from now on, or no more.
+/// Sets whether an observer waits for frees of sampled objects.
 pub fn set_observes_samples(on: bool) {
     OBSERVES_SAMPLES.store(on, Release);
 }

@@ -1,19 +1,19 @@
-//! What the heap asks of the operating system: address space, huge pages, the time, a way to print.
+//! Calls to the operating system: address space, huge pages, time, files.
 //!
-//! Every function keeps `errno` as it was: free() must not change it, and malloc() sets it itself.
+//! Every function keeps `errno`: free() must not change it, and malloc() sets it itself.
 
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
 
 use crate::units::geometry::HUGE_PAGE_BYTES;
 
-/// How huge pages are had.
+/// The kind of huge pages.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Pages {
-    /// Transparent huge pages, asked for with MADV_HUGEPAGE.
+    /// Transparent huge pages, requested with MADV_HUGEPAGE.
     Transparent = 0,
-    /// Reserved ones (MAP_HUGETLB), transparent ones when those run out.
+    /// Reserved ones (MAP_HUGETLB), and transparent ones when those run out.
     Reserved = 1,
     /// Base pages: for comparison.
     Base = 2,
@@ -22,7 +22,7 @@ pub enum Pages {
 static PAGES: AtomicU8 = AtomicU8::new(Pages::Transparent as u8);
 static RESERVED_RAN_OUT: AtomicBool = AtomicBool::new(false);
 
-/// Sets how huge pages are had; before the first region exists.
+/// Sets the kind of huge pages; before the first region exists.
 pub fn set_pages(pages: Pages) {
     PAGES.store(pages as u8, Relaxed);
 }
@@ -43,7 +43,7 @@ pub fn set_errno(errno: i32) {
 }
 
 fn map(address: usize, bytes: usize, protection: i32, flags: i32) -> Option<usize> {
-    // Of reserved huge pages one must be set aside now: touching one that is not to be had is fatal.
+    // A reserved huge page must be set aside now: touching one that is not available is fatal.
     let reserve = if flags & libc::MAP_HUGETLB == 0 { libc::MAP_NORESERVE } else { 0 };
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | reserve | flags;
     // SAFETY: callers pass either no fixed address, one that MAP_FIXED_NOREPLACE protects, or one inside
@@ -54,17 +54,17 @@ fn map(address: usize, bytes: usize, protection: i32, flags: i32) -> Option<usiz
 
 const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
 
-/// Fresh zeroed memory wherever there is room.
+/// Maps fresh zeroed memory anywhere.
 pub fn map_anywhere(bytes: usize) -> Option<usize> {
     map(0, bytes, READ_WRITE, 0)
 }
 
-/// Whether so much could be mapped somewhere now.
+/// Whether this much could be mapped now.
 pub fn is_room_for(bytes: usize) -> bool {
     map_anywhere(bytes).map(|probe| unmap(probe, bytes)).is_some()
 }
 
-/// Fresh zeroed memory at `address`; `None` where something else is mapped there.
+/// Maps fresh zeroed memory at `address`; `None` if something else is mapped there.
 pub fn map_at(address: usize, bytes: usize) -> Option<usize> {
     match map(address, bytes, READ_WRITE, libc::MAP_FIXED_NOREPLACE) {
         Some(at) if at != address => {
@@ -75,7 +75,7 @@ pub fn map_at(address: usize, bytes: usize) -> Option<usize> {
     }
 }
 
-/// Address space without memory, aligned, to be made usable by [`commit`].
+/// Reserves aligned address space without memory, which [`commit`] makes usable.
 pub fn reserve(bytes: usize, alignment: usize) -> Option<usize> {
     let whole = map(0, bytes.checked_add(alignment)?, libc::PROT_NONE, 0)?;
     let base = whole.next_multiple_of(alignment);
@@ -106,7 +106,7 @@ pub fn back_with_reserved(address: usize) {
     }
     if map(address, HUGE_PAGE_BYTES, READ_WRITE, libc::MAP_FIXED | libc::MAP_HUGETLB).is_none() {
         RESERVED_RAN_OUT.store(true, Relaxed);
-        // The kernel may have removed what was there before it said no.
+        // The kernel may have unmapped the range before it failed.
         map(address, HUGE_PAGE_BYTES, READ_WRITE, libc::MAP_FIXED);
         advise_huge(address, HUGE_PAGE_BYTES);
     }
@@ -120,7 +120,7 @@ pub fn unmap(address: usize, bytes: usize) {
     }
 }
 
-/// Moves or resizes a mapping, its contents kept.
+/// Moves or resizes a mapping and keeps its contents.
 pub fn remap(address: usize, old_bytes: usize, new_bytes: usize) -> Option<usize> {
     // SAFETY: callers pass a mapping of their own.
     let at = keep_errno(|| unsafe {
@@ -150,13 +150,13 @@ pub fn advise_huge(address: usize, bytes: usize) {
     keep_errno(|| unsafe { libc::madvise(address as *mut c_void, bytes, advice) });
 }
 
-/// Asks for small pages in a range, whatever the system's setting is: metadata, of which little is touched here and there.
+/// Asks for small pages in a range, whatever the system's setting is: for metadata that is touched sparsely.
 pub fn advise_small(address: usize, bytes: usize) {
     // SAFETY: as in `advise_huge`.
     keep_errno(|| unsafe { libc::madvise(address as *mut c_void, bytes, libc::MADV_NOHUGEPAGE) });
 }
 
-/// How huge pages are had.
+/// The kind of huge pages.
 pub fn pages() -> Pages {
     match PAGES.load(Relaxed) {
         0 => Pages::Transparent,
@@ -187,7 +187,7 @@ pub fn precise_ns() -> u64 {
     clock(libc::CLOCK_MONOTONIC)
 }
 
-/// What the calling thread has had of a processor. A system call.
+/// The calling thread's processor time. A system call.
 pub fn thread_cpu_ns() -> u64 {
     clock(libc::CLOCK_THREAD_CPUTIME_ID)
 }
@@ -204,7 +204,7 @@ pub fn unix_ns() -> u64 {
     clock(libc::CLOCK_REALTIME)
 }
 
-/// Writes all of `bytes`; whether it went well.
+/// Writes all of `bytes`; whether it succeeded.
 pub fn write(fd: i32, mut bytes: &[u8]) -> bool {
     keep_errno(|| {
         while !bytes.is_empty() {
@@ -236,7 +236,7 @@ pub fn close(fd: i32) {
     keep_errno(|| unsafe { libc::close(fd) });
 }
 
-/// Gives a file the name of another, which it replaces, or removes it; whether it has the name. Both end in NUL.
+/// Renames a file, replacing another, or removes it; whether it was renamed. Both paths end in NUL.
 pub fn rename_or_remove(from_with_nul: &[u8], to_with_nul: &[u8], wanted: bool) -> bool {
     let (from, to) = (from_with_nul.as_ptr().cast(), to_with_nul.as_ptr().cast());
     // SAFETY: the paths end in NUL.
@@ -249,8 +249,8 @@ pub fn rename_or_remove(from_with_nul: &[u8], to_with_nul: &[u8], wanted: bool) 
     })
 }
 
-/// Creates or truncates a file and maps `bytes` zeros of it, shared; not for forked children. `None`, and no file is left
-/// open, if either fails.
+/// Creates or truncates a file and maps `bytes` zeros of it, shared; forked children do not inherit the
+/// mapping. `None` if it fails, with no file left open.
 pub fn create_mapped(path_with_nul: &[u8], bytes: usize) -> Option<usize> {
     debug_assert_eq!(path_with_nul.last(), Some(&0));
     let flags = libc::O_RDWR | libc::O_CREAT | libc::O_TRUNC | libc::O_CLOEXEC;
@@ -277,8 +277,8 @@ pub fn create_mapped(path_with_nul: &[u8], bytes: usize) -> Option<usize> {
     })
 }
 
-/// Makes a memory file that is `bytes` long and can be no other length, and maps it, shared; not for forked children. `None` if
-/// it is no such file: one that shrinks later would end the program.
+/// Fixes a memory file's length to `bytes` and maps it, shared; forked children do not inherit the mapping.
+/// `None` if the file cannot be sealed: one that shrinks later would end the program.
 pub fn map_sealed(fd: i32, bytes: usize) -> Option<usize> {
     let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
     // SAFETY: the calls take plain numbers; the mapping is fresh.
@@ -296,7 +296,7 @@ pub fn map_sealed(fd: i32, bytes: usize) -> Option<usize> {
     })
 }
 
-/// Writes the path of the program that runs; how many bytes.
+/// Writes the path of the running program into `out`; returns its length.
 pub fn program_path(out: &mut [u8]) -> usize {
     // SAFETY: the path ends in NUL; `out` is valid for its length.
     let bytes = unsafe { libc::readlink(c"/proc/self/exe".as_ptr(), out.as_mut_ptr().cast(), out.len()) };
@@ -309,9 +309,9 @@ pub fn cpu() -> u32 {
     unsafe { libc::sched_getcpu() as u32 }
 }
 
-/// Takes a file's pages out of this process's memory; they come back when they are used.
+/// Drops a file's pages from this process's memory; they are read again when they are used.
 pub fn forget_pages(address: usize, bytes: usize) {
-    // SAFETY: the range is a mapping of a file that nobody writes to, so its contents do not change.
+    // SAFETY: the range maps a file that no process writes to, so its contents do not change.
     keep_errno(|| unsafe { libc::madvise(address as *mut c_void, bytes, libc::MADV_DONTNEED) });
 }
 
@@ -344,9 +344,10 @@ pub fn abort(message: &[u8]) -> ! {
     unsafe { libc::abort() }
 }
 
-/// Whether the calling thread is the only one left of its process: the first one has ended, and there is no third.
+/// Whether the calling thread is the only one left: the first one has ended, and there is no third.
 pub fn is_last_thread() -> bool {
-    // The first thread's state and the number of threads: the 3rd and the 20th field, of which the 2nd may have any characters.
+    // The first thread's state and the number of threads are the 3rd and the 20th field; the 2nd may contain
+    // any characters.
     let Some((at, bytes)) = read_small_file(b"/proc/self/stat\0") else { return false };
     // SAFETY: a mapping of that many bytes, until it is unmapped below.
     let line = unsafe { core::slice::from_raw_parts(at as *const u8, bytes) };
@@ -367,8 +368,8 @@ pub fn process_id() -> u32 {
 /// Bytes of the mappings that [`read_small_file`] makes.
 pub const SMALL_FILE_BYTES: usize = 1 << 20;
 
-/// Reads a file whose size is not known, such as those of /proc, as far as [`SMALL_FILE_BYTES`]: address of a mapping of so
-/// many bytes, and length of the file.
+/// Reads a file of unknown size, such as those of /proc, up to [`SMALL_FILE_BYTES`]; returns the address of a
+/// mapping of that size, and the file's length.
 pub fn read_small_file(path_with_nul: &[u8]) -> Option<(usize, usize)> {
     const MOST: usize = SMALL_FILE_BYTES;
     debug_assert_eq!(path_with_nul.last(), Some(&0));
@@ -395,17 +396,17 @@ pub fn read_small_file(path_with_nul: &[u8]) -> Option<(usize, usize)> {
     })
 }
 
-/// What is asked of membarrier(2).
+/// A command of membarrier(2).
 #[derive(Clone, Copy)]
 #[repr(i32)]
 pub enum Membarrier {
-    /// To be ready for fences.
+    /// Prepares the process for fences.
     Register = 1 << 4,
-    /// Every running thread of the process goes through a full fence.
+    /// Every running thread of the process executes a full fence.
     Fence = 1 << 3,
 }
 
-/// Whether the kernel did it.
+/// Runs the command; whether the kernel supports it.
 pub fn membarrier(command: Membarrier) -> bool {
     // SAFETY: the command takes no memory.
     keep_errno(|| unsafe { libc::syscall(libc::SYS_membarrier, command as i32, 0, 0) == 0 })

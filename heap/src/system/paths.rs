@@ -1,9 +1,9 @@
-//! Paths of files that the configuration names, in buffers of fixed size.
+//! Expands paths from the configuration, in buffers of fixed size.
 
 use crate::system::os;
 use crate::system::text::Text;
 
-/// The longest path that is accepted, its final NUL included.
+/// The longest accepted path, its final NUL included.
 pub const PATH_BYTES: usize = 1024;
 
 /// The path with each `%p` replaced by the process id, and a final NUL; `None` if it does not fit.

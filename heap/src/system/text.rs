@@ -1,10 +1,10 @@
-//! Text built in a buffer of fixed size: messages and statistics must not allocate.
+//! Builds text in a buffer of fixed size: messages and statistics must not allocate.
 
 use core::fmt::{self, Write};
 
 use crate::system::{observers, os};
 
-/// A line or a page of text; what does not fit is cut off.
+/// A line or a page of text; excess text is cut off.
 #[derive(Clone)]
 pub struct Text<const N: usize> {
     bytes: [u8; N],
@@ -50,7 +50,7 @@ impl<const N: usize> Write for Text<N> {
     }
 }
 
-/// A misuse of the heap that must not go on: one line that names the pointer, what is known of it and the caller.
+/// Ends the process after a misuse of the heap: one line names the pointer, the object and the caller.
 #[cold]
 #[inline(never)]
 pub fn misuse(what: &str, pointer: usize, size: usize, caller: usize) -> ! {
@@ -66,7 +66,7 @@ pub fn misuse(what: &str, pointer: usize, size: usize, caller: usize) -> ! {
     os::abort(line.bytes())
 }
 
-/// One line of warning on stderr.
+/// Logs one line of warning on stderr.
 #[cold]
 pub fn warn(arguments: fmt::Arguments) {
     let mut line = Text::<512>::of(format_args!("mayfly-heap: {arguments}"));

@@ -1,63 +1,64 @@
-//! A thread's own stack: from where heights on it are measured, and what of it can be read whatever lies there.
+//! A thread's own stack: the base of stack heights, and the part that can be read.
 
 use crate::units::call::Call;
 
-/// As far as it is known.
+/// The known part of a stack.
 #[derive(Clone, Copy)]
 pub struct ThreadStack {
-    /// From where heights are measured.
+    /// Heights are measured from here.
     base: usize,
-    /// All from here on, up to `top`, is surely the thread's own.
+    /// The part from here up to `top` certainly belongs to the thread.
     sure: usize,
     top: usize,
 }
 
-/// What is mapped is mapped in pages of at least this size.
+/// The least size of a mapped page.
 pub const PAGE_BYTES: usize = 4096;
-/// The control block of a thread is at most so far away from its calls.
+/// A thread's control block is at most this far from its calls.
 const FARTHEST: usize = 1 << 30;
-/// No thread's stack is smaller: PTHREAD_STACK_MIN, less a page that guards it.
+/// The least size of a thread's stack: PTHREAD_STACK_MIN, less a guard page.
 const LEAST_BYTES: usize = 12 << 10;
-/// The kernel maps nothing so close below the top of a process' first stack.
+/// The kernel maps nothing else this close below the top of a process' first stack.
 const LEAST_BYTES_OF_FIRST: usize = 128 << 20;
 
 impl ThreadStack {
     /// Nothing is known of it.
     pub const NONE: Self = Self { base: 0, sure: 0, top: 0 };
 
-    /// That of the calling thread, whose first call this is. The C library puts a thread's control block, to which the thread
-    /// pointer points, at the top of its stack: so threads that run the same code have the same heights, and functions that allocate
-    /// from different ones have different heights. The first thread's is elsewhere: it has one first call, and measures from there.
+    /// The stack of the calling thread, whose first call this is. The C library puts a thread's control
+    /// block, to which the thread pointer points, at the top of its stack. So threads that run the same code
+    /// have the same heights, and different functions that allocate have different heights. The first
+    /// thread's control block is elsewhere: its heights are measured from its first call.
     pub fn of(call: &Call) -> Self {
         let control_block = control_block();
         if control_block.wrapping_sub(call.stack) < FARTHEST {
             return Self { base: control_block, sure: control_block - LEAST_BYTES, top: control_block };
         }
-        // SAFETY: always allowed. The kernel has put it behind the first stack's end.
+        // SAFETY: always allowed. The kernel puts it behind the first stack's end.
         let top = unsafe { libc::getauxval(libc::AT_RANDOM) } as usize;
         let sure = top.saturating_sub(LEAST_BYTES_OF_FIRST);
         let is_first = (sure..top).contains(&call.stack);
         Self { base: call.stack, sure: if is_first { sure } else { top }, top }
     }
 
-    /// As [`ThreadStack::of`], where only heights matter.
+    /// As [`ThreadStack::of`], for heights only.
     pub fn with_base(base: usize) -> Self {
         Self { base, ..Self::NONE }
     }
 
-    /// How high the stack was at a call.
+    /// The stack height at a call.
     #[inline]
     pub fn height(&self, call: &Call) -> usize {
         self.base.wrapping_sub(call.stack)
     }
 
-    /// Whether the call is from this stack, and not a fiber's. (The first call may lie deeper than others.)
+    /// Whether the call is from this stack, and not a fiber's. (Other calls may be above the first one.)
     pub fn is_of(&self, call: &Call) -> bool {
         self.height(call).wrapping_add(FARTHEST) < 2 * FARTHEST
     }
 
-    /// Whether the word of the stack that lies so many words above a call's return address may be read: it lies in the same page,
-    /// or both are the thread's own for sure. Fibers have stacks that come and go.
+    /// Whether the word this many words above a call's return address can be read: it lies in the same page,
+    /// or both certainly belong to the thread. Fibers' stacks may be unmapped.
     pub fn may_read(&self, call: &Call, word: u8) -> bool {
         let slot = call.stack.wrapping_sub(size_of::<usize>());
         let above = slot.wrapping_add(size_of::<usize>() * usize::from(word));
@@ -65,7 +66,7 @@ impl ThreadStack {
     }
 }
 
-/// It begins with its own address (System V ABI).
+/// The thread's control block, which begins with its own address (System V ABI).
 fn control_block() -> usize {
     let control_block: usize;
     // SAFETY: reads the thread's own control block.

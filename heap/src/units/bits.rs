@@ -8,7 +8,7 @@ pub const NONE: Bits = [0; 4];
 /// Every block.
 pub const ALL: Bits = [u64::MAX; 4];
 
-/// `a` with block `i` now holding what block `i + by` held.
+/// `a` shifted down: block `i` gets the bit of block `i + by`.
 #[inline]
 fn shift_down(a: &Bits, by: usize) -> Bits {
     let (words, bits) = (by / 64, by % 64);
@@ -44,7 +44,7 @@ pub fn count(a: &Bits) -> usize {
     a.iter().map(|word| word.count_ones() as usize).sum()
 }
 
-/// Those blocks from which `length` set bits follow, themselves included; no vector has a run of more than 256.
+/// The blocks from which `length` set bits follow, themselves included; no vector has a run of more than 256.
 #[inline]
 pub fn starts_of_runs(a: &Bits, length: usize) -> Bits {
     if length > 256 {

@@ -1,5 +1,5 @@
-//! Sizes of things: regions of 16 GiB, huge pages of 2 MiB, block spans of 16 KiB, blocks of 8 KiB and lines of 128 B (LLAMA §6.1).
-//! [`crate::units::window`] says where they lie.
+//! Sizes: regions of 16 GiB, huge pages of 2 MiB, block spans of 16 KiB, blocks of 8 KiB and lines of 128 B
+//! (LLAMA §6.1). [`crate::units::window`] has their addresses.
 
 /// Bytes of a huge page.
 pub const HUGE_PAGE_BYTES: usize = 2 << 20;
@@ -36,7 +36,8 @@ pub const SPAN_METADATA_PER_HUGE_PAGE: usize = SPANS_PER_HUGE_PAGE * SPAN_METADA
 
 /// The largest object that shares a block span: above it, an object is *large* (LLAMA §6.1).
 pub const MAX_SMALL_BYTES: usize = 8 << 10;
-/// From here on an object has a mapping of its own: it spans so many huge pages that sharing the last one saves nothing.
+/// An object of this size or more has its own mapping: it spans so many huge pages that sharing the last one
+/// saves little.
 pub const MIN_DIRECT_BYTES: usize = 16 << 20;
 /// The alignment of everything that malloc returns on this machine.
 pub const MIN_ALIGNMENT: usize = 16;

@@ -1,8 +1,8 @@
-//! Lifetime classes (LLAMA §5.1, §6.1) and the heap's clock.
+//! Lifetime classes (LLAMA §5.1, §6.1).
 //!
-//! Class `c` says that an object is expected to die within 10^(c+1) ms; the last class never dies.
+//! An object of class `c` is expected to die within 10^(c+1) ms; one of the last class, never.
 
-/// How many lifetime classes there are: the paper's N = 7.
+/// The number of lifetime classes: the paper's N = 7.
 pub const CLASSES: usize = 7;
 /// The class of objects that live until the end: ∞.
 pub const FOREVER: usize = CLASSES - 1;
@@ -25,12 +25,13 @@ pub fn of_limit_ms(limit_ms: u64) -> usize {
     BOUNDS_MS[..FOREVER].iter().position(fits).unwrap_or(FOREVER)
 }
 
-/// When all objects placed at `now_ms` with this class should be dead: now + factor × LC, the paper's K (LLAMA §6.4).
+/// The deadline of objects placed at `now_ms` with this class: now + factor × LC, where the paper's K is the
+/// factor (LLAMA §6.4).
 pub fn deadline_ms(now_ms: u64, class: usize, factor: u32) -> u64 {
     if class >= FOREVER { NEVER_MS } else { now_ms.saturating_add(u64::from(factor) * BOUNDS_MS[class]) }
 }
 
-/// The class that a name stands for.
+/// The class with this name.
 pub fn of_name(name: &[u8]) -> Option<usize> {
     NAMES.iter().position(|known| known.as_bytes() == name)
 }

@@ -1,8 +1,8 @@
-//! The cells that small objects are placed in when a block span is divided by size (`spans = cells`).
+//! The cell sizes of small objects, for block spans that are divided by size (`spans = cells`).
 //!
-//! Steps of 16 B up to 256 B, then about an eighth of the size up to 1 KiB, then the sizes that divide
-//! a 16 KiB span without a rest. The paper has no size classes (its spans mix sizes, see [`crate::thread::lines`]);
-//! cells of one size let a freed object's place be used again at once, by any object of the same lifetime class.
+//! Steps of 16 B up to 256 B, then about an eighth of the size up to 1 KiB, then sizes that divide a 16 KiB
+//! span without a rest. The paper has no size classes (its spans mix sizes, see [`crate::thread::lines`]).
+//! Cells of one size let any object of the same lifetime class reuse a freed cell at once.
 
 use crate::units::geometry::{MAX_SMALL_BYTES, SPAN_BYTES};
 
@@ -13,7 +13,7 @@ pub const CELL_BYTES: [u16; COUNT] = [
     2720, 3264, 4096, 5456, 8192,
 ];
 
-/// How many size classes there are.
+/// The number of size classes.
 pub const COUNT: usize = 46;
 
 /// Sizes are rounded up to multiples of this before the class is looked up.

@@ -15,12 +15,12 @@ use core::sync::atomic::{
 
 use crate::units::geometry::*;
 
-/// Where the heap's addresses lie. All zeros holds none.
+/// The heap's range of addresses. All zeros is empty.
 #[repr(C)]
 pub struct Window {
-    /// The first address, a huge page's.
+    /// The first address, that of a huge page.
     pub base: AtomicUsize,
-    /// Bytes from there on whose span metadata can be read, now and for ever.
+    /// Bytes from there on whose span metadata can be read, from now on.
     pub readable: AtomicUsize,
     /// The first span's metadata.
     pub metadata: AtomicUsize,
@@ -47,7 +47,7 @@ impl Window {
         }
     }
 
-    /// Bytes of a window of so many regions, metadata included.
+    /// Bytes of a window with this many regions, metadata included.
     pub const fn bytes(regions: usize) -> usize {
         Self::lead(regions) + regions * REGION_BYTES
     }
@@ -57,46 +57,46 @@ impl Window {
         span_metadata_at(regions * REGION_BYTES) + huge_page_metadata_at(regions * REGION_BYTES)
     }
 
-    /// It has so many regions, and its metadata begins there.
+    /// Sets the address of its metadata and the number of its regions.
     pub fn open(&self, metadata: usize, regions: usize) {
         self.metadata.store(metadata, Relaxed);
         self.pages.store(metadata + span_metadata_at(regions * REGION_BYTES), Relaxed);
         self.base.store(metadata + Self::lead(regions), Release);
     }
 
-    /// How far into the window an address lies; beyond all of it for one that does not.
+    /// The offset of an address in the window; beyond its end for an address outside.
     #[inline(always)]
     pub fn offset(&self, address: usize) -> usize {
         address.wrapping_sub(self.base.load(Relaxed))
     }
 
-    /// Where the metadata of the block span around an address lies.
+    /// The address of the metadata of the block span around an address.
     #[inline(always)]
     pub fn span_metadata(&self, address: usize) -> usize {
         self.metadata.load(Relaxed) + span_metadata_at(self.offset(address))
     }
 
-    /// Where the block span begins whose metadata lies at `metadata`.
+    /// The address of the block span whose metadata lies at `metadata`.
     #[inline]
     pub fn span_of(&self, metadata: usize) -> usize {
         let number = (metadata - self.metadata.load(Relaxed)) / SPAN_METADATA_BYTES;
         self.base.load(Relaxed) + number * SPAN_BYTES
     }
 
-    /// Where the metadata of the huge page around an address lies.
+    /// The address of the metadata of the huge page around an address.
     #[inline(always)]
     pub fn huge_page_metadata(&self, address: usize) -> usize {
         self.pages.load(Relaxed) + huge_page_metadata_at(self.offset(address))
     }
 }
 
-/// How far from the first one's the metadata of the block span lies that is so far into the window.
+/// The offset of a block span's metadata, for an offset in the window.
 #[inline(always)]
 pub const fn span_metadata_at(offset: usize) -> usize {
     offset / SPAN_BYTES * SPAN_METADATA_BYTES
 }
 
-/// As above, of the huge page.
+/// The offset of a huge page's metadata, for an offset in the window.
 #[inline(always)]
 pub const fn huge_page_metadata_at(offset: usize) -> usize {
     offset / HUGE_PAGE_BYTES * HUGE_PAGE_METADATA_BYTES

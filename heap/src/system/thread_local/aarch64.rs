@@ -1,5 +1,4 @@
-//! What each thread has at hand, as `x86_64.rs` has it for x86-64: a fixed distance from the thread pointer, here in
-//! `tpidr_el0`.
+//! Per-thread words as in `x86_64.rs`: at a fixed distance from the thread pointer, here `tpidr_el0`.
 
 core::arch::global_asm!(
     ".pushsection .tbss.mayfly_heap_thread,\"awT\",%nobits",
@@ -15,19 +14,19 @@ core::arch::global_asm!(
 
 #[repr(C)]
 struct Words {
-    /// How far the thread's heap is from that of threads that have none.
+    /// The distance of the thread's heap from the heap of threads that have none.
     heap: usize,
     tag: u32,
     exits: u32,
-    /// How far its counts are from those of threads that have no heap.
+    /// The distance of its counters from those of threads without a heap.
     counts: usize,
 }
 
-/// The calling thread's words, which nobody else reads or writes.
+/// The calling thread's words, which no other thread reads or writes.
 #[inline(always)]
 fn words() -> *mut Words {
     let address: *mut Words;
-    // SAFETY: the symbol is defined above; reads the thread pointer, and how far the symbol is from it.
+    // SAFETY: the symbol is defined above; reads the thread pointer and the symbol's distance from it.
     unsafe {
         core::arch::asm!(
             "mrs {0}, tpidr_el0",
@@ -42,7 +41,7 @@ fn words() -> *mut Words {
     address
 }
 
-/// How far the thread's heap is from that of threads that have none.
+/// The distance of the thread's heap from the heap of threads that have none.
 #[inline(always)]
 pub fn heap() -> usize {
     // SAFETY: see `words`.
@@ -62,7 +61,7 @@ pub fn set_heap(distance: usize, tag: u32) {
     unsafe { ((*words()).heap, (*words()).tag) = (distance, tag) };
 }
 
-/// Counts an end of the thread: its destructors may allocate and bring it back.
+/// Counts an end of the thread: its destructors may allocate and take a heap again.
 pub fn count_exit() {
     // SAFETY: see `words`.
     unsafe { (*words()).exits = (*words()).exits.wrapping_add(1) };
@@ -74,7 +73,7 @@ pub fn exits() -> u32 {
     unsafe { (*words()).exits }
 }
 
-/// How far the thread's counts are from those of threads that have no heap.
+/// The distance of the thread's counters from those of threads without a heap.
 #[inline]
 pub fn counts() -> usize {
     // SAFETY: see `words`.

@@ -1,9 +1,10 @@
-//! What each thread has at hand, in thread-local storage that is laid out by hand in the initial-exec model, a fixed distance
-//! from the thread pointer: one load, where Rust's `thread_local!` in a shared library calls a function.
+//! Per-thread words in thread-local storage, laid out explicitly in the initial-exec model at a fixed
+//! distance from the thread pointer. An access is one load, where Rust's `thread_local!` in a shared library
+//! calls a function.
 //!
-//! Where its heap and its counts are is kept as a distance from those of threads that have none. So a thread whose words are
-//! still zero, even one whose thread-local storage the dynamic linker has not set up yet, has those, and the fast paths need
-//! not ask whether there is a heap. Beside them lies the tag that marks the thread's own spans.
+//! The words hold the distances of the thread's heap and counters from those of threads without a heap. So
+//! zeros mean the latter, even before the dynamic linker has set up a thread's storage, and the fast paths
+//! need no check for a heap. A third word is the tag of the thread's own spans.
 
 core::arch::global_asm!(
     ".pushsection .tbss.mayfly_heap_thread,\"awT\",@nobits",
@@ -11,13 +12,13 @@ core::arch::global_asm!(
     ".globl mayfly_heap_thread",
     ".hidden mayfly_heap_thread",
     ".type mayfly_heap_thread,@object",
-    ".size mayfly_heap_thread,24", // the heap, the tag, how often the thread has ended, and the counts
+    ".size mayfly_heap_thread,24", // the heap, the tag, how often the thread has ended, and the counters
     "mayfly_heap_thread:",
     ".zero 24",
     ".popsection",
 );
 
-/// How far the thread's heap is from that of threads that have none.
+/// The distance of the thread's heap from the heap of threads that have none.
 #[inline(always)]
 pub fn heap() -> usize {
     let distance: usize;
@@ -66,7 +67,7 @@ pub fn set_heap(distance: usize, tag: u32) {
     }
 }
 
-/// Counts an end of the thread: its destructors may allocate and bring it back.
+/// Counts an end of the thread: its destructors may allocate and take a heap again.
 pub fn count_exit() {
     // SAFETY: as above.
     unsafe {
@@ -95,7 +96,7 @@ pub fn exits() -> u32 {
     exits
 }
 
-/// How far the thread's counts are from those of threads that have no heap.
+/// The distance of the thread's counters from those of threads without a heap.
 #[inline]
 pub fn counts() -> usize {
     let distance: usize;
