@@ -1,43 +1,55 @@
-//! Mayfly's heap: objects packed by when they will die, on huge pages only (LLAMA, ASPLOS 2020).
+//! Mayfly's heap: packs objects by their expected lifetime, on huge pages only (LLAMA, ASPLOS 2020).
 //!
-//! A malloc organised by *lifetime class* instead of size. Every huge page (2 MiB) has a class, from "dies within 10 ms"
-//! to ∞, and is first filled with objects of that class; what becomes free on it is used for shorter-lived objects, which
-//! will be gone before the rest. Deadlines notice wrong predictions and move the page to a longer or shorter class.
-//! So pages empty as wholes and go back to the operating system, where other allocators keep them for one survivor.
+//! This malloc is organised by *lifetime class* instead of size. Every huge page (2 MiB) has a class, from "dies
+//! within 10 ms" to ∞, and is first filled with objects of that class. Blocks that become free on it are reused for
+//! shorter-lived objects, which will die before the rest. Deadlines detect wrong predictions and move the page to a
+//! longer or shorter class. So pages become empty as a whole and return to the operating system, where other
+//! allocators keep them for one survivor.
 //!
-//! Layers, from the bottom up; each imports from those before it only (`tests/modules` sees to it), and no modules import one
-//! another in a circle:
+//! Layers, from the bottom up. Each imports only from those before it, which `tests/modules` checks, and no modules
+//! import one another in a circle.
 //!
-//! | layer | modules | what |
+//! | layer | modules | contents |
 //! | --- | --- | --- |
-//! | [`units`] | [`units::geometry`], [`units::window`], [`units::bits`] | sizes of things, where they lie, bit vectors |
+//! | [`units`] | [`units::geometry`], [`units::window`], [`units::bits`] | sizes, addresses, bit vectors |
 //! | | [`units::size_class`], [`units::lifetime_class`], [`units::call`] | classes; a call of malloc |
-//! | [`system`] | [`system::os`], [`system::lock`], [`system::clock`] | what is asked of the operating system |
-//! | | [`system::text`], [`system::paths`] | messages, names of files |
-//! | | [`system::thread_local`], [`system::thread_stack`], [`system::events`] | what each thread has at hand, and counts |
-//! | | [`system::observers`] | where who only looks on is told what happens |
-//! | [`span`] | [`span::cells`], [`span::remote`], [`span::large_object`] | a span's cells; frees of them by other threads; what is known of a large object |
-//! | [`pages`] | [`pages::region`], [`pages::huge_page`], [`pages::available`], [`pages::pool`], [`pages::retained`] | address space, a page's metadata, pages with room, free pages |
-//! | | [`pages::page_life`], [`pages::open_page`], [`pages::global`] | deadlines and recycling, pages being filled; the global allocator |
-//! | | [`pages::large_blocks`], [`pages::direct`] | large objects, those with a mapping of their own |
-//! | | [`pages::decay`], [`pages::sparse`], [`pages::memory_pressure`] | free blocks and parts of them that go back, and when every one counts |
-//! | [`lifetime`] | [`lifetime::source`], [`lifetime::sites`], [`lifetime::model`], [`lifetime::oracle`] | where lifetimes come from |
-//! | | [`lifetime::unwind`], [`lifetime::caller_id`], [`lifetime::table_entry`], [`lifetime::table_file`], [`lifetime::model_validation`] | who calls; what is kept across runs; whether a model is believed |
-//! | [`thread`] | [`thread::local`], [`thread::bin`], [`thread::by_size`], [`thread::prediction_table`] | a thread's heap: fast paths, which bin a call's objects go to |
-//! | | [`thread::refill`], [`thread::predict`], [`thread::span_cache`], [`thread::remote_free_buffer`], [`thread::large`], [`thread::sample`] | its cold half, and what it has in hand |
-//! | | [`thread::compact`] | half-empty spans of classes that no call goes to |
-//! | | [`thread::out_of_memory`] | what is tried before malloc says no |
-//! | | [`thread::lines`] | the paper's layout by lines |
-//! | | [`thread::current`], [`thread::registry`], [`thread::fork_guard`], [`thread::fork`] | its coming and going |
-//! | [`observe`] | [`observe::stats`], [`observe::report`] | what can be seen |
-//! | | [`observe::trace`], [`observe::profile`], [`observe::profile_file`], [`observe::control`] | recording; lifetimes by calling context, for training; attaching to a program that runs |
-//! | | [`observe::check`] | whether the metadata agree, for tests |
-//! | [`entry`] | [`entry::allocate`], [`entry::free`], [`entry::extent`], [`entry::maintenance`] | all of it together |
-//! | | [`entry::maintenance_thread`] | a thread for what is due while others sleep |
-//! | | [`entry::start`], [`entry::config`] | the first call, what can be set |
+//! | [`system`] | [`system::os`], [`system::lock`], [`system::clock`] | system calls, a lock, the heap's clock |
+//! | | [`system::text`], [`system::paths`] | messages and paths, without allocating |
+//! | | [`system::thread_local`], [`system::thread_stack`] | per-thread words; a thread's stack |
+//! | | [`system::events`], [`system::observers`] | counters; callbacks for traces and profiles |
+//! | [`span`] | [`span::cells`], [`span::queue`] | a span's metadata and cells; lists of spans |
+//! | | [`span::remote`], [`span::large_object`] | frees by other threads; a large object's metadata |
+//! | [`pages`] | [`pages::region`], [`pages::huge_page`] | address space; a huge page's metadata |
+//! | | [`pages::available`], [`pages::pool`], [`pages::retained`] | sets of partly free pages; retained free pages |
+//! | | [`pages::page_life`], [`pages::open_page`], [`pages::global`] | deadlines; open pages; the global allocator |
+//! | | [`pages::large_blocks`], [`pages::direct`] | large objects; those with their own mapping |
+//! | | [`pages::decay`], [`pages::sparse`] | returning free blocks, and free parts of spans |
+//! | | [`pages::memory_pressure`] | a memory cgroup that is nearly full |
+//! | [`lifetime`] | [`lifetime::source`], [`lifetime::sites`] | sources of lifetimes; call sites, learned online |
+//! | | [`lifetime::model`], [`lifetime::oracle`] | the trained model; recorded lifetimes |
+//! | | [`lifetime::unwind`], [`lifetime::caller_id`] | calling contexts; callers across runs |
+//! | | [`lifetime::table_file`], [`lifetime::table_entry`] | the table of sites that is kept across runs |
+//! | | [`lifetime::model_validation`], [`lifetime::cost`] | whether the model is trusted; costs of wrong classes |
+//! | [`thread`] | [`thread::local`], [`thread::bin`] | a thread's heap with its fast paths; a bin |
+//! | | [`thread::by_size`], [`thread::prediction_table`], [`thread::predict`] | finding the bin of a call |
+//! | | [`thread::refill`], [`thread::large`], [`thread::sample`] | slow paths; large objects; samples |
+//! | | [`thread::span_cache`], [`thread::remote_free_buffer`] | cached empty spans; buffered remote frees |
+//! | | [`thread::compact`] | merging half-empty spans of unused bins |
+//! | | [`thread::out_of_memory`] | the last resort before malloc fails |
+//! | | [`thread::lines`] | the paper's span layout by lines |
+//! | | [`thread::current`], [`thread::registry`] | the calling thread's heap; all heaps, and vacant ones |
+//! | | [`thread::fork_guard`], [`thread::fork`] | sections that a fork must not interrupt; fork handlers |
+//! | [`observe`] | [`observe::stats`], [`observe::report`] | statistics |
+//! | | [`observe::trace`] | recording every call |
+//! | | [`observe::profile`], [`observe::profile_file`] | lifetimes by calling context, for training |
+//! | | [`observe::control`] | attaching a profiler to a running program |
+//! | | [`observe::check`] | invariants of the metadata, for tests |
+//! | [`entry`] | [`entry::allocate`], [`entry::free`], [`entry::extent`] | malloc, free and realloc as a whole |
+//! | | [`entry::maintenance`], [`entry::maintenance_thread`] | periodic work, and its thread |
+//! | | [`entry::start`], [`entry::config`] | initialization; the configuration |
 //!
-//! Nothing here allocates. Metadata is only ever mapped, never unmapped, so references to it are `'static`; fields are
-//! atomics, of which those with one writer are used with plain loads and stores.
+//! Nothing here allocates. Metadata is mapped and never unmapped, so references to it are `'static`. Fields are
+//! atomics; those with one writer are accessed with plain loads and stores.
 
 #![no_std]
 #![cfg(not(loom))] // the loom tests include the files that they check
