@@ -11,23 +11,16 @@
 //! Folders are layers, declared here from the bottom up; each imports from those before it only (`tests/modules` sees to
 //! it), and no modules import one another in a circle.
 
-pub mod pool;
-
 pub mod base {
     //! Errors, limits, names, locks, folders and time: what every other layer uses.
     pub(crate) mod error;
     pub(crate) mod limits;
-    pub(crate) mod lock;
     pub(crate) mod name;
-    pub(crate) mod open_below;
-    pub(crate) mod owned_folder;
     pub(crate) mod process_memory;
     pub(crate) mod time;
 }
 
 pub mod http;
-
-pub(crate) mod image;
 
 pub mod invocation {
     //! One request to a function: what it is, its output, log lines, counters and trace.
@@ -86,8 +79,6 @@ pub mod service {
     pub(crate) mod stack;
     pub(crate) mod systemd;
 }
-
-pub mod load;
 
 pub use sandbox::container::{LAUNCHER_VERB, launch};
 pub use service::serve::{Service, run};

@@ -8,7 +8,7 @@ use anyhow::Result;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Map, Value};
-use worker::load::{LoadResult, Plan, Tally, Trace, drive};
+use worker_load::{LoadResult, Plan, Tally, Trace, drive};
 
 const EXAMPLES: &str = "\
 Examples:

@@ -11,8 +11,8 @@ use vm::protocol::Mode;
 use worker::Service;
 use worker::function::worker_options::{Advise, Layers};
 use worker::http::sigv4::Credentials;
-use worker::pool::Capacity;
 use worker::sandbox::vm::{Plan, image};
+use worker_pool::Capacity;
 
 use crate::{libraries, settings};
 

@@ -8,10 +8,11 @@ use serde_json::{Value, json};
 
 use super::functions::WantedCode;
 use super::{Api, Call};
-use crate::base::error::{ApiError, shown};
+use crate::base::error::ApiError;
 use crate::base::name;
 use crate::code::lambda_layers::Layer;
 use crate::http::{self, Answer};
+use worker_system::text::shown;
 
 /// The body of PublishLayerVersion.
 #[derive(Deserialize)]

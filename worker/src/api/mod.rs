@@ -37,7 +37,7 @@ use sha2::{Digest, Sha256};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
-use crate::base::error::{ApiError, shown};
+use crate::base::error::ApiError;
 use crate::base::limits;
 use crate::base::name::Target;
 use crate::control::Worker;
@@ -46,6 +46,7 @@ use crate::http::connections::{Connection, Connections};
 use crate::http::sigv4;
 use crate::http::{self, Answer, BodyError, BodyMemory};
 use crate::state::handover::Accepting;
+use worker_system::text::shown;
 
 /// Memory of all bodies that are being received or handled, uploads of code apart.
 const BODIES_BYTES: usize = 256 * 1024 * 1024;

@@ -8,11 +8,11 @@ use worker_page::page::{self, MINUTES};
 use worker_page::view::{Counts, Function, Percentiles, Requests, View};
 
 use super::{Api, history};
-use crate::base::lock::lock;
 use crate::control::Worker;
 use crate::control::sampler;
 use crate::http::{self, Answer};
 use crate::invocation::counters::{BUCKETS_S, Count, Histogram};
+use worker_system::lock::lock;
 
 /// The page, with charts over the minutes that the query asks for.
 pub async fn page(api: &Api, query: Option<&str>) -> Answer {

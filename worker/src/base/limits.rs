@@ -24,9 +24,7 @@ pub const ZIP_BYTES: usize = 50 * 1024 * 1024;
 /// What a .zip holds, unpacked.
 pub const UNZIPPED_BYTES: u64 = 250 * 1024 * 1024;
 /// What a folder that the operator has named may have: as much as an image.
-pub const IMAGE_BYTES: u64 = 10 << 30;
-/// Folders in one another in code and images, so that whoever walks them needs no more of anything than there is.
-pub const FOLDER_DEPTH: usize = 200;
+pub use worker_image::{FOLDER_DEPTH, IMAGE_BYTES};
 /// Layers of a function.
 pub const LAYERS: usize = 5;
 /// Extensions of a function.

@@ -1,7 +1,8 @@
 //! Names of functions: a plain name, a partial ARN (`ACCOUNT:function:NAME`) or a whole one, and a version or an alias; names
 //! of layers.
 
-use crate::base::error::{ApiError, shown};
+use crate::base::error::ApiError;
+use worker_system::text::shown;
 
 /// The region that ARNs name. Requests may be signed for any.
 pub const REGION: &str = "us-east-1";

@@ -9,8 +9,8 @@ use cap_std::fs::{Dir, MetadataExt, OpenOptions, OpenOptionsExt};
 use sha2::{Digest, Sha256};
 
 use super::{ENTRIES, Hashing};
-use crate::base::error::plain_reason;
 use crate::base::limits;
+use worker_system::text::plain_reason;
 
 /// A copy that is being made.
 #[derive(Default)]

@@ -12,8 +12,9 @@ use anyhow::{Context, Result, anyhow};
 
 use super::{Code, Unpacked, new_folder};
 use crate::base::error::ApiError;
-use crate::base::lock::lock;
-use crate::image::{self, Allowed, Opened};
+use crate::http::client;
+use worker_image::{Allowed, Opened};
+use worker_system::lock::lock;
 
 /// Callers' images that are unpacked now, by digest.
 #[derive(Debug, Default)]
@@ -39,7 +40,7 @@ impl Code {
     /// # Errors
     /// What is wrong with it.
     pub(crate) fn of_operators_image(uri: &str, base: &Path, cache: &Path, place: &Path) -> Result<Code> {
-        let opened = image::open(uri, None, Some(base), place)?;
+        let opened = worker_image::open(uri, None, Some(base), place, client::fetch)?;
         let images = cache.join("images");
         fs::create_dir_all(&images).with_context(|| format!("cannot make {}", images.display()))?;
         let root = images.join(opened.digest());
@@ -70,7 +71,7 @@ impl Code {
         may_go: Option<&Arc<AtomicBool>>,
     ) -> Result<Code, ApiError> {
         let refused = |error: anyhow::Error| ApiError::invalid_parameter(format!("{error:#}"));
-        let opened = image::open(uri, Some(allowed), None, place).map_err(refused)?;
+        let opened = worker_image::open(uri, Some(allowed), None, place, client::fetch).map_err(refused)?;
         if let Some(known) = images.known(opened.digest()) {
             return Ok(Code::of(opened, Some(known)));
         }

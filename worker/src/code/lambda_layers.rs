@@ -10,11 +10,12 @@ use std::time::SystemTime;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::base::error::{ApiError, plain_reason, shown};
+use crate::base::error::ApiError;
 use crate::base::limits;
 use crate::base::name;
 use crate::base::time::lambda_time;
 use crate::code::{self, Code, Unpacked};
+use worker_system::text::{plain_reason, shown};
 
 /// One version of a layer.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -26,10 +26,11 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 
-use crate::base::error::{ApiError, plain_reason};
+use crate::base::error::ApiError;
 use crate::base::limits;
-use crate::base::open_below;
-use crate::image::Image;
+use worker_image::Image;
+use worker_system::open_below;
+use worker_system::text::plain_reason;
 
 /// The most files and folders in a .zip.
 const ENTRIES: usize = 50_000;

@@ -10,8 +10,8 @@ use std::sync::Mutex;
 use anyhow::{Context, Result, bail, ensure};
 use sha2::{Digest, Sha256};
 
-use crate::base::lock::lock;
 use crate::code::runtime::Runtime;
+use worker_system::lock::lock;
 
 /// Lambda's own client of the Runtime API, for functions in Python.
 const CLIENT: &str = include_str!("../../python-client.txt");

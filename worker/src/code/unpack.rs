@@ -6,8 +6,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Component, Path, PathBuf};
 
 use super::ENTRIES;
-use crate::base::error::{ApiError, plain_reason, shown};
+use crate::base::error::ApiError;
 use crate::base::limits;
+use worker_system::text::{plain_reason, shown};
 
 pub fn unpack(zip: &[u8], folder: &Path) -> Result<(), ApiError> {
     let invalid =

@@ -10,8 +10,8 @@ use crate::base::error::ApiError;
 use crate::base::name;
 use crate::instance::{Instance, Scheduler};
 use crate::invocation::request::{Invocation, Outcome};
-use crate::pool::{Action, InstanceId, Refusal, RequestId};
 use crate::sandbox::history;
+use worker_pool::{Action, InstanceId, Refusal, RequestId};
 
 impl Worker {
     pub(super) fn carry_out(self: &Arc<Self>, state: &mut State, actions: Vec<Action>) {

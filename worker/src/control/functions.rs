@@ -13,7 +13,7 @@ use crate::code::lambda_layers::Opt;
 use crate::function::definition::{Deployment, Function, FunctionUrl};
 use crate::function::event_config::EventConfig;
 use crate::function::settings::Settings;
-use crate::pool::FunctionId;
+use worker_pool::FunctionId;
 
 impl Worker {
     /// Adds a function.

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::base::lock::lock;
 use crate::base::process_memory::Memory;
 use crate::instance::Instance;
-use crate::pool::InstanceId;
 use crate::sandbox::history::INTERVAL;
 use crate::sandbox::interface::{Maker, Overall};
+use worker_pool::InstanceId;
+use worker_system::lock::lock;
 
 /// Of all time, at most this part is spent on readings.
 pub(crate) const PART: u32 = 20;

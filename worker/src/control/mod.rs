@@ -20,9 +20,7 @@ use anyhow::{Context, Result};
 use tokio::sync::{Notify, RwLock, oneshot, watch};
 
 use crate::base::error::ApiError;
-use crate::base::lock::lock;
 use crate::base::name::{self, Target};
-use crate::base::owned_folder::Folder;
 use crate::code::Images;
 use crate::code::runtime_files;
 use crate::control::memory_readings::Readings;
@@ -33,11 +31,13 @@ use crate::invocation::counters::Count;
 use crate::invocation::logs::Logs;
 use crate::invocation::request::{Invocation, Outcome};
 use crate::invocation::traces::{Span, Traces};
-use crate::pool::{Capacity, Counts, FunctionId, InstanceId, Pool, RequestId, Time};
 use crate::sandbox::history::History;
 use crate::sandbox::interface::Maker;
 use crate::state::function_store::FunctionStore;
 use crate::state::handover::{Accepting, HandedOver};
+use worker_pool::{Capacity, Counts, FunctionId, InstanceId, Pool, RequestId, Time};
+use worker_system::lock::lock;
+use worker_system::owned_folder::Folder;
 
 /// The worker.
 pub struct Worker {

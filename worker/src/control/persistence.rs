@@ -12,9 +12,9 @@ use crate::base::error::ApiError;
 use crate::code::Code;
 use crate::code::lambda_layers::Opt;
 use crate::function::definition::{Deployment, Function};
-use crate::image::Allowed;
-use crate::pool::FunctionId;
 use crate::state::function_store::{FunctionStore, Kept, KeptDeployment, KeptFunction, KeptLayer};
+use worker_image::Allowed;
+use worker_pool::FunctionId;
 
 /// What a call may change.
 #[derive(Clone, Debug, PartialEq, Eq)]

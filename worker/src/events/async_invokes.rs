@@ -10,7 +10,6 @@ use tokio::sync::Notify;
 
 use crate::base::error::ApiError;
 use crate::base::limits;
-use crate::base::lock::lock;
 use crate::base::name::{self, Target};
 use crate::base::time::now_ms;
 use crate::control::Worker;
@@ -18,6 +17,7 @@ use crate::function::event_config::{self, Condition, after_failure, after_thrott
 use crate::invocation::request::{Invocation, Outcome};
 use crate::state::event_store::{EventStore, Kept};
 use crate::state::handover::{Accepting, Predecessor, Told};
+use worker_system::lock::lock;
 
 /// Invocations that wait or run at once.
 const MOST: usize = 10_000;

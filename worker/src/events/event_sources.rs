@@ -14,12 +14,12 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::AbortHandle;
 
 use crate::base::limits;
-use crate::base::lock::lock;
 use crate::base::name::{self, Target};
 use crate::control::Worker;
 use crate::events::sqs::{LONGEST_WAIT, Message, Queues};
 use crate::function::template::Source;
 use crate::invocation::request::Invocation;
+use worker_system::lock::lock;
 
 /// After an error the server is asked again, each time later.
 const PAUSE: Duration = Duration::from_secs(1);

@@ -11,9 +11,9 @@ use hyper::header::CONTENT_TYPE;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use crate::base::error::shown;
 use crate::base::name::REGION;
 use crate::http::client::{self, STALL};
+use worker_system::text::shown;
 
 /// Messages of one call, as SQS has it.
 pub const AT_ONCE: usize = 10;

@@ -15,9 +15,9 @@ use crate::code::lambda_layers::{self, Opt};
 use crate::code::runtime::Runtime;
 use crate::function::event_config::EventConfig;
 use crate::function::settings::Settings;
-use crate::image::ImageConfig;
 use crate::invocation::counters::Count;
-use crate::pool::{FunctionId, InstanceId};
+use worker_image::ImageConfig;
+use worker_pool::{FunctionId, InstanceId};
 
 /// All that an instance is started with. A change of the function makes a new one.
 #[derive(Clone, Debug)]

@@ -5,11 +5,12 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::base::error::{ApiError, shown};
+use crate::base::error::ApiError;
 use crate::base::limits;
 use crate::code::lambda_layers;
 use crate::code::runtime::Runtime;
-use crate::image::ImageConfig;
+use worker_image::ImageConfig;
+use worker_system::text::shown;
 
 /// Settings as a request or a template gives them; what is absent stays as it is.
 #[derive(Clone, Debug, Default, Deserialize)]

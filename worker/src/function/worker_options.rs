@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use crate::code::python_packages::Clients;
 use crate::http::sigv4::Credentials;
-use crate::pool::Capacity;
+use worker_pool::Capacity;
 
 /// How the worker is set up.
 #[derive(Debug)]

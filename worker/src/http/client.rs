@@ -1,14 +1,15 @@
 //! Requests to servers that the operator has named, in plain HTTP. Redirects are not followed.
 
+use std::io::Write;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::client::conn::http1;
-use hyper::header::{HOST, HeaderValue, USER_AGENT};
+use hyper::header::{ACCEPT, HOST, HeaderValue, USER_AGENT};
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
@@ -46,6 +47,28 @@ pub async fn pass_on(
     // It ends with the answer's body.
     tokio::spawn(connection);
     Ok(timeout(patience, sender.send_request(request)).await.context("does not answer")??)
+}
+
+/// Asks for a file and gives it to `into`. Waits, on a thread of the runtime.
+///
+/// # Errors
+/// The server cannot be reached, answers another status than 200, or with more than `limit` bytes.
+pub fn fetch(
+    address: SocketAddr,
+    path: &str,
+    accept: &str,
+    limit: u64,
+    into: &mut (dyn Write + Send),
+) -> Result<()> {
+    let fetched = async {
+        let request = Request::get(path).header(ACCEPT, accept).body(Full::new(Bytes::new()))?;
+        let answer = send(address, request, STALL).await?;
+        if answer.status() != 200 {
+            bail!("answers {}", answer.status());
+        }
+        read(answer.into_body(), limit, |data| into.write_all(data)).await
+    };
+    tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(fetched))
 }
 
 /// Gives a body to `take`, piece by piece, up to a limit.

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use bytes::{Buf, Bytes};
 use tokio::sync::Notify;
 
-use crate::base::lock::lock;
+use worker_system::lock::lock;
 
 /// Connections that wait at once.
 const WAITING: usize = 1024;

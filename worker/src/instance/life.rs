@@ -13,8 +13,8 @@ use crate::base::limits;
 use crate::instance::runtime_api;
 use crate::invocation::output::Output;
 use crate::invocation::request::{Figures, Outcome, report_line};
-use crate::pool::RequestId;
 use crate::sandbox::interface::{Ended, Handler};
+use worker_pool::RequestId;
 
 impl Instance {
     /// The whole life. Returns when its last process has ended and nothing of it is left.

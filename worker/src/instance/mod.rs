@@ -19,7 +19,6 @@ use tokio::task::AbortHandle;
 use worker_page::data::Event;
 
 use crate::base::error::ApiError;
-use crate::base::lock::lock;
 use crate::base::process_memory::Memory;
 use crate::base::time::now_ms;
 use crate::function::definition::Deployment;
@@ -27,9 +26,10 @@ use crate::invocation::counters::Count;
 use crate::invocation::logs::{Logs, Stream};
 use crate::invocation::output::Output;
 use crate::invocation::request::{Invocation, Outcome};
-use crate::pool::{InstanceId, RequestId};
 use crate::sandbox::history::{self, History};
 use crate::sandbox::interface::{Maker, Order, Sandbox};
+use worker_pool::{InstanceId, RequestId};
+use worker_system::lock::lock;
 
 /// Who hands out work to instances, and hears from them: the worker.
 pub(crate) trait Scheduler: Send + Sync {

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use worker_page::data::Event;
 
 use super::{Instance, lock};
-use crate::base::error::plain_reason;
+use worker_system::text::plain_reason;
 
 /// What an instance tells of a rest. Nothing depends on its truth.
 #[derive(Debug, Deserialize)]

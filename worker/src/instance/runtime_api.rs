@@ -16,12 +16,12 @@ use hyper::header::{HeaderMap, HeaderValue};
 use hyper::{Method, Request};
 use serde_json::json;
 
-use crate::base::error::shown;
 use crate::base::limits;
 use crate::http::{self, Answer, BodyError};
 use crate::instance::extension_api;
 use crate::instance::{Instance, Misuse};
 use crate::invocation::request::{Invocation, Outcome};
+use worker_system::text::shown;
 
 /// Errors are answered with a longer description than this cut off.
 const ERROR_BYTES: usize = 256 * 1024;

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::base::error::ApiError;
-use crate::base::lock::lock;
 use crate::invocation::request::Outcome;
+use worker_system::lock::lock;
 
 /// Upper bounds of the buckets in which durations are counted, in seconds.
 pub const BUCKETS_S: [f64; 12] = [0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0];

@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
 
-use crate::base::lock::lock;
 use crate::base::time::now_ms;
+use worker_system::lock::lock;
 
 /// Kept of one group.
 const BYTES: usize = 1 << 20;

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use tokio::net::unix::pipe;
 
 use crate::base::limits::LOG_TAIL_BYTES;
-use crate::base::lock::lock;
 use crate::invocation::logs::Stream;
+use worker_system::lock::lock;
 
 /// Lines are cut after this many bytes.
 const LINE_BYTES: usize = 8 * 1024;

@@ -9,8 +9,8 @@ use crate::code::runtime::Runtime;
 use crate::code::runtime_files;
 use crate::function::settings::Settings;
 use crate::function::worker_options::{Advise, Layers, Options};
-use crate::image::Image;
 use crate::sandbox::interface::{Bind, Order, RUNTIME_PORT};
+use worker_image::Image;
 
 /// Files of the worker's own, inside.
 const BOOTSTRAP_NODE: &str = "/var/mayfly/bootstrap.mjs";

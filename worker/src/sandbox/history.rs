@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 use worker_page::data::{Event, Events, Latency, Sample};
 
-use crate::base::lock::lock;
 use crate::function::definition::Deployment;
-use crate::pool::InstanceId;
+use worker_pool::InstanceId;
+use worker_system::lock::lock;
 
 /// Between two samples; more where taking one is slow.
 pub const INTERVAL: Duration = Duration::from_secs(1);

@@ -22,7 +22,7 @@ use crate::base::process_memory::Memory;
 use crate::function::definition::Deployment;
 use crate::function::worker_options::Options;
 use crate::http::Answer;
-use crate::pool::{FunctionId, InstanceId};
+use worker_pool::{FunctionId, InstanceId};
 
 /// Port of the Runtime API on the loopback device of every instance.
 pub const RUNTIME_PORT: u16 = 9001;

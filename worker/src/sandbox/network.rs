@@ -20,8 +20,8 @@ use std::sync::{Arc, Mutex, Once};
 use anyhow::{Context, Result, bail, ensure};
 use tokio::sync::OnceCell;
 
-use crate::base::lock::lock;
-use crate::base::owned_folder::Folder;
+use worker_system::lock::lock;
+use worker_system::owned_folder::Folder;
 
 const FORWARDING: &str = "/proc/sys/net/ipv4/ip_forward";
 const TABLE_PREFIX: &str = "mayfly_worker_";

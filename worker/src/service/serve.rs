@@ -23,7 +23,6 @@ use crate::function::definition::FunctionUrl;
 use crate::function::template::Source;
 use crate::function::worker_options::{Layers, Options};
 use crate::http::sigv4::Credentials;
-use crate::pool::Capacity;
 use crate::sandbox::container::Containers;
 use crate::sandbox::environment;
 use crate::sandbox::interface::Maker;
@@ -32,6 +31,7 @@ use crate::service::stack::{self, Ready, Stack};
 use crate::service::systemd;
 use crate::state::function_store::Kept;
 use crate::state::handover::{Accepting, HandedOver, Predecessor, State, Successor};
+use worker_pool::Capacity;
 
 /// How requests that run are given time when the service ends.
 const GRACE: Duration = Duration::from_secs(5);

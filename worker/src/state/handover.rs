@@ -30,9 +30,9 @@ use rustix::io::{FdFlags, fcntl_setfd};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::base::lock::lock;
 use crate::function::definition::FunctionUrl;
 use crate::state::event_store::Kept;
+use worker_system::lock::lock;
 
 /// Two numbers of descriptors: the listening socket, and a connection to the worker that runs.
 const VARIABLE: &str = "MAYFLY_TAKES_OVER";

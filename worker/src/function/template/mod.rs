@@ -120,7 +120,7 @@ pub const LATEST_OF_LAYER: u64 = 0;
 pub fn read(path: &Path) -> Result<Template> {
     let shown = path.display();
     let text = std::fs::read_to_string(path)
-        .map_err(|error| anyhow!("{shown}: {}", crate::base::error::plain_reason(&error)))?;
+        .map_err(|error| anyhow!("{shown}: {}", worker_system::text::plain_reason(&error)))?;
     let yaml: Yaml = serde_yaml_ng::from_str(&text).map_err(|error| anyhow!("{shown}: {error}"))?;
     let folder = path.parent().unwrap_or(Path::new("."));
     declared(&yaml, folder).with_context(|| shown.to_string())

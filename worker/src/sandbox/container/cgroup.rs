@@ -15,7 +15,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::freezer::{self, Freezer};
 use super::mounts::{enable, version_one, version_one_of, version_two};
 use crate::base::limits;
-use crate::base::owned_folder::{self, Owned};
+use worker_system::owned_folder::{self, Owned};
 
 const PREFIX: &str = "mayfly-worker-";
 /// The kernel's default period of a processor quota.

@@ -27,7 +27,7 @@ use rustix::mount::{
 
 use super::syscalls;
 
-use crate::base::lock::lock;
+use worker_system::lock::lock;
 
 const KIND: &str = "ext4";
 /// Bytes of the disk for each file that it can hold; as many as a tmpfs of that size is given.

@@ -19,16 +19,16 @@ use super::page_store::Stores;
 use super::spawn::{Container, Spawner};
 use super::{Spec, page_out, worker_is_root};
 use crate::base::limits;
-use crate::base::lock::lock;
-use crate::base::owned_folder::Folder;
 use crate::base::process_memory::Memory;
 use crate::code::runtime::Runtime;
 use crate::function::worker_options::Options;
 use crate::http;
-use crate::pool::FunctionId;
 use crate::sandbox::environment::{self, Endpoint, Sharing, Sources};
 use crate::sandbox::interface::{CONNECTIONS, Ended, Handler, Kind, Later, Maker, Order, Overall, Sandbox};
 use crate::sandbox::network::{self, Outside};
+use worker_pool::FunctionId;
+use worker_system::lock::lock;
+use worker_system::owned_folder::Folder;
 
 /// Programs of the host that no package has brought.
 const LOCAL: &str = "/usr/local";

@@ -31,9 +31,9 @@ use super::cgroup::{Cgroup, Hierarchy, Limits};
 use super::spawn::Spawner;
 use super::syscalls::{ending_of, own_user_with_leases};
 use super::worker_is_root;
-use crate::base::lock::lock;
-use crate::pool::FunctionId;
 use crate::sandbox::environment::Endpoint;
+use worker_pool::FunctionId;
+use worker_system::lock::lock;
 
 /// What runs here. Its path may lead through folders that let a store's user not in: root's home, or a user's.
 const OWN_PROGRAM: &str = "/proc/self/exe";

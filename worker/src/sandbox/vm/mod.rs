@@ -37,9 +37,9 @@ use guest::Guest;
 use relay::Relay;
 
 use crate::function::worker_options::Options;
-use crate::pool::InstanceId;
 use crate::sandbox::history::{self, History};
 use crate::sandbox::network::Outside;
+use worker_pool::InstanceId;
 
 /// A VM that does not come up is tried again after so long.
 const PAUSE: Duration = Duration::from_secs(2);

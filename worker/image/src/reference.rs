@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::base::error::shown;
+use worker_system::text::shown;
 
 /// The words that podman and skopeo have for images in files (containers-transports(5)).
 const TRANSPORTS: [&str; 3] = ["oci", "oci-archive", "docker-archive"];

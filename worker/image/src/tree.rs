@@ -14,7 +14,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use crate::base::limits::FOLDER_DEPTH;
+use crate::FOLDER_DEPTH;
 
 /// Somebody moves folders elsewhere, and the kernel cannot tell where `..` leads: again.
 const TRIES: usize = 100;

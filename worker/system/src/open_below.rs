@@ -5,7 +5,7 @@ use std::path::{Component, Path};
 
 use cap_std::fs::{Dir, File, MetadataExt, OpenOptions, OpenOptionsExt};
 
-use crate::base::error::plain_reason;
+use crate::text::plain_reason;
 
 /// Opens a folder: every folder on the way must let everybody pass.
 ///

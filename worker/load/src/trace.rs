@@ -38,7 +38,7 @@ impl Trace {
     /// What is wrong, with file and line.
     pub fn read(path: &Path, seconds: f64, seed: u64) -> Result<Trace> {
         let text = std::fs::read_to_string(path)
-            .map_err(|error| anyhow!("{}: {}", path.display(), crate::base::error::plain_reason(&error)))?;
+            .map_err(|error| anyhow!("{}: {}", path.display(), worker_system::text::plain_reason(&error)))?;
         Trace::parse(&text, seconds, seed).with_context(|| path.display().to_string())
     }
 

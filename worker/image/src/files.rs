@@ -14,9 +14,9 @@ use super::manifest::{self, Documents, Found};
 use super::reference::{Digest, Reference, quoted};
 use super::registry::Registry;
 use super::tree::inside;
-use super::{Allowed, hash};
-use crate::base::error::shown;
-use crate::base::open_below;
+use super::{Allowed, Fetch, hash};
+use worker_system::open_below;
+use worker_system::text::shown;
 
 /// A manifest, or what an image says of itself.
 const DOCUMENT_BYTES: u64 = 4 << 20;
@@ -36,7 +36,12 @@ impl Files {
     ///
     /// # Errors
     /// It is not there, or not allowed.
-    pub fn open(reference: &Reference, allowed: Option<&Allowed>, place: &Path) -> Result<Files> {
+    pub fn open(
+        reference: &Reference,
+        allowed: Option<&Allowed>,
+        place: &Path,
+        fetch: Fetch,
+    ) -> Result<Files> {
         let path = match reference {
             Reference::Registry(remote) => {
                 let may = allowed.is_none_or(|allowed| allowed.registries.contains(&remote.address));
@@ -45,7 +50,7 @@ impl Files {
                     "{} is no registry that images may come from (mayfly up --image-registry)",
                     remote.address
                 );
-                return Ok(Files::Registry(Registry::new(remote.clone(), place)?));
+                return Ok(Files::Registry(Registry::new(remote.clone(), place, fetch)?));
             }
             Reference::Files { path, .. } => path,
         };
@@ -248,7 +253,7 @@ fn unpacked(file: File, place: &Path) -> Result<File> {
         return Ok(file);
     }
     let mut whole = tempfile::tempfile_in(place)?;
-    let limit = crate::base::limits::IMAGE_BYTES;
+    let limit = crate::IMAGE_BYTES;
     let reader = compression.reader(io::BufReader::new(file));
     let bytes = io::copy(&mut reader.take(limit + 1), &mut whole).context("is damaged")?;
     ensure!(bytes <= limit, "has more than the {limit} bytes that are allowed");

@@ -15,7 +15,7 @@ mod reference;
 mod registry;
 mod tree;
 
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
@@ -23,14 +23,22 @@ use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use crate::base::error::shown;
 use files::Files;
 use manifest::Found;
 use reference::{Digest, Reference};
 use tree::{Attributes, Tree};
+use worker_system::text::shown;
 
 /// Files, folders and links in all layers of an image together.
 const ENTRIES: usize = 1_000_000;
+
+/// The most bytes of an image: of a file that is fetched, and of all layers unpacked.
+pub const IMAGE_BYTES: u64 = 10 << 30;
+/// Folders in one another in code and images, so that whoever walks them needs no more of anything than there is.
+pub const FOLDER_DEPTH: usize = 200;
+
+/// Fetches a file from a registry: its address, the path, what is accepted, the most bytes, and where they go.
+pub type Fetch = fn(SocketAddr, &str, &str, u64, &mut (dyn Write + Send)) -> Result<()>;
 
 /// What callers may name, other than the operator.
 pub struct Allowed<'a> {
@@ -79,14 +87,20 @@ pub struct Opened {
     layers: Vec<manifest::Layer>,
 }
 
-/// Finds an image. `place` is for what comes from a registry.
+/// Finds an image. `place` is for what comes from a registry, by `fetch`.
 ///
 /// # Errors
 /// It is not there, not allowed, or not as it should be.
-pub fn open(uri: &str, allowed: Option<&Allowed>, base: Option<&Path>, place: &Path) -> Result<Opened> {
+pub fn open(
+    uri: &str,
+    allowed: Option<&Allowed>,
+    base: Option<&Path>,
+    place: &Path,
+    fetch: Fetch,
+) -> Result<Opened> {
     let reference = Reference::parse(uri, base)?;
     let found = || -> Result<Opened> {
-        let files = Files::open(&reference, allowed, place)?;
+        let files = Files::open(&reference, allowed, place, fetch)?;
         let Found { id, description, layers } = files.find(&reference)?;
         let image = started(uri, description.config.as_ref())?;
         Ok(Opened { image, files, id, layers })
@@ -105,7 +119,7 @@ impl Opened {
     /// # Errors
     /// What is wrong with it, and in which layer.
     pub fn unpack(&self, folder: &Path) -> Result<()> {
-        let unpacked = unpack(&self.files, &self.layers, folder, crate::base::limits::IMAGE_BYTES);
+        let unpacked = unpack(&self.files, &self.layers, folder, IMAGE_BYTES);
         unpacked.with_context(|| format!("ImageUri: {}", shown(&self.image.uri)))
     }
 }

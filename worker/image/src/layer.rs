@@ -13,7 +13,7 @@ use super::Hashing;
 use super::compression::Compression;
 use super::reference::{Digest, quoted};
 use super::tree::{Attributes, Tree, inside};
-use crate::base::error::shown;
+use worker_system::text::shown;
 
 /// Before the name of what the layer takes away.
 const WHITEOUT: &[u8] = b".wh.";
@@ -79,12 +79,8 @@ fn walk_all(
     left: &mut Left,
     mut visit: impl FnMut(Member, &mut dyn Read) -> Result<()>,
 ) -> Result<()> {
-    let too_large = || {
-        format!(
-            "unpacked, the image has more than the {} bytes that are allowed",
-            crate::base::limits::IMAGE_BYTES
-        )
-    };
+    let too_large =
+        || format!("unpacked, the image has more than the {} bytes that are allowed", crate::IMAGE_BYTES);
     let before = left.bytes;
     let mut archive = Hashing::new(unpacked(open()?)?.take(before + 1));
     walk(&mut archive, |member, bytes| {
@@ -242,7 +238,7 @@ mod tests {
     /// What becomes of a layer whose file is another one as soon as it has been checked, where the image may have 64 KiB and three files.
     fn put_changed(to: &[(&str, usize)]) -> (String, usize) {
         let (checked, changed) = (archive(&[("a", 10)]), archive(to));
-        let content = Digest::of(crate::image::hash(&checked));
+        let content = Digest::of(crate::hash(&checked));
         let is_checked = Cell::new(false);
         let open = || -> Result<Box<dyn Read>> {
             let archive = if is_checked.get() { changed.clone() } else { checked.clone() };
@@ -276,7 +272,7 @@ mod tests {
             let open = || -> Result<Box<dyn Read>> { Ok(Box::new(io::Cursor::new(file.to_vec()))) };
             let folder = tempfile::tempdir().unwrap();
             let tree = Tree::new(folder.path(), 10).unwrap();
-            let content = Digest::of(crate::image::hash(content));
+            let content = Digest::of(crate::hash(content));
             check(&open, None, &content, &tree, &mut Left { bytes: 64 << 10, entries: 3 })
                 .map_or_else(|error| format!("{error:#}"), |()| String::new())
         };

@@ -5,7 +5,7 @@ mod model;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use worker::pool::{Action, Capacity, Counts, Pool, Refusal, Time};
+use worker_pool::{Action, Capacity, Counts, Pool, Refusal, Time};
 
 fn capacity() -> Capacity {
     Capacity {

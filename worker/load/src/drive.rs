@@ -22,7 +22,7 @@ use tokio::time::Instant;
 
 use super::Trace;
 
-use crate::base::lock::lock;
+use worker_system::lock::lock;
 
 /// Requests on their way at once; more wait here, and their wait counts.
 const CONNECTIONS: usize = 900;

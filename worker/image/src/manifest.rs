@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use super::reference::Digest;
-use crate::base::error::shown;
+use worker_system::text::shown;
 
 /// Layers of an image.
 const LAYERS: usize = 256;

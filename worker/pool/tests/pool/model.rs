@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use proptest::prelude::*;
-use worker::pool::{Action, Pool, Time};
+use worker_pool::{Action, Pool, Time};
 
 use super::capacity;
 

@@ -6,7 +6,7 @@ use flate2::bufread::MultiGzDecoder;
 use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 
-use crate::base::error::shown;
+use worker_system::text::shown;
 
 /// The largest window of a zstd frame, and so the memory that reading one takes: as much as the `zstd` program takes without
 /// being asked for more.

@@ -5,15 +5,10 @@ use std::fs::File;
 use std::io::{Seek, Write};
 use std::path::Path;
 
-use anyhow::{Context, Result, bail, ensure};
-use bytes::Bytes;
-use http_body_util::Full;
-use hyper::Request;
-use hyper::header::ACCEPT;
+use anyhow::{Context, Result, ensure};
 
 use super::reference::{Digest, Remote};
-use crate::base::limits;
-use crate::http::client::{self, STALL};
+use crate::{Fetch, IMAGE_BYTES};
 
 const MANIFEST_BYTES: u64 = 4 << 20;
 const MANIFESTS: &str = "application/vnd.oci.image.index.v1+json, application/vnd.oci.image.manifest.v1+json, \
@@ -23,6 +18,7 @@ const MANIFESTS: &str = "application/vnd.oci.image.index.v1+json, application/vn
 pub struct Registry {
     remote: Remote,
     folder: tempfile::TempDir,
+    fetch: Fetch,
 }
 
 impl Registry {
@@ -30,8 +26,8 @@ impl Registry {
     ///
     /// # Errors
     /// No folder can be made.
-    pub fn new(remote: Remote, place: &Path) -> Result<Registry> {
-        Ok(Registry { remote, folder: tempfile::tempdir_in(place)? })
+    pub fn new(remote: Remote, place: &Path, fetch: Fetch) -> Result<Registry> {
+        Ok(Registry { remote, folder: tempfile::tempdir_in(place)?, fetch })
     }
 
     /// The manifest of the image, or an index of several.
@@ -67,7 +63,7 @@ impl Registry {
             return Ok(known);
         }
         let mut file = tempfile::NamedTempFile::new_in(self.folder.path())?;
-        self.fetch(&format!("blobs/{digest}"), limits::IMAGE_BYTES, file.as_file_mut())?;
+        self.fetch(&format!("blobs/{digest}"), IMAGE_BYTES, file.as_file_mut())?;
         let mut file = file.persist(path)?;
         file.rewind()?;
         Ok(File::open(self.folder.path().join(digest.hex()))?)
@@ -75,18 +71,7 @@ impl Registry {
 
     fn fetch(&self, what: &str, limit: u64, into: &mut (dyn Write + Send)) -> Result<()> {
         let path = format!("/v2/{}/{what}", self.remote.name);
-        let fetched = self.fetch_path(&path, limit, into);
-        let done = tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(fetched));
-        done.with_context(|| format!("http://{}{path}", self.remote.address))
-    }
-
-    async fn fetch_path(&self, path: &str, limit: u64, into: &mut (dyn Write + Send)) -> Result<()> {
-        let request =
-            Request::get(path).header(ACCEPT, format!("{MANIFESTS}, */*")).body(Full::new(Bytes::new()))?;
-        let answer = client::send(self.remote.address, request, STALL).await?;
-        if answer.status() != 200 {
-            bail!("answers {}", answer.status());
-        }
-        client::read(answer.into_body(), limit, |data| into.write_all(data)).await
+        let fetched = (self.fetch)(self.remote.address, &path, &format!("{MANIFESTS}, */*"), limit, into);
+        fetched.with_context(|| format!("http://{}{path}", self.remote.address))
     }
 }
