@@ -1,4 +1,4 @@
-//! The library stays loaded once it is: its thread and its fork handlers would be left behind by `dlclose`.
+//! The library stays loaded: `dlclose` would leave its thread and its fork handlers behind.
 
 fn main() {
     println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");

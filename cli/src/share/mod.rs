@@ -1,4 +1,4 @@
-//! `mayfly share`: the page store, in the foreground; `mayfly share top` looks at it.
+//! `mayfly share`: the page store, in the foreground; `mayfly share top` shows its state.
 
 pub mod top;
 
@@ -34,10 +34,10 @@ pub struct ShareArguments {
     /// The socket to serve
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// A file whose lock keeps other stores from the socket, where nobody who may connect can open it [default: beside the socket]
+    /// A file whose lock keeps other stores from the socket; put it where clients cannot open it [default: beside the socket]
     #[arg(long, value_name = "FILE")]
     lock: Option<PathBuf>,
-    /// Who shares with whom
+    /// Which programs share with one another
     #[arg(long, value_name = "WHO", value_enum, default_value_t = Domains::User)]
     domain: Domains,
     /// Serve only programs in the cgroups that FILE names, one a line, as /proc/PID/cgroup names them; it may change
@@ -49,7 +49,7 @@ pub struct ShareArguments {
     /// Connections that each trust domain may have
     #[arg(long, value_name = "NUMBER", default_value_t = 4096)]
     clients: usize,
-    /// Whose memory the pages are: whose cgroup is charged for them
+    /// Whose memory the pages are, and so the cgroup that is charged for them
     #[arg(long, value_name = "WHOM", value_enum, default_value_t = Charged::First)]
     charge: Charged,
     /// Serve GET /metrics at a loopback ADDRESS:PORT or on the Unix socket PATH
@@ -68,13 +68,13 @@ enum Domains {
     User,
     /// Programs of one user in one cgroup: containers
     Cgroup,
-    /// Everybody who can reach the socket: tenants can then find out what others have in memory
+    /// All programs that can reach the socket: tenants can then find out what others have in memory
     Everyone,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Charged {
-    /// The program that is the first to bring them
+    /// The program that uploads them first
     First,
     /// The store, which copies them
     Store,
@@ -88,12 +88,12 @@ fn half_of_memory() -> Result<u64> {
 }
 
 impl ShareArguments {
-    /// Whether the store is to be served, which is worth telling about.
+    /// Whether the command serves, rather than shows, a store; only then it logs.
     pub fn serves(&self) -> bool {
         self.verb.is_none()
     }
 
-    /// Serves until SIGTERM or SIGINT, or shows figures.
+    /// Serves until SIGTERM or SIGINT, or shows the store's state.
     ///
     /// # Errors
     /// The socket cannot be served, or there is no store to show.
@@ -134,7 +134,7 @@ impl ShareArguments {
         };
         let mut server = Server::new(configuration)?;
         if let Some(endpoint) = &self.metrics {
-            tracing::info!("figures at {endpoint}: GET /metrics");
+            tracing::info!("metrics at {endpoint}: GET /metrics");
         }
         tracing::info!("page store ready at {}", socket.display());
         server.run(&stopped)?;

@@ -1,4 +1,4 @@
-//! `mayfly share top`: what the page store holds and which programs use it, as tables that renew themselves, or once as JSON.
+//! `mayfly share top`: the store's contents and the programs that use it, as live tables, or once as JSON.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -8,10 +8,11 @@ use clap::Args;
 use merge::client::connection::Connection;
 use serde_json::{Map, Value};
 
-/// Show what the page store holds and who uses it: live tables, or once as JSON
+/// Show what the page store holds and which programs use it: live tables, or once as JSON
 ///
-/// A program is charged, in its cgroup, for the pages that it was the first to bring; also after it has gone, while others use
-/// them. Found is how many of the pages that it looked for others had brought. Root and the store's own user see every trust domain, others their own.
+/// A program is charged, in its cgroup, for the pages that it uploaded first; also after it has ended, while
+/// other programs use them. Found is the share of looked-up pages that another program had uploaded. Root and
+/// the store's own user see every trust domain, others their own.
 #[derive(Args)]
 pub struct TopArguments {
     /// One JSON object, and no table
@@ -39,7 +40,7 @@ fn mib(pages: f64) -> String {
     format!("{:.1}", pages / 256.0)
 }
 
-/// A name that a program or a container has given itself, for a terminal: without what a terminal would obey.
+/// A name that a program or a container has chosen, without control characters that a terminal would obey.
 fn shown(of: &Value, name: &str) -> String {
     let text = of.get(name).and_then(Value::as_str).unwrap_or("?");
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
@@ -89,12 +90,12 @@ fn table(now: &Sample, before: Option<&Sample>) -> String {
         );
     }
     if domains(&now.status).is_empty() {
-        out += "nobody shares anything yet\n";
+        out += "no program shares memory yet\n";
     }
     out + &programs_table(&now.programs)
 }
 
-/// Who is charged, and what he has of it.
+/// The programs, and what each is charged.
 fn programs_table(programs: &[Value]) -> String {
     if programs.is_empty() {
         return String::new();
@@ -111,12 +112,12 @@ fn programs_table(programs: &[Value]) -> String {
             0.0 => "-".to_owned(),
             looked_up => format!("{:.0}%", 100.0 * number(program, "found_pages") / looked_up),
         };
-        let has_gone = program["has_gone"].as_bool() == Some(true);
+        let has_ended = program["has_gone"].as_bool() == Some(true);
         out += &format!(
             "{:<28} {:<16} {:>8} {:>6} {:>12} {:>9} {:>14} {:>6}\n",
             shown(program, "domain"),
             shown(program, "name"),
-            if has_gone { "gone".to_owned() } else { number(program, "pid").to_string() },
+            if has_ended { "ended".to_owned() } else { number(program, "pid").to_string() },
             age(number(program, "age_seconds")),
             mib(number(program, "charged_pages")),
             number(program, "mappings"),
@@ -160,7 +161,7 @@ fn flat(Sample { status, programs, .. }: &Sample) -> Value {
 }
 
 fn sample(connection: &mut Connection) -> Result<Sample> {
-    let read = |text: String| serde_json::from_str::<Value>(&text).context("the page store's figures");
+    let read = |text: String| serde_json::from_str::<Value>(&text).context("the page store's metrics");
     let status = read(connection.status()?)?;
     let mut programs = Vec::new();
     loop {
@@ -174,7 +175,7 @@ fn sample(connection: &mut Connection) -> Result<Sample> {
 }
 
 impl TopArguments {
-    /// Shows figures until the store or the terminal goes away.
+    /// Shows the store's state until the store or the terminal closes.
     ///
     /// # Errors
     /// There is no store.
@@ -228,11 +229,11 @@ mod tests {
         let programs: Vec<Vec<_>> =
             text.lines().filter(|l| l.contains(" web ")).map(|l| l.split_whitespace().collect()).collect();
         assert_eq!(programs[0][2..], ["web", "4711", "30", "s", "4.0", "3", "0.4", "25%"]);
-        assert_eq!(programs[1][2..], ["web", "gone", "2", "h", "0.0", "3", "0.0", "-"]);
+        assert_eq!(programs[1][2..], ["web", "ended", "2", "h", "0.0", "3", "0.0", "-"]);
     }
 
     #[test]
-    fn no_name_speaks_to_the_terminal() {
+    fn names_cannot_send_control_characters() {
         let mut sample = at(0, Instant::now());
         sample.programs[0]["name"] = "\u{1b}[2Jx\u{7}".into();
         sample.status["domains"][0]["domain"] = "uid 0 in /\u{1b}c\n".into();

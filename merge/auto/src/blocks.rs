@@ -1,13 +1,13 @@
-//! The large allocations: where each is, and who may do what with it now.
+//! The table of large allocations, and which threads may use each now.
 //!
-//! The table has a fixed size and its lock never allocates, because malloc and free take it. A block that is *held* is
-//! being looked at or merged: it stays mapped, and `free` and its like wait until it is let go.
+//! The table has a fixed size and its lock never allocates, because malloc and free take it. A block that is
+//! *held* is being hashed or merged: it stays mapped, and `free` and its like wait until it is released.
 
 use std::cell::UnsafeCell;
 use std::ops::Range;
 
 pub const PAGE: usize = 4096;
-const MOST: usize = 4096;
+const MAX_BLOCKS: usize = 4096;
 
 /// One large allocation.
 #[derive(Clone, Copy)]
@@ -15,7 +15,7 @@ pub struct Block {
     pub start: usize,
     /// Mapped, a multiple of the page size.
     pub bytes: usize,
-    /// Tells this block from a later one at the same address.
+    /// Distinguishes this block from a later one at the same address.
     pub number: u64,
 }
 
@@ -26,29 +26,36 @@ impl Block {
 }
 
 struct Table {
-    blocks: [Block; MOST],
+    blocks: [Block; MAX_BLOCKS],
     count: usize,
     next_number: u64,
     held: Option<u64>,
-    /// Threads that are about to fork: until they have, no block is held.
+    /// Threads that are about to fork: until they have, no block can be held.
     forking: usize,
 }
 
 struct Shared {
     lock: UnsafeCell<libc::pthread_mutex_t>,
-    let_go: UnsafeCell<libc::pthread_cond_t>,
+    released: UnsafeCell<libc::pthread_cond_t>,
     table: UnsafeCell<Table>,
 }
 
-// SAFETY: `table` is reached only through `Guard`, which has the lock; the lock and the condition are made for sharing.
+// SAFETY: `table` is reached only through `Guard`, which has the lock; the lock and the condition are made
+// for sharing.
 unsafe impl Sync for Shared {}
 
 const NONE: Block = Block { start: 0, bytes: 0, number: 0 };
 
 static SHARED: Shared = Shared {
     lock: UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER),
-    let_go: UnsafeCell::new(libc::PTHREAD_COND_INITIALIZER),
-    table: UnsafeCell::new(Table { blocks: [NONE; MOST], count: 0, next_number: 1, held: None, forking: 0 }),
+    released: UnsafeCell::new(libc::PTHREAD_COND_INITIALIZER),
+    table: UnsafeCell::new(Table {
+        blocks: [NONE; MAX_BLOCKS],
+        count: 0,
+        next_number: 1,
+        held: None,
+        forking: 0,
+    }),
 };
 
 /// The lock, and with it the table.
@@ -66,18 +73,18 @@ impl Guard {
         unsafe { &mut *SHARED.table.get() }
     }
 
-    /// Waits while the table is like this.
-    fn wait_while(&mut self, is_so: impl Fn(&Table) -> bool) {
-        while is_so(self.table()) {
+    /// Waits while the table satisfies the condition.
+    fn wait_while(&mut self, condition: impl Fn(&Table) -> bool) {
+        while condition(self.table()) {
             // SAFETY: the guard has the lock.
-            unsafe { libc::pthread_cond_wait(SHARED.let_go.get(), SHARED.lock.get()) };
+            unsafe { libc::pthread_cond_wait(SHARED.released.get(), SHARED.lock.get()) };
         }
     }
 
-    /// Wakes whoever waits.
-    fn tell(&self) {
+    /// Wakes all waiting threads.
+    fn wake_all(&self) {
         // SAFETY: initialised statically.
-        unsafe { libc::pthread_cond_broadcast(SHARED.let_go.get()) };
+        unsafe { libc::pthread_cond_broadcast(SHARED.released.get()) };
     }
 }
 
@@ -102,11 +109,11 @@ impl Table {
 pub fn allocate(bytes: usize) -> Option<usize> {
     let bytes = bytes.checked_next_multiple_of(PAGE)?;
     let mut guard = Guard::take();
-    if guard.table().count == MOST {
+    if guard.table().count == MAX_BLOCKS {
         return None;
     }
     let (rights, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    // SAFETY: a new mapping, over nobody's memory.
+    // SAFETY: a new mapping at an address that the kernel chooses.
     let start = unsafe { libc::mmap(std::ptr::null_mut(), bytes, rights, flags, -1, 0) };
     if start == libc::MAP_FAILED {
         return None;
@@ -118,7 +125,7 @@ pub fn allocate(bytes: usize) -> Option<usize> {
     Some(start as usize)
 }
 
-/// The block that begins at an address. Quick for what cannot be one, which is nearly everything.
+/// The block that begins at an address. Quick for addresses that cannot be one, which are nearly all.
 pub fn find(start: usize) -> Option<Block> {
     if !start.is_multiple_of(PAGE) || start == 0 {
         return None;
@@ -128,23 +135,23 @@ pub fn find(start: usize) -> Option<Block> {
     table.position(start).map(|at| table.blocks[at])
 }
 
-/// Unmaps the block that begins at an address, once nobody holds it. False if there is none.
+/// Unmaps the block that begins at an address, once it is not held. False if there is none.
 pub fn release(start: usize) -> bool {
     let Some(block) = find(start) else { return false };
     let mut guard = Guard::take();
-    // It may be gone after that.
+    // Another thread may have unmapped it meanwhile.
     guard.wait_while(|table| table.held == Some(block.number));
     let table = guard.table();
     let Some(at) = table.position(start) else { return false };
     table.count -= 1;
     table.blocks[at] = table.blocks[table.count];
-    // SAFETY: the program gives the block back, nobody holds it and it is out of the table.
+    // SAFETY: the program frees the block, no thread holds it, and it is out of the table.
     unsafe { libc::munmap(start as *mut libc::c_void, block.bytes) };
     true
 }
 
-/// The blocks there are now, as many as fit, in no order. Returns their number.
-pub fn list(into: &mut [Block; MOST]) -> usize {
+/// Lists the present blocks, in no order. Returns their number.
+pub fn list(into: &mut [Block; MAX_BLOCKS]) -> usize {
     let mut guard = Guard::take();
     let table = guard.table();
     into[..table.count].copy_from_slice(table.blocks());
@@ -152,14 +159,14 @@ pub fn list(into: &mut [Block; MOST]) -> usize {
 }
 
 /// An empty list for [`list`].
-pub fn empty_list() -> Box<[Block; MOST]> {
-    vec![NONE; MOST].into_boxed_slice().try_into().unwrap_or_else(|_| unreachable!())
+pub fn empty_list() -> Box<[Block; MAX_BLOCKS]> {
+    vec![NONE; MAX_BLOCKS].into_boxed_slice().try_into().unwrap_or_else(|_| unreachable!())
 }
 
 /// A block that stays mapped until this is dropped.
 pub struct Held(());
 
-/// Holds a block, if it is still there.
+/// Holds a block, if it still exists.
 pub fn hold(block: &Block) -> Option<Held> {
     let mut guard = Guard::take();
     guard.wait_while(|table| table.forking > 0);
@@ -174,11 +181,11 @@ impl Drop for Held {
     fn drop(&mut self) {
         let mut guard = Guard::take();
         guard.table().held = None;
-        guard.tell();
+        guard.wake_all();
     }
 }
 
-/// Lets nobody hold a block until after the fork.
+/// Keeps blocks from being held until after the fork.
 pub extern "C" fn pause() {
     let mut guard = Guard::take();
     guard.table().forking += 1;
@@ -186,23 +193,23 @@ pub extern "C" fn pause() {
 }
 
 /// Ends [`pause`] in the process that forked.
-pub extern "C" fn go_on() {
+pub extern "C" fn resume() {
     let mut guard = Guard::take();
     guard.table().forking -= 1;
-    guard.tell();
+    guard.wake_all();
 }
 
 /// Ends [`pause`] in the child, in which there is no other thread, about to fork or waiting.
-pub extern "C" fn go_on_in_child() {
+pub extern "C" fn resume_in_child() {
     let mut guard = Guard::take();
     guard.table().forking = 0;
-    // Whoever tells would wait for those who waited.
-    // SAFETY: nobody else uses it.
-    unsafe { *SHARED.let_go.get() = libc::PTHREAD_COND_INITIALIZER };
+    // Broadcasting would wait for the parent's waiting threads.
+    // SAFETY: the child has no other thread.
+    unsafe { *SHARED.released.get() = libc::PTHREAD_COND_INITIALIZER };
 }
 
 extern "C" fn lock() {
-    std::mem::forget(Guard::take()); // both sides let it go after the fork
+    std::mem::forget(Guard::take()); // parent and child unlock it after the fork
 }
 
 extern "C" fn unlock() {

@@ -1,5 +1,5 @@
-//! libmayfly_merge.so, the same that a program may use by itself: loaded before there are threads, since a child that is forked
-//! while it is loaded would find it half done.
+//! libmayfly_merge.so, the same that programs call directly. It is loaded before there are threads: a child
+//! forked while it is being loaded would find it half loaded.
 
 use std::ffi::{CStr, c_void};
 use std::ops::Range;
@@ -12,9 +12,9 @@ static LIBRARY: OnceLock<Result<Library, String>> = OnceLock::new();
 
 const NAME: &str = "libmayfly_merge.so";
 
-/// Where this library itself lies: the other one is its neighbour.
+/// The path of libmayfly_merge.so beside this library.
 fn beside_this() -> Option<String> {
-    // SAFETY: dladdr fills the structure for an address inside this library, or says that it did not.
+    // SAFETY: dladdr fills the structure for an address inside this library, or returns 0.
     let file = unsafe {
         let mut about: libc::Dl_info = std::mem::zeroed();
         if libc::dladdr(beside_this as *const c_void, &mut about) == 0 || about.dli_fname.is_null() {
@@ -26,7 +26,7 @@ fn beside_this() -> Option<String> {
     path.exists().then(|| path.to_string_lossy().into_owned())
 }
 
-/// Loads it; what went wrong is said when there is something to advise.
+/// Loads it; an error is reported once there is something to advise.
 pub fn load() {
     LIBRARY.get_or_init(find);
 }

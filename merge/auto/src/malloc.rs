@@ -1,4 +1,4 @@
-//! The C library's allocation functions. Large sizes become blocks; all else is passed on.
+//! The C library's allocation functions. Large allocations become blocks; the next library serves all others.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -17,7 +17,7 @@ static MEMALIGN: Next = Next::new(c"memalign");
 static POSIX_MEMALIGN: Next = Next::new(c"posix_memalign");
 static USABLE_SIZE: Next = Next::new(c"malloc_usable_size");
 
-/// A block for a large allocation; null when it is not large, or cannot be one.
+/// A block for a large allocation; null if it is not large or no block can be made.
 fn block(bytes: usize, alignment: usize) -> *mut c_void {
     if bytes < large_bytes() || alignment > PAGE {
         return null_mut();
@@ -83,7 +83,7 @@ pub unsafe extern "C" fn free(pointer: *mut c_void) {
 pub unsafe extern "C" fn realloc(pointer: *mut c_void, bytes: usize) -> *mut c_void {
     let old = blocks::find(pointer as usize);
     let had = match old {
-        // Kept when it fits and is not much too large.
+        // The block stays if the new size fits and uses more than half of it.
         Some(block) if bytes > block.bytes / 2 && bytes <= block.bytes => return pointer,
         Some(block) => block.bytes,
         None if next_symbol::is_early(pointer) => 0,
@@ -97,7 +97,7 @@ pub unsafe extern "C" fn realloc(pointer: *mut c_void, bytes: usize) -> *mut c_v
     }
     let new = malloc(bytes);
     if !new.is_null() {
-        // SAFETY: both are allocations of at least this size, and the new one is nobody else's.
+        // SAFETY: both are allocations of at least this size, and no other code has the new one.
         unsafe { std::ptr::copy_nonoverlapping(pointer.cast::<u8>(), new.cast(), had.min(bytes)) };
         // SAFETY: the caller gives it back.
         unsafe { free(pointer) };
@@ -139,7 +139,7 @@ pub unsafe extern "C" fn free_aligned_sized(pointer: *mut c_void, _alignment: us
     unsafe { free(pointer) }
 }
 
-/// The name that old programs use for free.
+/// An old name of free.
 ///
 /// # Safety
 /// As for free.

@@ -1,4 +1,4 @@
-//! The functions that this library stands in front of: the next ones of the same names.
+//! The functions that this library interposes: the next ones of the same names.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::transmute_copy;
@@ -43,7 +43,7 @@ pub type Memalign = unsafe extern "C" fn(usize, usize) -> *mut c_void;
 pub type PosixMemalign = unsafe extern "C" fn(*mut *mut c_void, usize, usize) -> c_int;
 pub type UsableSize = unsafe extern "C" fn(*mut c_void) -> usize;
 
-/// Looking a function up may allocate: what it gets then, once, is never freed.
+/// Looking a function up may allocate, once; that memory is never freed.
 static EARLY: [AtomicUsize; 512] = [const { AtomicUsize::new(0) }; 512];
 static EARLY_USED: AtomicUsize = AtomicUsize::new(0);
 

@@ -1,8 +1,8 @@
-//! The thread that looks: a part of a block that has the same bytes at two looks is advised.
+//! The scanner thread: advises the parts of a block that have the same bytes at two scans.
 //!
-//! A look takes a hash of every 64 KiB. What changes between looks is looked at again later; what changes after it was
-//! shared is left alone for good. The pauses grow from a second to a minute while nothing happens, so that a program
-//! at rest is left at rest.
+//! A scan hashes every 64 KiB. A part that changes between scans is scanned again later; a part that changes
+//! after it was shared is left alone for good. The pauses grow from a second to a minute while nothing
+//! changes, so that the scanner does not disturb an idle program.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -24,72 +24,73 @@ const LONGEST: Duration = Duration::from_secs(60);
 
 static RUNNING: AtomicBool = AtomicBool::new(false);
 
-/// Starts the thread if it does not run.
+/// Starts the thread if it is not running.
 pub fn begin() {
     if RUNNING.swap(true, Ordering::Relaxed) {
         return;
     }
-    // The program's signals are for its own threads, which may wait for them: this one is born with all of them blocked.
+    // The program's signals are for its own threads, which may wait for them: this thread starts with all of
+    // them blocked.
     // SAFETY: both sets are initialised by the calls; this thread's mask is as it was afterwards.
     unsafe {
         let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
         libc::sigfillset(&mut all);
         libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
-        // Without a thread the program goes on as ever; nothing is shared.
+        // Without a thread the program runs as before; nothing is shared.
         let _ = std::thread::Builder::new().name("mayfly-merge".to_owned()).spawn(run);
         libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
     }
 }
 
-/// Nothing is looked at during a fork. A child has no thread that looks; its next large allocation starts one.
+/// Pauses the scanner during a fork. A child has no scanner; its next large allocation starts one.
 pub fn survive_forks() {
     extern "C" fn in_child() {
-        blocks::go_on_in_child();
+        blocks::resume_in_child();
         RUNNING.store(false, Ordering::Relaxed);
     }
     // SAFETY: the handlers are functions of this library, which is never unloaded.
-    unsafe { libc::pthread_atfork(Some(blocks::pause), Some(blocks::go_on), Some(in_child)) };
+    unsafe { libc::pthread_atfork(Some(blocks::pause), Some(blocks::resume), Some(in_child)) };
 }
 
-/// What is known of 64 KiB.
+/// The state of 64 KiB.
 #[derive(Clone, Copy, PartialEq)]
 enum Part {
-    /// Not looked at yet, or not wholly in memory.
+    /// Not scanned yet, or not wholly in memory.
     Unknown,
-    /// Its hash at the last look.
+    /// Its hash at the last scan.
     Seen(u64),
     /// Advised.
     Shared,
     /// Written after it was shared.
-    Restless,
+    Volatile,
 }
 
-struct Watch {
+struct Scanner {
     parts: HashMap<u64, Vec<Part>>,
     pages: File,
     buffer: Vec<u8>,
-    said: bool,
+    has_warned: bool,
 }
 
 fn run() {
     let Ok(pages) = File::open("/proc/self/pagemap") else { return };
-    let mut watch = Watch { parts: HashMap::new(), pages, buffer: vec![0; PART], said: false };
+    let mut scanner = Scanner { parts: HashMap::new(), pages, buffer: vec![0; PART], has_warned: false };
     let mut list = blocks::empty_list();
     let mut pause = SHORTEST;
     loop {
         std::thread::sleep(pause);
         let count = blocks::list(&mut list);
-        watch.parts.retain(|number, _| list[..count].iter().any(|block| block.number == *number));
+        scanner.parts.retain(|number, _| list[..count].iter().any(|block| block.number == *number));
         let mut changed = false;
         for block in &list[..count] {
-            match watch.look(block) {
-                Ok(something) => changed |= something,
+            match scanner.scan(block) {
+                Ok(is_new) => changed |= is_new,
                 Err((errno, line)) => {
-                    if !watch.said {
+                    if !scanner.has_warned {
                         eprintln!("mayfly-merge: MAYFLY_MERGE_AUTO shares nothing: {line}");
-                        watch.said = true;
+                        scanner.has_warned = true;
                     }
-                    // A store may be started yet; nothing else gets better by waiting.
+                    // A store may be started later; other errors last.
                     if !matches!(
                         errno,
                         libc::ECONNREFUSED | libc::ECONNRESET | libc::ETIMEDOUT | libc::ENOSPC
@@ -105,9 +106,9 @@ fn run() {
     }
 }
 
-impl Watch {
-    /// Looks at one block and advises what is as it was. Whether anything is new.
-    fn look(&mut self, block: &Block) -> Result<bool, (i32, String)> {
+impl Scanner {
+    /// Scans one block and advises unchanged parts. Returns whether a part has changed or was advised.
+    fn scan(&mut self, block: &Block) -> Result<bool, (i32, String)> {
         let mut parts = self
             .parts
             .remove(&block.number)
@@ -119,9 +120,9 @@ impl Watch {
             let some = first..(first + MOST_AT_ONCE / PART).min(parts.len());
             let mut ready = vec![];
             for at in some {
-                let seen = self.see(&range_of(block, at));
+                let seen = self.hash(&range_of(block, at));
                 let now = match (parts[at], seen) {
-                    (Part::Restless, _) | (Part::Shared, Part::Seen(_)) => Part::Restless,
+                    (Part::Volatile, _) | (Part::Shared, Part::Seen(_)) => Part::Volatile,
                     (Part::Shared, _) => Part::Shared,
                     (_, Part::Unknown) => Part::Unknown,
                     (before, seen) if before == seen => {
@@ -149,8 +150,8 @@ impl Watch {
         outcome.map(|()| changed)
     }
 
-    /// The hash of a range if all of it is in memory; `Shared` if all of it is the store's.
-    fn see(&mut self, range: &Range<usize>) -> Part {
+    /// Hashes a range if all of it is in memory; `Shared` if all of it is the store's.
+    fn hash(&mut self, range: &Range<usize>) -> Part {
         const PRESENT: u64 = 1 << 63;
         const OF_FILE: u64 = 1 << 61;
         let mut flags = [0u8; PART / PAGE * 8];
@@ -170,7 +171,7 @@ impl Watch {
         if all_of_file {
             return Part::Shared;
         }
-        // Copied by the kernel: other threads may be writing, which a plain read must not meet.
+        // Copied by the kernel: other threads may be writing, so a plain read would be a data race.
         let bytes = range.len();
         let local = libc::iovec { iov_base: self.buffer.as_mut_ptr().cast(), iov_len: bytes };
         let remote = libc::iovec { iov_base: range.start as *mut libc::c_void, iov_len: bytes };

@@ -1,11 +1,11 @@
-//! `MAYFLY_MERGE_AUTO`: the smallest allocation that is looked at.
+//! `MAYFLY_MERGE_AUTO`: the smallest allocation that is scanned.
 
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 const SMALLEST: usize = 64 << 10;
 
-/// Allocations of at least this many bytes get pages of their own. Nothing does until the variable is read.
+/// Allocations of at least this many bytes get pages of their own; none until the variable is read.
 static LARGE_BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);
 
 /// See [`LARGE_BYTES`].
@@ -13,14 +13,15 @@ pub fn large_bytes() -> usize {
     LARGE_BYTES.load(Ordering::Relaxed)
 }
 
-/// Whether anything is looked at.
+/// Whether the scanner is on.
 pub fn is_on() -> bool {
     large_bytes() != usize::MAX
 }
 
-/// Reads the variable; says on stderr what is wrong with it, and stays off then.
+/// Reads the variable; reports an invalid value on stderr, and stays off then.
 pub fn read() {
-    // SAFETY: runs before main, so that nobody changes the environment meanwhile; the text is copied before it returns.
+    // SAFETY: runs before main, when no other thread changes the environment; the text is copied before it
+    // returns.
     let value = unsafe {
         let value = libc::getenv(c"MAYFLY_MERGE_AUTO".as_ptr());
         if value.is_null() {

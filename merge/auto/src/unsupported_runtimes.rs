@@ -1,22 +1,22 @@
-//! Runtimes that map their heaps by themselves, past malloc: V8, JVMs, Go. What they allocate is not seen here, and one
-//! line says so, when the library is loaded.
+//! Runtimes that map their heaps themselves, past malloc: V8, JVMs, Go. The scanner does not see what they
+//! allocate, and the library reports it once when the library is loaded.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::slice;
 
-/// What is in a program of this kind, before its main runs: an exported function of the runtime or its launcher.
+/// Identifies a runtime before its main runs: an exported function of the runtime or its launcher.
 const BY_SYMBOL: [(&CStr, &str); 3] =
     [(c"napi_create_object", "V8"), (c"JLI_Launch", "a JVM"), (c"JNI_CreateJavaVM", "a JVM")];
 
 /// The name in the note that Go's linker leaves.
 const GO_NOTE: &[u8] = b"Go\0\0";
 
-/// Says on stderr what will not be shared of this program, if it has a runtime of these.
-pub fn say() {
+/// Reports on stderr which memory of this program will not be shared, if it has one of these runtimes.
+pub fn warn() {
     if let Some(runtime) = found() {
         eprintln!(
-            "mayfly-merge: MAYFLY_MERGE_AUTO: {runtime} maps its heap by itself, so of it nothing is shared; what the \
-             program allocates with malloc is"
+            "mayfly-merge: MAYFLY_MERGE_AUTO: {runtime} maps its heap by itself, so that heap is not shared; memory that \
+             the program allocates with malloc is"
         );
     }
 }
@@ -31,8 +31,8 @@ fn found() -> Option<&'static str> {
 
 fn is_of_go() -> bool {
     extern "C" fn look(about: *mut libc::dl_phdr_info, _: usize, found: *mut c_void) -> c_int {
-        // SAFETY: the loader's description of a program that is loaded, and the caller's flag. Its notes are in memory, and
-        // are only read.
+        // SAFETY: the loader's description of a loaded program, and the caller's flag. The program's notes
+        // are in memory, and are only read.
         unsafe {
             let headers = slice::from_raw_parts((*about).dlpi_phdr, (*about).dlpi_phnum.into());
             for note in headers.iter().filter(|header| header.p_type == libc::PT_NOTE) {
@@ -40,15 +40,15 @@ fn is_of_go() -> bool {
                 *found.cast::<bool>() |= has_go_note(slice::from_raw_parts(start, note.p_memsz as usize));
             }
         }
-        1 // the first is the program itself: go no further
+        1 // the first is the program itself: stop here
     }
     let mut found = false;
-    // SAFETY: `look` takes what is given here.
+    // SAFETY: `look` has the type of a callback, and takes the flag.
     unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut found).cast()) };
     found
 }
 
-/// Whether one of these notes is by Go: length of the name, length of what follows, kind, name.
+/// Whether one of these notes is Go's: length of the name, length of the contents, kind, name.
 fn has_go_note(mut notes: &[u8]) -> bool {
     let word = |at: usize, notes: &[u8]| {
         let bytes = notes.get(at..at + 4)?.try_into().ok()?;

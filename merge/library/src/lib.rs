@@ -1,4 +1,4 @@
-//! `libmayfly_merge.so`: the C interface of [`merge`]. merge/include/mayfly_merge.h says what each function does.
+//! `libmayfly_merge.so`: the C interface of [`merge`]. merge/include/mayfly_merge.h documents each function.
 
 use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
@@ -46,7 +46,7 @@ pub extern "C" fn mayfly_advise(address: *mut c_void, length: usize, flags: c_ui
 pub unsafe extern "C" fn mayfly_advise_all(ranges: *const libc::iovec, count: usize, flags: c_uint) -> c_int {
     let ranges: Vec<_> = match count {
         0 => Vec::new(),
-        // SAFETY: as the caller says.
+        // SAFETY: as the caller promises.
         _ => unsafe { std::slice::from_raw_parts(ranges, count) }
             .iter()
             .map(|range| (range.iov_base as usize, range.iov_len))

@@ -1,5 +1,5 @@
-//! libmayfly_merge.so, the same that a program may use by itself, loaded while that runs: for libraries that advise memory in
-//! its stead.
+//! libmayfly_merge.so, the same that programs call directly, loaded at run time: for libraries that advise
+//! memory on a program's behalf.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::mem::transmute;
@@ -7,7 +7,7 @@ use std::ops::Range;
 
 /// Other threads write by plain stores only (`MAYFLY_ADVISE_NO_SYSCALLS`).
 pub const NO_SYSCALLS: c_uint = 1;
-/// In [`Head::path`]: the kernel merges, and counts for itself.
+/// In [`Head::path`]: the kernel merges, and has the counts.
 const KERNEL: u32 = 1;
 
 type Advise = unsafe extern "C" fn(*mut c_void, usize, c_uint) -> c_int;
@@ -22,7 +22,7 @@ pub struct Library {
     last_error: LastError,
 }
 
-/// The head of `struct mayfly_merge_stats`.
+/// The first fields of `struct mayfly_merge_stats`.
 #[repr(C)]
 #[derive(Default)]
 struct Head {
@@ -36,10 +36,10 @@ struct Head {
 }
 
 impl Library {
-    /// Loads it, from a path or as the loader finds a name.
+    /// Loads it, from a path or by a name that the loader finds.
     ///
     /// # Errors
-    /// It is not there, or not what it should be.
+    /// It does not exist, or is another library.
     pub fn load(path: &str) -> Result<Library, String> {
         let text = CString::new(path).map_err(|_| format!("{path}: not a path"))?;
         // SAFETY: a C string.
@@ -73,25 +73,25 @@ impl Library {
     /// Shares the pages of a range.
     ///
     /// # Errors
-    /// errno; [`Library::last_error`] says more.
+    /// errno; [`Library::last_error`] explains it.
     ///
     /// # Safety
-    /// Whole pages that are mapped, and that nobody unmaps meanwhile.
+    /// Whole pages that are mapped, and that no thread unmaps meanwhile.
     pub unsafe fn advise(&self, range: &Range<usize>, flags: c_uint) -> Result<(), i32> {
-        // SAFETY: as the caller says.
+        // SAFETY: as the caller promises.
         match unsafe { (self.advise)(range.start as *mut c_void, range.len(), flags) } {
             0 => Ok(()),
             _ => Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL)),
         }
     }
 
-    /// A line about this thread's last call that failed.
+    /// A line about this thread's last failed call.
     pub fn last_error(&self) -> String {
         // SAFETY: a C string that is valid until this thread's next call.
         unsafe { CStr::from_ptr((self.last_error)()) }.to_string_lossy().into_owned()
     }
 
-    /// Pages that calls so far have made shared.
+    /// Pages that calls so far have shared.
     pub fn shared_pages(&self) -> u64 {
         let mut head = Head::default();
         // SAFETY: the library writes at most so many bytes.
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_the_library_is_told_by_name() {
+    fn load_names_a_file_that_is_not_the_library() {
         assert!(Library::load("/nowhere/libmayfly_merge.so").unwrap_err().contains("/nowhere"));
         assert_eq!(Library::load("libc.so.6").unwrap_err(), "libc.so.6: has no mayfly_advise");
         assert_eq!(Library::load("a\0b").unwrap_err(), "a\0b: not a path");

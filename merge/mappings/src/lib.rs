@@ -1,23 +1,23 @@
-//! What a process has mapped, as a line of /proc/PID/maps says it. Nothing here allocates but where a name is kept.
+//! A process's mappings, from lines of /proc/PID/maps. Only a name that is kept is allocated.
 
 use std::ops::Range;
 
-/// A mapping, whose name is borrowed from the line or kept.
+/// A mapping; its name is borrowed from the line or owned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Area<Name = String> {
     /// Its addresses.
     pub range: Range<usize>,
-    /// What may be done with it.
+    /// Its protection.
     pub readable: bool,
     /// See `readable`.
     pub writable: bool,
     /// See `readable`.
     pub executable: bool,
-    /// Whether writes are seen by others.
+    /// Whether other processes see writes.
     pub shared: bool,
-    /// Device and number of its file; none for anonymous memory.
+    /// Device and inode of its file; none for anonymous memory.
     pub file: Option<(u64, u64)>,
-    /// Where in the file it begins.
+    /// The offset in the file where it begins.
     pub offset: u64,
     /// The kernel's name for it.
     pub name: Name,
@@ -31,7 +31,7 @@ impl From<Area<&[u8]>> for Area {
     }
 }
 
-/// Reads a line, whose name may be cut off.
+/// Parses a line, whose name may be cut off.
 pub fn parse(line: &[u8]) -> Option<Area<&[u8]>> {
     let mut fields = line.splitn(6, |&byte| byte == b' ');
     let mut next = || fields.next().and_then(|field| std::str::from_utf8(field).ok());
@@ -55,7 +55,7 @@ pub fn parse(line: &[u8]) -> Option<Area<&[u8]>> {
     })
 }
 
-/// Reads a file of them.
+/// Parses a file of such lines.
 pub fn each(text: &[u8]) -> impl Iterator<Item = Area<&[u8]>> {
     text.split(|&byte| byte == b'\n').filter_map(parse)
 }
@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_is_read_whole() {
+    fn parses_every_field_of_a_line() {
         let line =
             b"7f20000-7f30000 r-xp 00010000 fe:01 1234                       /opt/a folder/x.so (deleted)";
         let expected = Area {
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_line_is_left_out() {
+    fn skips_malformed_lines() {
         for text in [
             "",
             "1000",
@@ -103,9 +103,9 @@ mod tests {
     }
 
     #[test]
-    fn this_process_has_its_program_mapped() {
+    fn finds_this_programs_own_mapping() {
         let maps = std::fs::read("/proc/self/maps").unwrap();
-        let here = this_process_has_its_program_mapped as *const () as usize;
+        let here = finds_this_programs_own_mapping as *const () as usize;
         let area = each(&maps).find(|area| area.range.contains(&here)).unwrap();
         assert!(area.executable && !area.writable && area.file.is_some());
         let program = std::fs::read_link("/proc/self/exe").unwrap();
