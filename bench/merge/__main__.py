@@ -33,12 +33,12 @@ methods  none; engine (mayfly share and libmayfly_merge.so), one instance after 
          the libraries' tables), process (everything, after the first answer, in processes without ASLR).
 
 examples
-  bench/merge/run                           everything (15 minutes; the first run gets PyTorch, 5 GB)
+  bench/merge/run                           everything (15 minutes; the first run downloads PyTorch, 5 GB)
   bench/merge/run --quick --only regions    small, in seconds, without PyTorch
   bench/merge/run --prepare                 makes the environment with PyTorch and the models, no more
 
 Every instance's contents, and every model's answers bit by bit, are checked: a difference fails the run.
-Times are of this run and this machine: compare ratios. Anything else that runs meanwhile blurs them.
+Times are of this run and this machine: compare ratios. Other load on the machine distorts them.
 """
 
 
@@ -80,7 +80,7 @@ class Run(command.Run):
     def regions(self) -> None:
         quick = self.options.quick
         count, mib = (4, 32) if quick else (16, 256)
-        # On a busy machine ksmd, which gives way to everybody, takes its time.
+        # On a busy machine ksmd, which runs at the lowest priority, takes its time.
         limits_s = {"ksm_default": 5 if quick else 40, "ksm_best": 5 if quick else 300}
         for pattern in PATTERNS:
             for method in METHODS:

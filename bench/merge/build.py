@@ -1,4 +1,4 @@
-"""Compiles the programs that are measured."""
+"""Compiles the measured programs."""
 
 from pathlib import Path
 
@@ -11,10 +11,10 @@ COMMAND = ["gcc", "-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", f"-I
 
 
 def region_program() -> Path:
-    """The path of the compiled program, built now if it is not up to date."""
+    """The path of the compiled program, which is built if it is out of date."""
     return compiled("merge-region", COMMAND, SOURCES / "region.c", [HEADER])
 
 
 def reads_program() -> Path:
-    """Likewise."""
+    """The same of reads.c."""
     return compiled("merge-reads", [*COMMAND, "-O3"], SOURCES / "reads.c", [HEADER])

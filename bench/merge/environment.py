@@ -19,9 +19,9 @@ NEEDED = [HERE / "requirements.txt", HERE / "models.txt"]
 
 @functools.cache
 def python() -> Path:
-    """The environment's Python, made now if it is not there or was made from other requirements."""
-    said = f"bench: making {PLACE} with PyTorch (5 GB; minutes on a fast line)"
-    command = [ROOT / "deploy" / "environment", PLACE, said, NEEDED[0], "--no-deps", NEEDED[1]]
+    """The environment's Python, created if it does not exist or has other requirements."""
+    line = f"bench: making {PLACE} with PyTorch (5 GB; minutes on a fast line)"
+    command = [ROOT / "deploy" / "environment", PLACE, line, NEEDED[0], "--no-deps", NEEDED[1]]
     made = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if made.returncode:
         raise BenchError(f"{PLACE} could not be made")
@@ -29,7 +29,7 @@ def python() -> Path:
 
 
 def variables() -> dict[str, str]:
-    """What an instance's environment has besides the caller's: where to import from, one thread each."""
+    """Variables of an instance besides the caller's: import paths, one thread each."""
     return {
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "python")]),
         "OMP_NUM_THREADS": "1",
@@ -37,7 +37,7 @@ def variables() -> dict[str, str]:
     }
 
 
-# Debian's PyTorch is 1.13, without CUDA's libraries: what an instance has besides its parameters is as little
+# Debian's PyTorch is 1.13, without CUDA's libraries: besides its parameters an instance has as little memory
 # as when the paper was written.
 DEBIAN = "-debian"
 
@@ -61,7 +61,7 @@ def python_of(network: str) -> Path:
 
 
 def compile_package(network: str) -> None:
-    """The package as pip leaves it: instances write no bytecode, and would compile it anew at each start."""
+    """Compiles the package as pip does: instances write no bytecode, and would compile it at each start."""
     command = [python_of(network), "-m", "compileall", "-q", ROOT / "python" / "mayfly"]
     if subprocess.run(command, stdout=subprocess.DEVNULL).returncode:
         raise BenchError("python/mayfly could not be compiled")

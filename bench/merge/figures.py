@@ -1,4 +1,4 @@
-"""Draws the results as SVG, one file for each of the paper's figures: what could be shared (Fig. 1), memory
+"""Draws the results as SVG, one file for each of the paper's figures: potential sharing (Fig. 1), memory
 of an instance (5) and of all (6), time by size (7), cold start (8), where the time goes (Table I); and the
 regions."""
 
@@ -59,8 +59,8 @@ STEP_COLOURS = [
 
 
 def stack(axes, bars: list[str], parts: dict[tuple[str, str], list[float]], least=math.inf) -> list[float]:
-    """Bars of parts: their label, their colour, and how wide each is in each bar, which is told from `least`
-    on. Where the bars end."""
+    """Bars of parts: their label, their colour, and the width of each in each bar, which is printed from
+    `least` on. Returns the bars' ends."""
     left = [0.0] * len(bars)
     for (label, colour), widths in parts.items():
         axes.barh(bars, widths, left=left, color=colour, label=label, height=0.7)
@@ -209,7 +209,7 @@ def draw_where(flat: dict) -> Path | None:
 
 
 def draw_regions(flat: dict) -> Path | None:
-    """Memory beside the ideal, and CPU by whose it is."""
+    """Memory beside the ideal, and CPU by process."""
     bars = [
         (pattern, method)
         for pattern in PATTERNS

@@ -1,16 +1,16 @@
-"""What merging is to show, and whether one run shows it: enough, or falling short."""
+"""The goals of merging, and whether one run reaches them."""
 
 from bench.outcome import Shown, at_least, at_most
 
 
 def reduction_percent(flat: dict, network: str, method: str, metric: str = "16.each_mib") -> float | None:
-    """How much less than without merging."""
+    """The reduction against no merging."""
     plain, merged = (flat.get(f"models.{network}.{name}.{metric}") for name in ("nothing", method))
     return 100 * (1 - merged / plain) if plain and merged else None
 
 
 def shown(flat: dict) -> list[Shown]:
-    """Only what this run measured."""
+    """The goals that this run has measured."""
     found = []
     for pattern in ("contiguous", "scattered", "alternating"):
         over = flat.get(f"regions.{pattern}.engine.over_ideal_percent")
@@ -22,7 +22,7 @@ def shown(flat: dict) -> list[Shown]:
         ("scattered", "engine", "scattered", 1 / 4),
     ):
         ours, best = (flat.get(f"regions.{pattern}.{name}.cpu_s") for name in (method, "ksm_best"))
-        # Where KSM was stopped before it was done its time says nothing.
+        # Where KSM was stopped before it was done its time is no measure.
         if ours and best and flat[f"regions.{pattern}.ksm_best.merged_percent"] > 98:
             found.append(at_most(f"engine, {label}: CPU beside KSM's best", limit, ours / best, "x"))
     for call, limit in (("first", 2), ("merging", 4)):

@@ -1,5 +1,5 @@
-"""A process that is told what to do on its standard input and answers with lines of JSON; one that ends early
-is an error with its last words."""
+"""A process that reads commands from its standard input and answers with lines of JSON. If it ends early, the
+error has its last lines of stderr."""
 
 import contextlib
 import json
@@ -11,7 +11,7 @@ from bench.outcome import BenchError
 from bench.processes import last_words
 
 
-class Talker:
+class JsonProcess:
     def __init__(self, name: str, command: list[str], environment: dict[str, str]):
         self.name = name
         self.process = subprocess.Popen(
@@ -27,17 +27,17 @@ class Talker:
     def answer(self) -> dict[str, float]:
         line = self.process.stdout.readline()
         if not line:
-            said = last_words(self.process.stderr.read(), f"exit code {self.process.wait()}")
-            raise BenchError(f"{self.name}: ended early: {said}")
+            error = last_words(self.process.stderr.read(), f"exit code {self.process.wait()}")
+            raise BenchError(f"{self.name}: ended early: {error}")
         return json.loads(line)
 
-    def tell(self, text: str) -> None:
-        with contextlib.suppress(BrokenPipeError):  # its answer says why
+    def send(self, text: str) -> None:
+        with contextlib.suppress(BrokenPipeError):  # `answer` reports the reason
             self.process.stdin.write(text)
             self.process.stdin.flush()
 
     def ask(self, text: str) -> dict[str, float]:
-        self.tell(text)
+        self.send(text)
         return self.answer()
 
     def end(self) -> None:
@@ -50,8 +50,8 @@ class Talker:
 
 @contextlib.contextmanager
 def fleet() -> Iterator[list]:
-    """Processes that end with the block, however it ends."""
-    started: list[Talker] = []
+    """A list of processes, which end with the block in any case."""
+    started: list[JsonProcess] = []
     try:
         yield started
     finally:

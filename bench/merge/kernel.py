@@ -13,7 +13,7 @@ TIMING = ROOT / "kernel" / "upm" / "tests" / "timing"
 
 
 def measure(folder: Path | None, quick: bool) -> dict[str, float]:
-    """What kernel/upm/tests/timing.c prints: 4 processes with the same memory, merged by UPM and then by
+    """The output of kernel/upm/tests/timing.c: 4 processes with the same memory, merged by UPM and then by
     ksmd."""
     folder = folder or Path(ask([BUILD], "kernel/build", 7200).strip().splitlines()[-1])
     words = ["--processes", 2, "--mib", 8] if quick else ["--processes", 4, "--mib", 64]

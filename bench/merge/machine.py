@@ -1,5 +1,4 @@
-"""Where things are in the repository, and what the kernel says: memory of processes, CPU time, KSM's
-settings."""
+"""Paths in the repository, and readings of the kernel: memory of processes, CPU time, KSM's settings."""
 
 import contextlib
 import ctypes
@@ -17,7 +16,7 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 MIB = 1 << 20
 KSM = Path("/sys/kernel/mm/ksm")
 
-# KSM as the kernel comes, and as fast as it goes: it never rests, and looks at everything in one go. Its
+# KSM's default, and its fastest: no sleep, and all pages in one scan. Its
 # own advisor (advisor_mode scan-time) only ever slows it down to a target time, 200 s by default.
 KSM_DEFAULT = {"sleep_millisecs": "20", "pages_to_scan": "100"}
 KSM_BEST = {"sleep_millisecs": "0", "pages_to_scan": "100000"}
@@ -31,7 +30,7 @@ def kib_lines(path: str) -> dict[str, int]:
 
 
 def memory_of(pids: Iterable[int]) -> dict[str, float]:
-    """What processes occupy together, in MiB: PSS, RSS, private, anonymous, mapped from the store, page
+    """Memory of processes together, in MiB: PSS, RSS, private, anonymous, mapped from the store, page
     tables."""
     total = dict.fromkeys(("pss", "rss", "private", "anonymous", "pss_store", "page_tables"), 0.0)
     for pid in pids:
@@ -46,7 +45,7 @@ def memory_of(pids: Iterable[int]) -> dict[str, float]:
 
 
 def available_mib() -> float:
-    """What is left for new programs: the figure that the paper takes from `free -m`."""
+    """Memory available to new programs: the figure that the paper takes from `free -m`."""
     return kib_lines("/proc/meminfo")["MemAvailable"] / 1024
 
 
@@ -89,8 +88,8 @@ def can_set_ksm() -> bool:
 
 @contextlib.contextmanager
 def ksm_running(settings: dict[str, str]):
-    """Runs KSM with these settings while the body runs; then everything is as it was, on an error too. Pages
-    merged meanwhile are gone with their processes."""
+    """Runs KSM with these settings while the body runs, and restores the old ones, after an error too. Merged
+    pages are freed with their processes."""
     before = {}
     try:
         for name, value in (settings | {"run": "1"}).items():
@@ -103,9 +102,9 @@ def ksm_running(settings: dict[str, str]):
 
 
 def take_and_return(mib: float) -> None:
-    """Takes free memory and gives it back at once. A virtual machine's host may take back what the guest has
-    free (free page reporting, after two seconds); touching that again costs twenty times as much as other
-    memory, and is the host's cost and no method's."""
+    """Touches free memory and frees it at once. A virtual machine's host may reclaim the guest's free memory
+    (free page reporting, after two seconds). Touching that again costs twenty times as much as other memory,
+    and is the host's cost and no method's."""
     room = mmap.mmap(-1, int(mib) * MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     room.madvise(mmap.MADV_HUGEPAGE)
     address = ctypes.addressof(ctypes.c_char.from_buffer(room))

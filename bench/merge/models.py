@@ -1,5 +1,5 @@
 """Instances of model servers, merged in different ways: cold start (UPM Fig. 8, Table I), memory of each
-and of all (Fig. 5, 6), answers bit by bit, and what they could share (Fig. 1)."""
+and of all (Fig. 5, 6), answers bit by bit, and potential sharing (Fig. 1)."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ from statistics import median
 
 from bench.merge import environment, page_sharing, store
 from bench.merge.environment import DEBIAN
-from bench.merge.json_process import Talker, fleet
+from bench.merge.json_process import JsonProcess, fleet
 from bench.merge.machine import (
     KSM_BEST,
     KSM_DEFAULT,
@@ -41,13 +41,13 @@ METHODS = {
     f"alexnet{DEBIAN}": ["nothing", "pack", "process"],
 }
 MERGING = ("advise", "pack", "all", "process")
-# Instances without address space layout randomisation, and with the same order in sets: alike to the last
+# Instances without address space layout randomisation, and with the same order in sets: equal to the last
 # table.
 SAME_LAYOUT = ("setarch", "--addr-no-randomize", "env", "PYTHONHASHSEED=0")
 COUNTS = [1, 2, 4, 8, 16]
 
 
-class Instance(Talker):
+class Instance(JsonProcess):
     def __init__(
         self, network: str, method: str, number: int, extra: dict[str, str], prefix: tuple[str, ...] = ()
     ):
@@ -79,9 +79,9 @@ class Instance(Talker):
 def memory(started: list[Instance], shared: Store | None, free_before: float) -> Numbers:
     """Fig. 5 (an instance) and Fig. 6 (all of them), in MiB.
 
-    PSS counts a store page only while somebody has it in his page table, so what is in the store and
-    untouched is added: in the sum for the system whole, for each instance its part. The daemon belongs to
-    the system."""
+    PSS counts a store page only while a process has it in its page table. So the store's untouched pages are
+    added: all of them to the system's sum, and to each instance its part. The daemon belongs to the
+    system."""
     pids = [one.pid for one in started]
     of_all = memory_of(pids)
     count = len(pids)
@@ -148,7 +148,7 @@ def cold(network: str, rounds: int) -> dict[str, Numbers]:
 
     Each merging method has a store and a first instance, which stays and whose pages the later ones merge
     with. Then one instance of each method is started in every round and ended again: a slow moment of the
-    machine hits all methods, so how much longer a start takes is told from the same round's plain start.
+    machine hits all methods, so a start is compared with the same round's plain start.
     """
     methods = METHODS[network]
     environment.compile_package(network)
@@ -178,8 +178,8 @@ def cold(network: str, rounds: int) -> dict[str, Numbers]:
 
 
 def about_calls(which: str, colds: list[Numbers]) -> Numbers:
-    """Medians of the steps' times; and of all advise calls together, what they did and where their time
-    went."""
+    """Medians of the steps' times; and of all advise calls together, their counts and the times of
+    their steps."""
     found: Numbers = {}
     for key in sorted(set().union(*colds)):
         if key.endswith("_ms"):

@@ -1,12 +1,11 @@
-"""Fig. 1: what the memory of one function's instances could share, page by page, over /proc/PID/pagemap and
-mem.
+"""Fig. 1: how much memory one function's instances could share, page by page, by /proc/PID/pagemap and mem.
 
-Two or more instances of the same function, run on different inputs, are stopped and every present page of
-theirs is looked at (UPM §III). A page is one of:
-  shared              one frame, mapped by more than one instance already (page cache of a library, a
-  program's text) identical_file      a page of a file's mapping with its own frame, and the same bytes in
-  another instance identical_anonymous an anonymous page, likewise volatile            bytes that no other
-  instance has
+Two or more instances of the same function, run on different inputs, are stopped, and every present page is
+examined (UPM §III). A page is one of:
+  shared               one frame, mapped by several instances already (a library's page cache, a program's
+  text) identical_file       a page of a file's mapping with its own frame, and the same bytes in another
+  instance identical_anonymous  an anonymous page, likewise volatile             bytes that no other instance
+  has
 Needs root, to read frame numbers.
 """
 
@@ -22,13 +21,13 @@ from bench.merge.machine import PAGE
 from bench.outcome import BenchError
 
 PRESENT, FRAME = numpy.uint64(1 << 63), numpy.uint64((1 << 55) - 1)
-CHUNK = 1024  # sub-page sharing is looked for in quarters of a page
+CHUNK = 1024  # sub-page sharing is measured in quarters of a page
 ZERO = hashlib.blake2b(bytes(PAGE), digest_size=16).digest()
 
 
 @dataclass
 class Snapshot:
-    """Every present page of a process: its frame, whether a file is behind it, and its bytes' digest."""
+    """Every present page of a process: its frame, whether it maps a file, and its bytes' digest."""
 
     frames: list[int] = field(default_factory=list)
     of_file: list[bool] = field(default_factory=list)
@@ -78,7 +77,7 @@ def take(pid: int) -> Snapshot:
 
 
 def stopped_snapshots(pids: list[int]) -> list[Snapshot]:
-    """All instances are stopped first, so that they are compared at one moment."""
+    """Stops all instances first, so that they are compared at one moment."""
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     try:

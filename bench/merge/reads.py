@@ -1,11 +1,11 @@
-"""What reading costs afterwards: a table that is merged beside one that is not, in turn. Both begin on huge
-pages; what is left of them tells most of the difference."""
+"""The cost of reading afterwards: a merged table beside an unmerged one, in turn. Both begin on huge
+pages; the huge pages that remain explain most of the difference."""
 
 from statistics import median
 
 from bench.merge import store
 from bench.merge.build import reads_program
-from bench.merge.json_process import Talker, fleet
+from bench.merge.json_process import JsonProcess, fleet
 from bench.merge.machine import LIBRARY
 from bench.outcome import BenchError
 
@@ -13,14 +13,14 @@ WAYS = {"rows": "r", "random": "f", "gemv": "g"}
 
 
 def compare(mib: int, rounds: int) -> dict[str, float]:
-    """Milliseconds of each way to read, and how much longer it takes on merged memory: the median of the
-    rounds, and the smallest and largest."""
+    """Milliseconds of each way to read, and its ratio on merged memory: the median of the rounds, the
+    smallest and the largest."""
     numbers: dict[str, float] = {"mib": mib, "rounds": rounds}
     with store.running() as shared, fleet() as started:
         programs = {}
         for name in ("plain", "first", "merged"):
             words = [reads_program(), str(mib), *([] if name == "plain" else [LIBRARY])]
-            programs[name] = Talker(f"reads {name}", words, shared.environment())
+            programs[name] = JsonProcess(f"reads {name}", words, shared.environment())
             started.append(programs[name])
             numbers[f"{name}.huge_before_mib"] = programs[name].answer()["huge_mib"]
         for name in ("first", "merged"):

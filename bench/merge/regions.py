@@ -1,7 +1,7 @@
 """The synthetic comparison: instances with one region each, most of it the same in all, merged in different
 ways.
 
-`compare` measures 16 x 256 MiB at 5% private (memory beside the ideal, CPU of everybody, time), `by_size`
+`compare` measures 16 x 256 MiB at 5% private (memory beside the ideal, CPU of all processes, time), `by_size`
 the first and the second call for regions of growing size (UPM Fig. 7).
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from bench.merge import store
 from bench.merge.build import region_program
-from bench.merge.json_process import Talker, fleet
+from bench.merge.json_process import JsonProcess, fleet
 from bench.merge.machine import (
     KSM_BEST,
     KSM_DEFAULT,
@@ -49,7 +49,7 @@ class Shape:
     private_percent: float = 5
 
 
-class Instance(Talker):
+class Instance(JsonProcess):
     """One running region program."""
 
     def __init__(self, shape: Shape, number: int, method: str, environment: dict[str, str]):
@@ -69,7 +69,8 @@ def instances(shape: Shape, method: str, environment: dict[str, str]):
 
 
 def ideal_mib(shape: Shape, private_pages: float) -> float:
-    """What the regions need if no page is kept twice: the common part once, and everybody's own."""
+    """The memory that the regions need if no page exists twice: the common part once, and all private
+    parts."""
     pages = shape.mib * MIB // PAGE
     return (pages - private_pages / shape.instances + private_pages) * PAGE / MIB
 
@@ -113,7 +114,7 @@ def compare(shape: Shape, method: str, ksm_limit_s: float) -> Numbers:
         merged = ksm_merged_pages(pids) if method.startswith("ksm") else 0
         numbers["memory_mib"] = after["anonymous"] - overhead_mib
         if shared:
-            # The index is among the store's segments; what else the daemon keeps counts too.
+            # The index is among the store's segments; the daemon's other memory counts too.
             numbers["memory_mib"] += numbers["store_mib"] + memory_of([shared.pid])["anonymous"]
         elif merged:
             # A page that KSM has merged counts as anonymous in every process that maps it.
@@ -135,14 +136,14 @@ def compare(shape: Shape, method: str, ksm_limit_s: float) -> Numbers:
             numbers["again_mib_per_s"] = shape.mib / running[-1].ask("a")["wall_s"]
         numbers["read_all_s"] = running[-1].ask("t")["wall_s"]
         numbers["write_eighth_s"] = running[-1].ask("w")["wall_s"]
-        running[0].ask("v")  # what another instance wrote must not show here
+        running[0].ask("v")  # another instance's writes must not be visible here
     return numbers
 
 
 def all_at_once(running: list[Instance], step: str) -> list[Numbers]:
     """One step of all instances, none waiting for another."""
     for one in running:
-        one.tell(step)
+        one.send(step)
     return [one.answer() for one in running]
 
 
@@ -160,7 +161,7 @@ def smaps_pss_anonymous_kib(pid: int) -> int:
 def wait_for_ksm(
     shape: Shape, pids: list[int], private_pages: float, begun: float, limit_s: float
 ) -> Numbers:
-    """Until 99% of what can merge has merged, or the time is up."""
+    """Until 99% of the mergeable pages have merged, or the time is up."""
     wanted = shape.instances * shape.mib * MIB // PAGE - private_pages
     numbers: Numbers = {}
     while True:
@@ -175,7 +176,7 @@ def wait_for_ksm(
 
 
 def shares(answers: list[Numbers]) -> Numbers:
-    """Where the time of some calls went, in percent of their sum, as Table I has it; and their rate."""
+    """The steps of some calls, in percent of their time, as in Table I; and their rate."""
     total = sum(answer["total_ns"] for answer in answers)
     if not total:
         return {}

@@ -1,5 +1,5 @@
-"""Servers of Python with many workers: memory of all together, how long requests take, how long the start
-takes; plain, with the recipe of python/README.md, and with all of each worker advised."""
+"""Python servers with many workers: memory of all together, latency of requests, time of the start; plain,
+with the recipe of python/README.md, and with all of each worker advised."""
 
 import contextlib
 import threading
@@ -13,7 +13,7 @@ METHODS = ["plain", "pack", "process"]
 CLIENTS = 2
 BATCH = 100
 MOST_BATCHES = 100
-MOST_MIB = 400  # what a worker takes at most
+MAX_WORKER_MIB = 400  # the most that a worker takes
 PARTS = 5
 Numbers = dict[str, float]
 
@@ -65,10 +65,10 @@ def started(kind: Kind, workers: int, rounds: int) -> dict[str, list[float]]:
     """Seconds until all workers are ready, of all methods in turn."""
     took: dict[str, list[float]] = {method: [] for method in METHODS}
     with serving(kind, "plain", workers):
-        pass  # what is read from files for the first time is nobody's start
+        pass  # the first start reads files into the page cache, and does not count
     for _ in range(rounds):
         for method in METHODS:
-            take_and_return(MOST_MIB * workers)
+            take_and_return(MAX_WORKER_MIB * workers)
             with serving(kind, method, workers) as server:
                 took[method].append(server.start_s)
     return took
@@ -82,7 +82,7 @@ def compare(kind: Kind, workers: int, starts: int, requests: int) -> Numbers:
     numbers: Numbers = {"workers": workers, "requests": requests}
     start_s = started(kind, workers, starts)
     with contextlib.ExitStack() as stack:
-        take_and_return(len(METHODS) * MOST_MIB * workers)
+        take_and_return(len(METHODS) * MAX_WORKER_MIB * workers)
         servers = {method: stack.enter_context(serving(kind, method, workers)) for method in METHODS}
         first = warmed(servers)
         blocks = [
@@ -101,7 +101,7 @@ def compare(kind: Kind, workers: int, starts: int, requests: int) -> Numbers:
             )
         pairs = zip(start_s[method], start_s["plain"], strict=True)
         ratios = {"start_ratio": [ours / plain for ours, plain in pairs]}
-        # The same of parts of the run: how far one run can be believed.
+        # The same of parts of the run: they show its accuracy.
         ratios["p99_part"] = [
             percentile(sum((block[method] for block in part), []), 99)
             / percentile(sum((block["plain"] for block in part), []), 99)

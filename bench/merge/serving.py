@@ -1,5 +1,5 @@
-"""Python servers whose workers have loaded the same data, each for itself and with ASLR: started, asked,
-ended."""
+"""Python servers whose workers have loaded the same data, each for itself and with ASLR: starts them, sends
+requests, ends them."""
 
 import contextlib
 import hashlib
@@ -24,7 +24,7 @@ ENVIRONMENT = ROOT / "python" / "tests" / "servers" / "environment" / "python"
 
 @dataclass(frozen=True)
 class Kind:
-    """A program that serves, what its workers load, and its words, given workers and a port."""
+    """A server program, the data of its workers, and its command line for a number of workers and a port."""
 
     program: str
     module: str
@@ -53,7 +53,7 @@ def python() -> str:
 
 
 def files(interpreter: str, module: str) -> Path:
-    """What the workers load, written once."""
+    """The workers' data, written once."""
     source = HERE / f"{module}.py"
     digest = hashlib.sha256(source.read_bytes() + interpreter.encode()).hexdigest()[:16]
     folder = CACHE / f"bench-server-{digest}"
@@ -133,7 +133,7 @@ def serving(kind: Kind, method: str, workers: int):
 
 
 def system_mib(server: Server) -> float:
-    """PSS of all its processes; of the store's too, and what is in it and mapped by nobody just now."""
+    """PSS of all its processes and of the store, and the store's pages that no process maps now."""
     of_all = memory_of(server.pids())
     if server.store is None:
         return of_all["pss"]

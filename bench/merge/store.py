@@ -29,8 +29,7 @@ class Store:
         return cpu_s(self.pid)
 
     def blocks_mib(self) -> float:
-        """Memory that the store's segments occupy, mapped by somebody or not: PSS counts only pages in
-        use."""
+        """Memory that the store's segments occupy, mapped or not: PSS counts only mapped pages."""
         inodes = {}
         for descriptor in Path(f"/proc/{self.pid}/fd").iterdir():
             with contextlib.suppress(OSError):
@@ -42,7 +41,7 @@ class Store:
 
 @contextlib.contextmanager
 def running(socket: Path | None = None, timeout_s: float = 120) -> Iterator[Store]:
-    """Starts a store, waits until its socket is there, and ends it, which must go well."""
+    """Starts a store, waits for its socket, and ends it, which must succeed."""
     for path, what in ((MAYFLY, "the command"), (LIBRARY, "the library")):
         if not path.exists():
             raise BenchError(f"{path}: {what} is not built: run 'make build'")

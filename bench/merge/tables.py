@@ -1,4 +1,4 @@
-"""The results as tables: one for each part, then what is enough and what falls short."""
+"""The results as tables: one for each part, then the goals reached and missed."""
 
 from bench.merge import models
 from bench.merge.goals import reduction_percent
@@ -112,7 +112,7 @@ def print_sizes(flat: dict) -> None:
 
 
 def where_the_time_goes(flat: dict) -> dict[str, str]:
-    """Label to key prefix of every breakdown that was measured."""
+    """Label to key prefix of every measured breakdown."""
     found = {}
     for label, prefix in (
         ("region, first", "regions.contiguous.engine.first"),

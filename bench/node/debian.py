@@ -1,4 +1,4 @@
-"""Images of Debian's packages, as somebody makes them who knows nothing of Mayfly."""
+"""Images of Debian's packages, unchanged for Mayfly."""
 
 import hashlib
 import os
@@ -20,7 +20,7 @@ def image(
     trees: dict[str, Path] | None = None,
     suite: str | None = None,
 ) -> str:
-    """Makes `localhost/NAME` of these packages, files and folders; gives the name."""
+    """Makes `localhost/NAME` of these packages, files and folders; returns the name."""
     root = root_of(packages, suite)
     archive = podman.folder / f"{name}.tar"
     archive.write_bytes(root.read_bytes())
@@ -38,11 +38,11 @@ def image(
 
 def root_of(packages: list[str], suite: str | None = None) -> Path:
     """A root with these packages, of this Debian or of another suite, as a tar. It is kept: making it
-    takes a minute, and is not what is measured.
+    takes a minute, and is not measured.
     """
     sources = node.run(ROOT / "deploy/sources").splitlines()
     if suite:
-        # Without the places of this one's updates.
+        # Without the sources of this one's updates.
         archives = [line.split() for line in sources if "-" not in line.split()[2]]
         sources = [" ".join([kind, place, suite, *more]) for kind, place, _, *more in archives]
     digest = hashlib.sha256("\n".join([*sources, *sorted(packages)]).encode()).hexdigest()[:16]
@@ -62,7 +62,7 @@ def root_of(packages: list[str], suite: str | None = None) -> Path:
 
 
 def clear(podman: Podman) -> None:
-    """Takes away what the containers and the agent have left."""
+    """Removes the containers and files that containers and agent have left."""
     podman("rm", "--all", "--force", "--time", "0")
     podman("rmi", "--all", "--force")
     subprocess.run(

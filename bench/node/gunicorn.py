@@ -1,8 +1,8 @@
 """Gunicorn in unchanged containers: two containers of four workers, each with a model of 128 MiB of its own.
 
-The image is Debian with python3-gunicorn and python3-numpy, and an application that knows nothing of Mayfly:
-each worker loads the model when it starts, as applications do that do not preload. Plain and sharing ones
-run at the same time and are asked in turn.
+The image is Debian with python3-gunicorn and python3-numpy, and an application without Mayfly:
+each worker loads the model when it starts, as applications do that do not preload. Plain and sharing
+containers run at the same time and get requests in turn.
 """
 
 import contextlib
@@ -60,7 +60,7 @@ def measure(podman: Podman, agent: node.Agent, requests: int, rounds: int) -> di
     took = {kind: [[] for _ in range(rounds)] for kind in KINDS}
     for number in range(rounds):
         for hundred in range(0, requests, 100):
-            # Who is asked first changes: what else the machine does meets both alike.
+            # The order alternates: other load on the machine hits both equally.
             order = list(KINDS) if hundred // 100 % 2 else list(KINDS)[::-1]
             for at in range(CONTAINERS):
                 for kind in order:
@@ -96,7 +96,7 @@ def start(podman: Podman, name: str, devices: list[str]) -> list[int]:
 
 
 def settle(containers: dict[str, list[int]]) -> None:
-    """Sharing looks at large blocks twice, some seconds apart; it is there when nothing changes any more."""
+    """The scanner reads large blocks twice, some seconds apart; sharing is done when memory is stable."""
     before = memory.pss_mib(containers["shared"])
     for _ in range(60):
         time.sleep(3)

@@ -1,11 +1,11 @@
-"""What containers' processes take."""
+"""Memory of containers' processes."""
 
 import contextlib
 from pathlib import Path
 
 
 def processes(first: int) -> list[int]:
-    """A process and all below it."""
+    """A process and all its descendants."""
     found = [first]
     for process in found:
         with contextlib.suppress(OSError):
@@ -15,7 +15,7 @@ def processes(first: int) -> list[int]:
 
 
 def pss_mib(containers: list[int]) -> float:
-    """What these first processes and all below them map, what is shared divided by those who share it."""
+    """PSS of these processes and all their descendants: shared pages divided by their sharers."""
     total = 0
     for process in (each for container in containers for each in processes(container)):
         with contextlib.suppress(OSError):

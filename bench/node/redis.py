@@ -1,8 +1,8 @@
 """Redis in a container, as Debian has it, under the load of bench/heap/demo: filled, most of it deleted, and
-that again.
+both again.
 
-Every value that must be there at the end is compared. Redis turns huge pages off for itself unless it is told
-not to; both ways are measured, since an operator may leave its settings as they are.
+Every value that must exist at the end is compared. Redis turns huge pages off for itself unless its settings
+keep them; both ways are measured, since an operator may leave its settings as they are.
 """
 
 from dataclasses import replace

@@ -1,7 +1,7 @@
 """How long a container takes to start, plainly and with heap and sharing, one after the other in turn.
 
 By Podman, a whole `podman run --rm` of a program that ends at once; by containerd 2, from a kubelet's first
-call of CRI to the started container. The program is linked to glibc: its loader takes what it is given.
+call of CRI to the started container. The program is linked to glibc: its loader can preload libraries.
 """
 
 import statistics
@@ -44,10 +44,10 @@ def containerd(containerd: Containerd, count: int) -> dict:
 
 
 def in_turn(ways: dict[str, Callable[[int], float]], count: int) -> dict:
-    """Medians and quartiles, and the ratio of the medians; who comes first changes each time."""
+    """Medians and quartiles, and the ratio of the medians; the order alternates."""
     took = {kind: [] for kind in ways}
     for start in ways.values():
-        start(-1)  # what only the first one pays is not counted
+        start(-1)  # the first start has extra costs, and is not counted
     for at in range(count):
         for kind in list(ways) if at % 2 else list(ways)[::-1]:
             took[kind].append(1e3 * ways[kind](at))

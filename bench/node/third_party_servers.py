@@ -1,7 +1,7 @@
-"""Servers as Debian has them, in containers, plainly and with heap and sharing by CDI, each worked by its own
+"""Debian's servers, in containers, plainly and with heap and sharing by CDI, each under load of its own
 client.
 
-Two containers of each kind. What the clients answer is compared with what it must be; memory is that of all
+Two containers of each kind. The clients' output is compared with the right one; memory is that of all
 processes of both, after the work. Node.js runs on musl, too: PyPI's wheel for Alpine, with the musl of Debian
 13, since it has relocations (RELR) that Debian 12's musl does not know.
 """
@@ -48,12 +48,12 @@ PAGE = "x" * 10_000
 
 @dataclass
 class Server:
-    """What is installed and run; all but the first of the commands are run in its container beside it."""
+    """Packages and commands of a server; all commands but the first run beside it in its container."""
 
     packages: list[str]
     command: list[str]
     ready: list[str]
-    # Each client, and what its answer ends in.
+    # Each client, and the end of its output.
     clients: list[tuple[list[str], str]]
     files: dict[str, str] = field(default_factory=dict)
     wheel: Path | None = None
@@ -82,7 +82,7 @@ def servers() -> dict[str, Server]:
         ),
         "postgresql": Server(
             ["postgresql"],
-            # As images of it do: pg_ctlcluster gives it a new environment, and so takes LD_PRELOAD away.
+            # As in its images: pg_ctlcluster would start it with a new environment, without LD_PRELOAD.
             [*as_postgres, POSTGRES, "-c", f"config_file={CONFIG}", "-k", "/tmp"],
             [*as_postgres, "psql", "-h", "/tmp", "-Atc", "select 1"],
             [
@@ -93,7 +93,7 @@ def servers() -> dict[str, Server]:
         ),
         "mariadb": Server(
             ["mariadb-server"],
-            # Its usual folder is made by what starts it on a whole system.
+            # A whole system's service creates its usual folder.
             ["/usr/sbin/mariadbd", "--user=mysql", f"--socket={SOCKET}", "--pid-file=/tmp/mariadb.pid"],
             ["mariadb", f"--socket={SOCKET}", "-e", "select 1"],
             [(["mariadb", f"--socket={SOCKET}", "-N", "-e", SQL], COUNTS)],
@@ -146,19 +146,19 @@ def work(podman: Podman, container: str, server: Server) -> None:
 
     node.until(is_ready, lambda: podman("logs", container), 300)
     for client, right in server.clients:
-        said = podman("exec", container, *client, timeout=600).rstrip("\n")
-        assert said.endswith(right), f"{client} said {said[-200:]!r}, not {right[-200:]!r}"
+        output = podman("exec", container, *client, timeout=600).rstrip("\n")
+        assert output.endswith(right), f"{client} printed {output[-200:]!r}, not {right[-200:]!r}"
 
 
 def last_line(podman: Podman, container: str) -> str:
-    said = subprocess.run(
+    logs = subprocess.run(
         [*podman.command, "logs", container], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-    return (said.stdout.strip().splitlines() or ["it said nothing"])[-1]
+    return (logs.stdout.strip().splitlines() or ["no output"])[-1]
 
 
 def settled(containers: list[int]) -> float:
-    """What they take when sharing, which looks at large blocks twice, has come to an end."""
+    """Their memory once sharing, which scans large blocks twice, is done."""
     sizes = [memory.pss_mib(containers)]
     while len(sizes) < 30:
         time.sleep(3)

@@ -1,14 +1,14 @@
 """One instance of a model server: INSTANCE NETWORK METHOD MODEL_FILE SEED.
 
-Starts cold, answers one request and says so in a line of JSON with the times of each step; then answers five
+Starts cold, answers one request and prints a line of JSON with the times of each step; then answers five
 requests for every line on standard input. The methods:
 
   nothing     torch.load
   mmap        torch.load(mmap=True): weights stay in the file's page cache, which all instances share
   advise      torch.load, then mayfly.advise(model)
   pack        torch.load(mmap=True; not in PyTorch 1), mayfly.pack(model), mayfly.advise(model)
-  all         as pack, and what importing PyTorch built in memory is advised as well
-  process     as pack, but everything that the process has in memory is advised, after the first answer
+  all         as pack, and the memory that importing PyTorch has allocated is advised as well
+  process     as pack, but all memory of the process is advised, after the first answer
   ksm         torch.load, and the whole process is given to KSM (prctl PR_SET_MEMORY_MERGE)
 
 For ONNX Runtime, which loads weights by itself, `all` and `pack` are `with mayfly.advising(heap=True)`
@@ -28,7 +28,7 @@ MERGING = ("advise", "pack", "all", "process")
 ADVISING = ("advise", "pack", "all")  # before the first answer
 LARGE = (
     32 << 20
-)  # only the libraries' large tables: what is smaller is mostly Python's objects, alike nowhere
+)  # only the libraries' large tables: smaller mappings are mostly Python's objects, equal nowhere
 
 
 class Clock:
@@ -63,7 +63,9 @@ def load_torch(name: str, method: str, file: str, clock: Clock) -> Callable[[int
             model = networks.NETWORKS[name]().eval()
             model.load_state_dict(torch.load(file))
         else:
-            with torch.device("meta"):  # the weights come from the file: no time, no memory for others before
+            with torch.device(
+                "meta"
+            ):  # the weights come from the file: no time, no earlier memory for others
                 model = networks.NETWORKS[name]().eval()
             state = torch.load(file, mmap=method in ("mmap", "pack", "all", "process"), weights_only=True)
             model.load_state_dict(state, assign=True)

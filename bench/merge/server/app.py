@@ -49,7 +49,7 @@ else:
 
 
 def answer(number: int) -> str:
-    """The nearest item, whether it sells, and what others like it cost."""
+    """The nearest item, whether it sells, and the prices of similar ones."""
     rng = numpy.random.default_rng(number)
     nearest = int((model["embeddings"] @ rng.random(EMBEDDINGS[1], dtype="f4")).argmax())
     sells = model["forest"].predict_proba(rng.random((1, 16)))[0, 1]

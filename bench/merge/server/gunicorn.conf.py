@@ -1,5 +1,5 @@
-"""The recipe of python/README.md, or none, by MAYFLY_BENCH_METHOD; each worker says when it
-is ready, and when it shares."""
+"""The recipe of python/README.md, or none, by MAYFLY_BENCH_METHOD; each worker prints a line when
+it is ready, and when it shares."""
 
 import os
 

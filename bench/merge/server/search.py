@@ -1,6 +1,6 @@
 """A search service as uvicorn serves it: texts by their words, embeddings, and a table of titles. Its
-vocabulary and titles are Python's objects, which lie differently in every process. `search.py FOLDER` writes
-its files."""
+vocabulary and titles are Python's objects, which are laid out differently in every process. `search.py
+FOLDER` writes its files."""
 
 import os
 import pickle
@@ -42,7 +42,7 @@ else:
 
 
 def answer(number: int) -> str:
-    """The text with most of some words, how old it is, and what is near some point."""
+    """The text with most of some words, its age, and the neighbours of a point."""
     of = model
     rng = numpy.random.default_rng(number)
     asked = " ".join(f"word{word}" for word in rng.integers(0, WORDS, 8))

@@ -1,10 +1,10 @@
-/* A table of floats on huge pages, read in three ways. Started by bench/merge, which tells it on standard input, a letter a
- * step, what to do; each step is answered by one line of JSON. Every program makes the same table.
+/* A table of floats on huge pages, read in three ways. bench/merge starts it and sends a letter a step on
+ * standard input; it answers each step with one line of JSON. Every program makes the same table.
  *
  *   reads MIB [LIBRARY]
  *
  * Steps: a advise; r 200,000 random rows of 1 KiB are copied; f 2 million random floats are added; g every row is multiplied
- * with a vector; h how much is mapped by huge pages; v every float is as it was made; x exit. */
+ * with a vector; h how much is mapped by huge pages; v verify every float; x exit. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdint.h>

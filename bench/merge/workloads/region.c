@@ -1,11 +1,11 @@
-/* One instance of the synthetic comparison: a region of which a part is the same in every instance and the rest is its
- * own. Started by bench/merge, which tells it on standard input, a letter a step, what to do; each step is answered by
- * one line of JSON. Exits with 1, and says why, when the region's contents are ever not what they have to be.
+/* One instance of the synthetic comparison: a region of which a part is the same in every instance and the rest is
+ * private. bench/merge starts it and sends a letter a step on standard input; it answers each step with one line of
+ * JSON. Exits with 1, and reports the page, when the region's contents are ever wrong.
  *
  *   region MIB PATTERN PRIVATE_PERCENT INSTANCE METHOD [LIBRARY]
  *
- * PATTERN is where the private pages are: contiguous (at the end), scattered, alternating (every second page, whatever
- * PRIVATE_PERCENT says). METHOD is none, engine or ksm.
+ * PATTERN is where the private pages are: contiguous (at the end), scattered, alternating (every second page, for any
+ * PRIVATE_PERCENT). METHOD is none, engine or ksm.
  * Steps: a advise; v verify every byte; t read every page once; w write to an eighth of the pages, of both kinds, and
  * verify; x exit. */
 #define _GNU_SOURCE
@@ -22,7 +22,7 @@
 #include "mayfly_merge.h"
 
 enum { PAGE = 4096, WORDS = PAGE / 8, HUGE = 2 << 20 };
-static const uint64_t COMMON = 42; /* the seed of what all instances have */
+static const uint64_t COMMON = 42; /* the seed of the common pages */
 
 static int (*advise)(void *, size_t, unsigned);
 static int (*statistics)(struct mayfly_merge_stats *, size_t);
@@ -39,7 +39,7 @@ static double now(clockid_t clock) {
     return t.tv_sec + t.tv_nsec * 1e-9;
 }
 
-/* Page `index` of the region as generator `seed` makes it: no two pages alike. */
+/* Page `index` of the region as generator `seed` makes it: no two pages equal. */
 static void fill(uint64_t *page, uint64_t seed, uint64_t index) {
     uint64_t x = (seed * 0x9E3779B97F4A7C15ull) ^ ((index + 1) * 0xBF58476D1CE4E5B9ull);
     for (int i = 0; i < WORDS; i++) {
@@ -67,7 +67,7 @@ static uint64_t seed_of(const struct region *r, uint64_t index) {
     return is_private(r->pattern, r->percent, index, r->pages) ? r->seed : COMMON;
 }
 
-/* Written pages have a mark in their first word; which pages are written is known from their number. */
+/* Written pages have a mark in their first word; their number decides which pages are written. */
 static int is_written(const struct region *r, uint64_t index) { return r->written && index % 8 == 3; }
 
 static void verify(const struct region *r) {
@@ -113,7 +113,7 @@ int main(int count, char **words) {
     char *mapped = mmap(NULL, bytes + HUGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (mapped == MAP_FAILED) fail("no memory", strerror(errno));
     r.start = (char *)(((uintptr_t)mapped + HUGE - 1) & ~(uintptr_t)(HUGE - 1));
-    /* KSM splits huge pages as it goes and the engine replaces them: without them both are measured alike. */
+    /* KSM splits huge pages and the engine replaces them: without them both are measured equally. */
     madvise(r.start, bytes, MADV_NOHUGEPAGE);
     uint64_t private_pages = 0;
     for (uint64_t i = 0; i < r.pages; i++) {

@@ -1,7 +1,7 @@
-// An instance in a HotMem partition that advises its memory, and says whether the stable pages are where they must be.
+// An instance in a HotMem partition that advises its memory, and checks in which partition the stable pages are.
 //
 // `partitions NODE` takes the partition of NODE, advises 8 MiB that are the same in every instance, and fails unless
-// all of its pages are then in the shared partition. Then it compares its memory with what it wrote, until killed.
+// all of its pages are then in the shared partition. Then it compares its memory with its writes, until killed.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

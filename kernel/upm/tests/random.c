@@ -34,7 +34,7 @@
 
 enum { PAGE = 4096, WORDS = PAGE / 8, REGIONS = 5, MOST = 512, COMMON = 24, FILE_CONTENT = 1000, WORKERS = 16 };
 enum { ANON_A, ANON_B, HUGE_C, FILE_D, THREAD_E };
-// How long anything may take that is to happen at all: far less, but the machine may be slow and busy.
+// Timeout of every wait. It takes far less, but the machine may be slow and busy.
 enum { PATIENCE_S = 300 };
 enum { NOBODY = 65534 };
 static const int region_pages[REGIONS] = {96, 160, 512, 64, 12};
@@ -56,7 +56,7 @@ static uint8_t *base[REGIONS];
 static struct model model[REGIONS][MOST];
 static int slot, file_fd, depth, children;
 static int use_ksmd, use_offline, use_swap, swap_seen;
-static uint64_t counts[16];  // what the writing thread has stored
+static uint64_t counts[16];  // values that the writing thread has stored
 static _Atomic int thread_run;
 
 static uint64_t mix(uint64_t x)
@@ -170,7 +170,7 @@ static void map(int r)
 	forget(r, 0, region_pages[r]);
 }
 
-// Lost updates show here: it knows what it stored last in each page.
+// Detects lost updates: the thread has the last value that it stored in each page.
 static void *writer(void *arg)
 {
 	uint64_t state = mix(slot + 77), done = 0;
@@ -349,7 +349,7 @@ static void one(int top)
 			fail("pread: %s", strerror(errno));
 	} else if (what < 978) {
 		op_fork();
-	} else if (what < 985) {  // for what is advised from now on; children of nobody's are nobody's
+	} else if (what < 985) {  // for later advice; children of user nobody's processes are nobody's
 		if (depth == 0 && !seteuid(below(2) ? NOBODY : 0))
 			shared->users++;
 	} else if (top && what < 990) {

@@ -1,6 +1,6 @@
 """The UPM series: the promises of madvise(MADV_UPM), random operations against a model of the content,
-HotMem beside it, and the kernel's own KSM tests. A complaint of the kernel is a failure, and so is a counter
-that does not return."""
+HotMem beside it, and the kernel's own KSM tests. A warning of the kernel is a failure, and so is a counter
+that does not return to its start."""
 
 import os
 import subprocess
@@ -52,7 +52,7 @@ def test_promises(kernel, compiled, selftests):
     assert any(line.startswith("# Totals") for line in console)
 
 
-# First without ksmd, whose entries only go with ksmd; then with it.
+# First without ksmd, whose entries only ksmd removes; then with it.
 @pytest.mark.parametrize("words", ["", "--ksmd"], ids=["alone", "ksmd"])
 def test_random_operations(kernel, compiled, pytestconfig, words):
     ops, seed = pytestconfig.option.ops // 2, pytestconfig.option.seed
@@ -64,7 +64,7 @@ def test_random_operations(kernel, compiled, pytestconfig, words):
 
 @pytest.mark.soak
 def test_ksm(kernel, compiled, selftests, pytestconfig):
-    """The kernel's own tests of KSM, on the patched kernel and on the one that --stock names."""
+    """The kernel's own tests of KSM, on the patched kernel and on that of --stock."""
     mm, include = selftests / SELFTESTS / "mm", [*STATIC, f"-I{kernel}/include", f"-I{selftests}"]
     common = [mm / "vm_util.c", mm / "thp_settings.c"]
     ksm_tests = compiled("ksm_tests", [mm / "ksm_tests.c", *common], *include, "-lnuma")
@@ -95,14 +95,14 @@ def advisors(kernel, compiled):
         ids = {}
         for node in (2, 3):
             guest.resize(f"part{node}", 256 * MIB)
-            # What it wrote to a file in memory would stay in its partition.
+            # Data written to a file in memory would stay in its partition.
             guest.run(f"mkfifo /tmp/pipe{node}; cat /tmp/pipe{node} >/tmp/out{node} 2>&1 &")
             ids[node] = int(guest.run(f"partitions {node} > /tmp/pipe{node} 2>&1 & echo $!"))
-            said, end = "", time.monotonic() + MINUTES_10
-            while not said and time.monotonic() < end:
+            output, end = "", time.monotonic() + MINUTES_10
+            while not output and time.monotonic() < end:
                 time.sleep(0.1)
-                said = guest.run(f"cat /tmp/out{node}", check=False).strip()
-            assert said == "ready", f"node {node}"
+                output = guest.run(f"cat /tmp/out{node}", check=False).strip()
+            assert output == "ready", f"node {node}"
         yield guest, ids
         assert not guest.splats
 

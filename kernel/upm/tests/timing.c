@@ -2,7 +2,7 @@
 //
 // N processes have the same SIZE MiB, but for a private share. They advise one after the other, as instances of a
 // function start one after the other (UPM section VI-E: the first call only adds pages, the others merge); then others,
-// with the same memory again, all at once. Then the same is left to ksmd. Memory saved is net of the kernel's tables.
+// with the same memory again, all at once. Then ksmd merges the same memory. Memory saved is net of the kernel's tables.
 // Runs as root in a throw-away VM: it changes system settings.
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -66,7 +66,7 @@ static void put(const char *path, const char *text)
 	close(fd);
 }
 
-// Memory of the processes and of the kernel's tables. (What is free does not count pages on the CPUs' own lists.)
+// Memory of the processes and of the kernel's tables. (Free memory does not include pages on the CPUs' own lists.)
 static double used_mib(void)
 {
 	char line[128], name[32];
@@ -110,7 +110,7 @@ static double ksmd_cpu(void)
 	return (double)(user + system) / sysconf(_SC_CLK_TCK);
 }
 
-// Page i of process who: the same for all, but for the private pages, which are spread evenly
+// Page i of process `who`: the same for all, but for the private pages, which are spread evenly
 static void fill(uint64_t *page, long i, int who, int private_percent)
 {
 	int own = i * private_percent / 100 != (i + 1) * private_percent / 100;
@@ -167,7 +167,7 @@ static int to[MOST], from[MOST];
 static void tell(int who, char work)
 {
 	if (write(to[who], &work, 1) != 1)
-		die("an instance is gone");
+		die("an instance has ended");
 }
 
 static struct answer hear(int who)
@@ -175,7 +175,7 @@ static struct answer hear(int who)
 	struct answer a;
 
 	if (read(from[who], &a, sizeof a) != sizeof a)
-		die("an instance is gone");
+		die("an instance has ended");
 	if (a.bad)
 		fprintf(stderr, "timing: process %d: %ld pages have wrong content\n", who, a.bad), exit(1);
 	return a;
