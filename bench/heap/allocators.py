@@ -26,13 +26,13 @@ FILES = {
 PEERS = [*FILES, *peers.BUILT]
 DEFAULT = [*PEERS, "mayfly"]
 
-# What strangers' servers are measured on: as installed, as owners of servers set them, on huge pages.
+# Allocators for third-party servers: as installed, as operators of servers set them, on huge pages.
 SERVERS = [*PEERS, "glibc:arenas", "jemalloc:decay", "jemalloc531:decay"]
 SERVERS += [f"{name}:huge" for name in PEERS] + ["jemalloc:decay-huge", "mayfly", "mayfly:huge"]
 SERVERS_QUICK = ["glibc", "jemalloc:decay", "tcmalloc", "mayfly"]
 
-# How each peer is told to use huge pages. Those that are not here have no way of their own, so for every
-# 'huge' variant the machine's transparent huge pages are `always` as well.
+# Each peer's setting for huge pages. Peers that are not here have none, so for every 'huge' variant the
+# machine's transparent huge pages are `always` as well.
 HUGE = {
     "glibc": {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"},
     "jemalloc": {"MALLOC_CONF": "thp:always,metadata_thp:auto"},

@@ -1,8 +1,7 @@
-"""The command bench/heap/cpu: what programs of others pay in processor time and memory, beside glibc.
+"""The command bench/heap/cpu: the cost of an allocator to third-party programs, in processor time and memory.
 
-These programs allocate as much as they need, no more: Node.js and a JVM have heaps of their own, PostgreSQL
-starts a process for each connection. What an allocator costs them is what its owner pays who preloads it
-everywhere.
+These programs allocate little: Node.js and a JVM have their own heaps, PostgreSQL starts a process for each
+connection. Their cost, beside glibc, is that of preloading an allocator everywhere.
 """
 
 import argparse

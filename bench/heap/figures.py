@@ -9,7 +9,7 @@ from matplotlib import pyplot
 from bench.drawing import draw_all, save
 from bench.heap.workload_list import WORKLOADS
 
-# What LLAMA §9.6 says in its text of its own runs: MB at the end with 4 KB and with 2 MB pages.
+# From the text of LLAMA §9.6, its own runs: MB at the end with 4 KB and with 2 MB pages.
 PAPER = {"TCMalloc (paper, about)": (512, 1024), "Mesh (paper)": (91.7, 558), "LLAMA (paper)": (22, 22)}
 
 # One colour for each allocator wherever it appears.

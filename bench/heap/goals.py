@@ -1,4 +1,4 @@
-"""What the heap is to show beside its peers, and whether one run shows it: enough, or falling short."""
+"""The heap's goals beside its peers, and whether one run meets them."""
 
 from bench.heap.results import Results
 from bench.heap.workload_list import WORKLOADS
@@ -6,7 +6,7 @@ from bench.outcome import Shown, at_most
 
 
 def shown(results: Results) -> list[Shown]:
-    """Only what this run measured: a run of one workload says nothing of the others."""
+    """The goals for what this run measured; a run of one workload leaves the others out."""
     found = []
     peers = [one.name for one in results.allocators if one.base != "mayfly" and not one.variant]
     for path in ("fast_64", "ring_64"):

@@ -1,4 +1,4 @@
-"""What the kernel says of memory: huge-page settings and /proc."""
+"""The kernel's memory settings and counters: huge pages and /proc."""
 
 import contextlib
 import os
@@ -9,8 +9,9 @@ from pathlib import Path
 from bench.outcome import BenchError
 
 THP = Path("/sys/kernel/mm/transparent_hugepage")
-# From which size on free blocks are reported to a host, which takes them back: they cost twenty times as much
-# when they come again, and whoever runs after a pause, or takes huge pages, pays. (Larger than any: none is.)
+# Free blocks of this order or larger are reported to the host, which reclaims them. Faulting them in again
+# costs twenty times as much, for a program that runs after a pause or takes huge pages. (Above any order:
+# none is.)
 REPORTING = Path("/sys/module/page_reporting/parameters/page_reporting_order")
 NONE_IS_AS_LARGE = "11"
 
@@ -25,7 +26,7 @@ def thp_setting() -> str:
 
 @contextlib.contextmanager
 def put_back():
-    """Settings that the body notes in what this gives, by file, are written back after it.
+    """Restores the settings that the body notes in the yielded dictionary, by file.
 
     On an error and on SIGTERM as well: both unwind the stack.
     """

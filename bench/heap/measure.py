@@ -1,4 +1,4 @@
-"""Runs one command on one allocator, and makes sure that this allocator was in use and the answer right."""
+"""Runs one command on one allocator, and checks that this allocator was in use and the answer right."""
 
 import contextlib
 import json

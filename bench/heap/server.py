@@ -1,4 +1,4 @@
-"""A server under measurement: started on an allocator, sampled while it serves, stopped whatever happens."""
+"""A server under measurement: started on an allocator, sampled while it serves, always stopped."""
 
 import contextlib
 import shutil
@@ -89,15 +89,15 @@ class Server:
 
 @contextlib.contextmanager
 def explained(process: subprocess.Popen, stderr: IO[str]) -> Iterator[None]:
-    """What fails meanwhile is told with how the process is, and its last words."""
+    """Adds the state of the process and its last output to an error of the body."""
     try:
         yield
     except (BenchError, OSError, ValueError) as error:
         stderr.seek(0)
         said = last_words(stderr.read(), "nothing")
         ended = process.poll()
-        state = "still running" if ended is None else f"gone with {ended}"
-        raise BenchError(f"{error} (it is {state}; it said last: {said})") from error
+        state = "still running" if ended is None else f"ended with {ended}"
+        raise BenchError(f"{error} (it is {state}; its last output: {said})") from error
 
 
 def socket_answers(server: Server) -> bool:

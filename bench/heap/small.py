@@ -1,4 +1,4 @@
-"""What an allocator costs programs that need hardly any memory: to start, and to be there.
+"""The cost of an allocator to programs that need hardly any memory: at start, and while they wait.
 
 `true` and `python3 -c pass` are started again and again; `sleep`, a Python that waits and a shell that waits
 are looked at while they wait. Private memory is what a process has written and has for itself alone.
@@ -75,5 +75,5 @@ def waiting(command: list[str], environment: dict[str, str]) -> Iterator[int]:
 
 
 def state(pid: int) -> str:
-    """The letter for what the process does: S sleeps until something comes."""
+    """The letter for what the process does: S sleeps until an event."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

@@ -1,4 +1,4 @@
-"""The results as tables: one for each workload, then the means, then what is enough and what falls short."""
+"""The results as tables: one for each workload, then the means, then the goals that are met and missed."""
 
 from bench.heap.results import Results
 from bench.heap.workload_list import WORKLOADS

@@ -1,4 +1,4 @@
-"""What is measured: every workload by name, on which allocators, how often, and at which of two sizes."""
+"""All workloads by name: their allocators, rounds and two sizes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class Workload:
     has_memory: bool = True  # whether its peak RSS is part of the geometric mean
 
     def can_run(self, allocator: Allocator) -> bool:
-        """Right lifetimes are known in swing alone, which says them at each allocation."""
+        """Right lifetimes are known only in swing, which passes them at each allocation."""
         return self.name == "swing" or "oracle" not in allocator.variant
 
 
@@ -50,7 +50,7 @@ def redis_run(allocator: Allocator, is_quick: bool) -> Numbers:
     return numbers
 
 
-# What a workload is measured on besides everybody as installed: peers on huge pages, all under THP=always.
+# Further allocators for a workload, besides all as installed: peers on huge pages, all under THP=always.
 ON_HUGE_PAGES = (
     *(f"{name}:huge" for name in PEERS),
     *(f"{name}:always" for name in (*PEERS, "mayfly")),

@@ -1,13 +1,13 @@
 //! Mayfly's heap: packs objects by their expected lifetime, on huge pages only (LLAMA, ASPLOS 2020).
 //!
-//! This malloc is organised by *lifetime class* instead of size. Every huge page (2 MiB) has a class, from "dies
-//! within 10 ms" to ∞, and is first filled with objects of that class. Blocks that become free on it are reused for
-//! shorter-lived objects, which will die before the rest. Deadlines detect wrong predictions and move the page to a
-//! longer or shorter class. So pages become empty as a whole and return to the operating system, where other
-//! allocators keep them for one survivor.
+//! This malloc is organised by *lifetime class* instead of size. Every huge page (2 MiB) has a class, from
+//! "dies within 10 ms" to ∞, and is first filled with objects of that class. Blocks that become free on it
+//! are reused for shorter-lived objects, which will die before the rest. Deadlines detect wrong predictions
+//! and move the page to a longer or shorter class. So pages become empty as a whole and return to the
+//! operating system, where other allocators keep them for one survivor.
 //!
-//! Layers, from the bottom up. Each imports only from those before it, which `tests/modules` checks, and no modules
-//! import one another in a circle.
+//! Layers, from the bottom up. Each imports only from those before it, which `tests/modules` checks, and no
+//! modules import one another in a circle.
 //!
 //! | layer | modules | contents |
 //! | --- | --- | --- |
@@ -48,8 +48,8 @@
 //! | | [`entry::maintenance`], [`entry::maintenance_thread`] | periodic work, and its thread |
 //! | | [`entry::start`], [`entry::config`] | initialization; the configuration |
 //!
-//! Nothing here allocates. Metadata is mapped and never unmapped, so references to it are `'static`. Fields are
-//! atomics; those with one writer are accessed with plain loads and stores.
+//! Nothing here allocates. Metadata is mapped and never unmapped, so references to it are `'static`. Fields
+//! are atomics; those with one writer are accessed with plain loads and stores.
 
 #![no_std]
 #![cfg(not(loom))] // the loom tests include the files that they check

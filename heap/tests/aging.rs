@@ -1,4 +1,4 @@
-//! When the table of call sites is full, those that are not called any more make room for new ones.
+//! When the table of call sites is full, idle sites make room for new ones.
 
 use heap::entry::start;
 use heap::lifetime::sites;
@@ -29,7 +29,7 @@ fn a_full_table_has_room_for_new_sites_again() {
     let site = |caller| look_up(caller).expect("there is room");
     let always = site(1).number();
     for caller in 2..CALLERS {
-        look_up(caller); // in the end there is no room
+        look_up(caller); // the last ones find no room
     }
     let held = sites::count();
     for round in 1..4 {

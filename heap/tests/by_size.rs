@@ -1,4 +1,4 @@
-//! A size whose calls all go to one class needs no key; and a call that comes later, whose objects stay, is noticed all the same.
+//! A size whose calls all have one class needs no key; a later call whose objects stay is still noticed.
 
 use heap::entry::{allocate, free, start};
 use heap::pages::region;
@@ -14,7 +14,7 @@ fn allocate(size: usize, caller: usize) -> usize {
     allocate::allocate(call(size, caller)) as usize
 }
 
-/// The class of the span that an object lies in.
+/// The class of the span that holds an object.
 fn class(object: usize) -> usize {
     region::span(object).class.load(std::sync::atomic::Ordering::Relaxed).into()
 }
@@ -30,7 +30,8 @@ fn a_new_call_of_an_agreed_size_gets_its_own_class() {
     let heap = start::visit(&call(64, 1)).expect("memory").heap;
     let is_known = |size, caller| heap.predicted_bin(&call(size, caller)).is_some();
     let needs_no_key = |size| heap.by_size.bin(&call(size, 1)).is_some();
-    // Of each size two calls, whose objects die at once, until that is known and what was predicted before is forgotten.
+    // Two calls of each size, whose objects die at once, until their class is learned and older predictions
+    // are forgotten.
     for _ in 0..100 {
         pass(20);
         for size in [64, 128] {
@@ -43,14 +44,15 @@ fn a_new_call_of_an_agreed_size_gets_its_own_class() {
         assert!(needs_no_key(size), "both calls have one class");
     }
 
-    // A call whose return address looks as one of theirs: it goes with them, and is noticed when the cells at hand are used up.
+    // A call whose return address has the same six bits: it uses the size's bin, and is noticed when the
+    // cached cells are used up.
     let alike = 1 + 64;
     let first = allocate(64, alike);
     assert!(!is_known(64, alike) && class(first) < FOREVER, "it went by its size");
     (0..64).for_each(|_| _ = allocate(64, alike));
     assert!(is_known(64, alike), "noticed after one word of cells");
 
-    // One that looks different.
+    // A call with other bits.
     assert_eq!(class(allocate(128, 3)), FOREVER, "what allocates little lives among what stays");
     assert!(is_known(128, 3), "noticed at once");
 

@@ -1,5 +1,5 @@
-//! A class that is not asked for any more hands its half-empty spans on, and where many spans are half empty the fuller ones are
-//! filled first.
+//! A bin that is not used any more gives its half-empty spans to one that is; where many spans are half
+//! empty, the fuller ones are filled first.
 
 use heap::entry::{allocate, free, maintenance, start};
 use heap::observe::check;
@@ -12,7 +12,7 @@ use heap::units::geometry::{SPAN_BYTES, SPANS_PER_HUGE_PAGE};
 
 const CALL: Call = Call { size: 2048, caller: 0x1000, stack: 0x7fff_0000 };
 const CELLS: usize = SPAN_BYTES / CALL.size;
-/// Those of objects that die within a second and within ten.
+/// The classes of objects that die within a second and within ten.
 const SHORT: usize = 2;
 const LONG: usize = 3;
 
@@ -20,7 +20,7 @@ fn fill_spans(spans: usize, class: usize) -> Vec<usize> {
     (0..spans * CELLS).map(|_| allocate::allocate_with_class(CALL, class) as usize).collect()
 }
 
-/// Of each span `left` objects stay.
+/// Frees all but `left` objects of each span.
 fn free_but(objects: &[usize], left: usize) {
     for span in objects.chunks(CELLS) {
         span[left..].iter().for_each(|&object| free::free(object, ReturnSlot::NONE));
@@ -42,7 +42,7 @@ fn half_empty_spans_move_to_the_class_in_use() {
     pass(None);
     let heap = start::visit(&CALL).expect("memory").heap;
     maintenance::run(heap);
-    // A page full of one class' objects, of which few stay, and as many calls for the other class.
+    // Fills a page with one class' objects, of which few stay, and makes as many calls for the other class.
     let left_behind = fill_spans(SPANS_PER_HUGE_PAGE, SHORT);
     free_but(&left_behind, 2);
     fill_spans(SPANS_PER_HUGE_PAGE, LONG);
@@ -66,7 +66,8 @@ fn half_empty_spans_move_to_the_class_in_use() {
     );
     check::invariants().unwrap();
 
-    // In another bin every fourth span has few left: the others are filled, and these have time to become empty.
+    // In another bin every fourth span has few objects left: the others are filled first, so these can become
+    // empty.
     let smaller = Call { size: CALL.size / 2, ..CALL };
     let cells = SPAN_BYTES / smaller.size;
     let allocate = |count: usize| -> Vec<usize> {

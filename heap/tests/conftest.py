@@ -1,4 +1,4 @@
-"""Which library the heap's tests preload, and how long they try what is random."""
+"""Options of the heap's tests: the library to preload, and the length of random tests."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from preloaded import ROOT, Heap
 def pytest_addoption(parser):
     option = parser.addoption
     option("--lib", type=Path, default=ROOT / "target/release/libmayfly_heap.so", help="the heap's library")
-    option("--without", action="store_true", help="preload nothing: are the tests themselves right?")
+    option("--without", action="store_true", help="preload nothing, to check the tests themselves")
     option("--spans", choices=["cells", "lines"], help="span layout, passed on as MAYFLY_HEAP_SPANS")
     option("--seconds", type=float, default=10, help="length of the stress run (10)")
     option("--fuzz-seconds", type=float, default=5, help="length of the interface fuzzing (5)")
@@ -25,7 +25,7 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """What is long, or changes a setting of the machine, runs only when it is asked for."""
+    """Tests that are long or change a setting of the machine run only with their option."""
     left_out = [i for i in items if any(not config.getoption(m.args[0]) for m in i.iter_markers("only_with"))]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]

@@ -1,4 +1,4 @@
-//! What becomes of memory while nothing is asked for: the heap's clock passes, and no thread comes by.
+//! Memory of an idle heap is reused or returned: the heap's clock passes, and no thread allocates.
 
 mod model_time;
 
@@ -18,14 +18,14 @@ fn page(object: usize) -> usize {
 fn idle_memory_is_reused_or_returned() {
     let mut pass = model_time::begin();
 
-    // So many pages that each class has one of its own.
+    // Enough pages for each class to open its own.
     let pages: Vec<usize> = (0..64).map(|_| allocate(HUGE_PAGE_BYTES - BLOCK_BYTES, FOREVER)).collect();
     page_life::configure(Recycle::Longest, 2);
     let stays = allocate(64, FOREVER);
     let state = || region::huge_page(page(stays)).state();
     pass(2_000);
     assert_eq!(state(), State::Open, "the paper's page is open until it is full");
-    let beside = allocate(1024, FOREVER); // of another size: a span of its own
+    let beside = allocate(1024, FOREVER); // of another size: its own span
     page_life::configure(Recycle::Fill, 2);
     pass(500);
     assert_eq!(state(), State::Open, "what lives long is asked for seldom, but time and again");
@@ -35,15 +35,15 @@ fn idle_memory_is_reused_or_returned() {
     assert_eq!(page(dies), page(stays), "what is left of it serves shorter classes");
     check::invariants().unwrap();
 
-    // A large object that is freed is in hand, and goes back.
+    // A large object that is freed is cached, and then released.
     free(allocate(3 * BLOCK_BYTES, SHORT));
     assert_eq!(stats::census().free.large, 3 * BLOCK_BYTES);
     pass(200);
     assert_eq!(stats::census().free.large, 0);
 
-    // Pages that are free are retained; if nobody needs them, they go one after the other.
+    // Free pages are retained, and returned one after the other if they are not needed.
     pages[..8].iter().for_each(|&object| free(object));
-    pass(200); // out of the thread's hand
+    pass(200); // out of the thread's cache
     let retained_first = retained::count();
     assert!((5..=8).contains(&retained_first), "{retained_first}");
     pass(300);

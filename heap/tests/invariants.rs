@@ -1,4 +1,4 @@
-//! The heap's own check finds what is wrong, and what pages hold adds up to the pages.
+//! The heap's checks find broken invariants, and the contents of pages add up to the pages.
 
 use heap::entry::{allocate, free};
 use heap::observe::check::{self, Broken};
@@ -25,7 +25,7 @@ fn finds_broken_invariants() {
     assert_eq!(held_bytes(), pages() * HUGE_PAGE_BYTES);
     assert_eq!(stats::census().free.large, 0);
 
-    // One that is freed is in hand, and lives no more.
+    // A freed object is cached, and no longer live.
     let live = stats::census().live_bytes;
     free::free(large, ReturnSlot::NONE);
     let now = stats::census();
@@ -33,7 +33,7 @@ fn finds_broken_invariants() {
     assert_eq!(held_bytes(), pages() * HUGE_PAGE_BYTES);
     assert_eq!(check::invariants(), Ok(()));
 
-    // Whoever needs as many blocks gets it, or hardly fewer; nobody who needs more, or much fewer.
+    // A request for as many blocks or slightly fewer reuses it; one for more, or for far fewer, does not.
     let blocks_of = |blocks| Call { size: blocks * BLOCK_BYTES, ..CALL };
     for (blocks, gets_it) in [(9, false), (6, false), (7, true), (8, true)] {
         let other = allocate::allocate(blocks_of(blocks)) as usize;
@@ -44,7 +44,8 @@ fn finds_broken_invariants() {
         }
     }
 
-    // Where cells lie no large object begins: the fast path of freeing reads their divisor and this as one word.
+    // In a span of cells no large object begins: the fast path of freeing reads this and the divisor as one
+    // word.
     let span = region::span(small);
     for object in &span.large {
         object.begin(1, true);

@@ -1,5 +1,5 @@
-//! Every interleaving (up to three preemptions) of insertions, removals and searches in `heap/src/pages/available.rs`, itself.
-//! `heap/tests/loom_remote.rs` says how it is run.
+//! Every interleaving (up to three preemptions) of insertions, removals and searches in
+//! `heap/src/pages/available.rs`. `heap/tests/loom_remote.rs` has the command to run it.
 
 #![cfg(loom)]
 
@@ -14,7 +14,8 @@ use sequential::AtomicU64;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-// Two members of one leaf, one of another leaf of the same word above, and one below another word of that level.
+// Two members of one leaf, one of another leaf of the same word above, and one below another word of that
+// level.
 const A: usize = 65 * 64;
 const NEXT_TO_A: usize = A + 1;
 const NEAR_A: usize = 66 * 64 + 2;
@@ -32,7 +33,7 @@ fn set_of(members: &[usize]) -> Arc<AvailableSet> {
     Arc::new(set)
 }
 
-/// The upper levels agree with the leaves: from wherever a search begins it finds the members, and no others.
+/// The upper levels agree with the leaves: a search from any start finds the members, and no others.
 fn check_at_rest(set: &AvailableSet, members: &[usize]) {
     for start in [0, LOW, LOW + 1, A, A + 1, NEAR_A, NEAR_A + 1] {
         let expected = members.iter().copied().filter(|&id| id >= start).min();
@@ -46,7 +47,7 @@ enum Change {
 }
 use Change::{Insert, Remove};
 
-/// Each list of changes is made by a thread of its own, the last one by this one.
+/// Each list of changes is made by its own thread, the last one by this one.
 fn changes(before: &'static [usize], threads: &'static [&'static [Change]], after: &'static [usize]) {
     check(move || {
         let set = set_of(before);
@@ -108,7 +109,7 @@ fn one_of_two_removers_removes_a_member() {
 }
 
 #[test]
-fn a_search_finds_only_what_was_inserted() {
+fn a_search_finds_only_inserted_members() {
     check(|| {
         let set = set_of(&[A]);
         let changer = {
@@ -128,7 +129,7 @@ fn a_search_finds_only_what_was_inserted() {
     });
 }
 
-/// Three threads; the flag that tells searchers of the set is right at the end.
+/// Three threads; the flag that shows the set to searchers is right at the end.
 fn flag(before: &'static [usize], insert: usize, remove: [usize; 2], flagged: bool) {
     check(move || {
         let set = set_of(before);

@@ -1,9 +1,11 @@
-//! Every interleaving (up to four preemptions) of the steps by which other threads free in a span, and by which spans
-//! and heaps change hands: the code is `heap/src/span/remote.rs` itself, over models of a span and a heap.
+//! Every interleaving (up to four preemptions) of the steps by which other threads free in a span, and by
+//! which spans and heaps change their owners. The code is that of `heap/src/span/remote.rs`, over models of a
+//! span and a heap.
 //!
-//! A cell is collected exactly once, no mark is left behind, and what only the owner may touch is in loom's cells, which
-//! notice a data race. Run by `make test`:
-//! `RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -p heap --release --test loom_remote --test loom_available`
+//! Each cell is collected exactly once and no mark is lost. What only the owner may touch is in loom's cells,
+//! which detect a data race. Run by `make test`:
+//! `RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -p heap --release --test loom_remote
+//! --test loom_available`
 
 #![cfg(loom)]
 
@@ -19,15 +21,15 @@ use remote::{Home, Link, RemoteBits, RemoteList, RemoteSpan, Tenancy};
 use sequential::AtomicUsize;
 use std::sync::atomic::Ordering::{Acquire, SeqCst};
 
-/// What a span's owner alone touches.
+/// The data that only a span's owner touches.
 #[derive(Default)]
 struct Cells {
     live: u64,
-    /// Cells taken over in all.
+    /// All cells collected so far.
     collected: u32,
-    /// Is allocated from, so stays though it is empty.
+    /// The owner allocates from it, so it stays though it is empty.
     open: bool,
-    /// Is in none of its owner's bins: on its way to another.
+    /// It is in none of its owner's bins, on its way to another.
     taken_out: bool,
 }
 
@@ -111,7 +113,7 @@ impl Heap {
         core::ptr::from_ref(self) as usize
     }
 
-    /// A span, if it is still the vacant heap's.
+    /// Adopts a span, if it is still the vacant heap's.
     fn adopt(&'static self, vacant: &'static Heap, span: &'static Span) -> bool {
         let adopted = {
             let guard = self.lock();
@@ -148,28 +150,28 @@ impl Span {
     }
 
     fn cells<T>(&self, f: impl FnOnce(&mut Cells) -> T) -> T {
-        // SAFETY: loom tells if it is not.
+        // SAFETY: loom reports it if another thread does.
         self.cells.with_mut(|cells| f(unsafe { &mut *cells }))
     }
 
-    /// As `free::free_cell`, by another thread than the owner's.
+    /// As `free::free_cell`, by a thread other than the owner's.
     fn free(&'static self, cell: usize) {
         assert!(self.marks.mark(cell / 64, 1 << (cell % 64)) == 0, "no cell is freed twice here");
         remote::list(self, false);
     }
 
-    /// Divided by a heap, some of the cells being live.
+    /// Divides it for a heap, with some of the cells live.
     fn assign_owner(&'static self, heap: &'static Heap, live: u64) {
         self.cells(|cells| *cells = Cells { live, collected: cells.collected, open: true, taken_out: false });
         remote::assign_owner(heap, self);
     }
 
-    /// Nothing is on the way any more, and every free was taken over.
+    /// Nothing is in progress, and every free was collected.
     fn check_at_rest(&self, collected: u32, live: u64) {
         assert!(!self.any_marked(), "a mark was left behind");
         assert_eq!(self.cells(|cells| (cells.collected, cells.live)), (collected, live));
         let free_to_claim = self.link.claim();
-        assert_eq!(free_to_claim, self.home().is_some(), "a span in no list is its owner's or nobody's");
+        assert_eq!(free_to_claim, self.home().is_some(), "a span in no list is owned or unowned");
     }
 }
 
@@ -219,8 +221,9 @@ fn marks_in_several_spans_are_collected_once() {
     });
 }
 
-/// A freer's mark is taken over by way of another's listing, the span is given up and taken up by another heap, and only
-/// then does the freer come to list it. `discarded`: meanwhile its page was returned, and the metadata reads as zero.
+/// Another thread's listing delivers a freer's mark to the owner. The owner gives the span up, another heap
+/// takes it, and only then does the freer try to list it. `discarded`: meanwhile the page was returned, and
+/// the metadata reads as zero.
 fn disowned_and_reused(discarded: bool) {
     check(move || {
         let registry = registry();
@@ -254,7 +257,7 @@ fn a_span_disowned_and_reused_by_another_heap_keeps_its_marks() {
 }
 
 #[test]
-fn a_span_whose_page_was_returned_in_between_keeps_its_marks() {
+fn a_span_keeps_its_marks_when_its_page_is_returned_in_between() {
     disowned_and_reused(true);
 }
 
@@ -269,7 +272,7 @@ fn an_adopted_span_is_forwarded_to_its_new_owner() {
         remote::collect(b, false);
         join(freers);
         remote::collect(b, false);
-        assert!(a.list.is_empty(), "nobody looks at a vacant heap's list");
+        assert!(a.list.is_empty(), "a vacant heap's list is empty");
         span.check_at_rest(2, 0b100);
     });
 }

@@ -1,4 +1,4 @@
-//! When there are as many threads as heaps have numbers, those that come later allocate, too, and it is said once.
+//! When all heap numbers are used, further threads still allocate, and one warning is logged.
 
 use std::fs::File;
 use std::io::{Read, Seek};
@@ -11,7 +11,7 @@ use heap::units::call::{Call, ReturnSlot};
 
 const SIZES: [usize; 4] = [1, 100, 8_000, 3 << 20];
 
-/// What is said on stderr while `work` is done.
+/// What `work` logs on stderr.
 fn stderr_of(work: impl FnOnce()) -> String {
     let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("said-{}", std::process::id()));
     let mut file = File::options().create_new(true).read(true).write(true).open(&path).unwrap();
@@ -30,7 +30,7 @@ fn stderr_of(work: impl FnOnce()) -> String {
     text
 }
 
-/// Allocates, writes to and frees an object of each size; whether they lay where threads with a heap have theirs.
+/// Allocates, writes to and frees an object of each size; returns whether they lie in the heap's pages.
 fn use_memory() -> Vec<bool> {
     let objects = SIZES.map(|size| {
         let address = allocate::allocate(Call { size, caller: 0x1000, stack: 0x7fff_0000 }) as usize;
@@ -50,10 +50,10 @@ fn free_one(object: usize) -> bool {
 
 #[test]
 fn threads_beyond_the_last_heap_number_allocate() {
-    // SAFETY: always allowed. Of each heap one page is touched: they must not be huge.
+    // SAFETY: always allowed. One page of each heap is touched: they must not be huge.
     unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) };
     start::start();
-    // As many threads as have a number, of which this test needs the heaps only.
+    // Takes all heap numbers; the test needs only the heaps, not their threads.
     let mut last = None;
     for _ in 0..registry::MAX_HEAPS {
         last = Some(registry::move_in().expect("a number is left"));

@@ -1,8 +1,9 @@
-//! The allocator against a model: random allocations, resizes and frees by two threads, under a clock that is set, and
-//! after each step every invariant of `heap::observe::check`. The model knows which bytes are whose, and what is in them.
+//! Compares the allocator with a model: random allocations, resizes and frees by two threads, under a set
+//! clock, and every invariant of `heap::observe::check` after each step. The model knows the owner and
+//! contents of each byte.
 //!
-//! `MODEL_SEED=N` tries other cases, `MODEL_CASES=N` more of them, and `MODEL_LOG=1` prints each step before it is taken, for when the
-//! heap itself ends the process.
+//! `MODEL_SEED=N` tries other cases, `MODEL_CASES=N` more of them, and `MODEL_LOG=1` prints each step before
+//! it is taken, in case the heap ends the process.
 
 #![cfg(not(loom))]
 
@@ -21,15 +22,15 @@ use std::collections::BTreeMap;
 use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 
-/// Who makes a call.
+/// The thread that makes a call.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Who {
     Main,
     Helper,
 }
 
-/// `FreeSome`: one object in so many, counted by address. `FreeTogether`: each thread frees the half of some objects, at the same
-/// time, and allocates. `ReplaceHelper`: the helper's thread ends, another begins.
+/// `FreeSome`: one in this many objects, by address. `FreeTogether`: each thread frees half of some objects,
+/// at the same time, and allocates. `ReplaceHelper`: the helper thread ends, and another begins.
 #[derive(Clone, Debug)]
 enum Step {
     Allocate { who: Who, size: usize, site: usize },
@@ -84,7 +85,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// A thread that does what it is receiver.
+/// A thread that runs the work that it receives.
 struct Helper {
     sender: Option<mpsc::Sender<Work>>,
     done: mpsc::Receiver<()>,
@@ -115,12 +116,12 @@ impl Drop for Helper {
     }
 }
 
-/// A live object: what was asked for, and what can be used.
+/// A live object: its requested and its usable size.
 struct Object {
     size: usize,
     usable: usize,
     tag: u64,
-    /// The lifetime class, if the caller knew it.
+    /// The lifetime class, if the caller chose it.
     class: Option<usize>,
 }
 
@@ -133,10 +134,11 @@ struct Model {
     now_ms: u64,
 }
 
-/// No more than this is kept live.
+/// The most bytes that are kept live.
 const MOST_LIVE_BYTES: usize = 192 << 20;
 
-/// The places of an object that are written: all words of a small one, the ends and one word a page of a large one.
+/// The places of an object that are written: all words of a small one; the ends and one word a page of a
+/// large one.
 fn marked_places(size: usize) -> impl Iterator<Item = usize> {
     let words = size / 8;
     let step = if size <= 2 * BLOCK_BYTES { 1 } else { 512 };
@@ -187,7 +189,7 @@ impl Model {
         result
     }
 
-    /// A new object: it is aligned, large enough, and nobody else's.
+    /// Checks a new object: it is aligned, large enough, and overlaps no other.
     fn add(&mut self, address: usize, size: usize, alignment: usize, class: Option<usize>) {
         assert_ne!(address, 0, "there is memory for {size} bytes");
         assert!(address.is_multiple_of(alignment.max(MIN_ALIGNMENT)), "{address:#x} for {alignment}");
@@ -204,7 +206,7 @@ impl Model {
         self.objects.insert(address, Object { size, usable, tag, class });
     }
 
-    /// The object is to be freed: its contents were kept, and it is no more in the model.
+    /// Checks that an object kept its contents, and removes it before it is freed.
     fn remove(&mut self, address: usize) {
         let object = self.objects.remove(&address).unwrap();
         self.live_bytes -= object.usable;
@@ -241,13 +243,13 @@ impl Model {
                 let some = [0, size / 4, size / 2, size / 4 * 3, size - 1];
                 // SAFETY: all of these bytes are the new object's.
                 let read = unsafe { some.map(|at| (address as *const u8).add(at).read()) };
-                assert_eq!(read, [0; 5], "nobody has written there");
+                assert_eq!(read, [0; 5], "it was never written");
             }
             self.add(address, size, alignment, class);
         }
     }
 
-    /// LLAMA §6.1, 2), as `heap::observe::check` has it of spans: here of all objects of which the class is known.
+    /// LLAMA §6.1, 2), as `heap::observe::check` checks it for spans: here for all objects of known class.
     fn check_classes(&self) {
         for (&address, object) in &self.objects {
             let Some(class) = object.class.filter(|_| region::holds(address)) else { continue };
@@ -290,7 +292,7 @@ impl Model {
         self.add(moved, size, 1, None);
     }
 
-    /// Time passes, and the heap gets to see it: the slow path looks at the clock now and then.
+    /// Time passes, and slow paths read the clock now and then.
     fn pass_time(&mut self, ms: u64) {
         self.now_ms += ms;
         clock::set(self.now_ms * 1_000_000);
@@ -317,7 +319,7 @@ impl Model {
                     new.push(allocate::allocate_with_class(call(size, 10), i % CLASSES) as usize);
                 }
             }
-            // All but a few go at once.
+            // Frees all but a few at once.
             new.drain(4.min(new.len())..).for_each(|address| free::free(address, ReturnSlot::NONE));
             new
         };
@@ -365,7 +367,7 @@ impl Model {
         }
     }
 
-    /// All is freed: what is left is what threads have in hand, and when they give it back, nothing.
+    /// All objects are freed: what remains is cached, and after a flush nothing does.
     fn finish(mut self) -> u64 {
         let objects = self.one_of(1);
         self.free(Who::Main, objects);
@@ -379,7 +381,7 @@ impl Model {
     }
 }
 
-/// The steps have led everywhere, or the test is worth less than it looks.
+/// Checks that the steps have reached all paths: otherwise the test covers less than it seems.
 fn check_that_all_happened() {
     let report = report::json();
     let report = std::str::from_utf8(report.bytes()).unwrap();
@@ -435,7 +437,7 @@ fn the_heap_agrees_with_the_model() {
     check_that_all_happened();
 }
 
-/// The same with spans divided by lines, in a process of its own: the layout is chosen once.
+/// The same with spans divided by lines, in its own process: the layout is chosen once.
 #[test]
 fn the_heap_by_lines_agrees_with_the_model() {
     if std::env::var_os("MAYFLY_HEAP_SPANS").is_some() {

@@ -1,5 +1,5 @@
-//! Prediction in malloc (LLAMA §7), with the finished library preloaded into a C program and a model made for it: the model says
-//! what the test wrote into it, so that each class that the program gets is known.
+//! Prediction in malloc (LLAMA §7): the finished library, preloaded into a C program with a model that the
+//! test made for it, so the class of each call is known.
 //!
 //! Needs `target/release/libmayfly_heap.so`.
 
@@ -56,7 +56,8 @@ fn built() -> &'static Built {
     })
 }
 
-/// A model that predicts the class of the outermost of the four innermost frames that `classes` names; else 10 ms.
+/// A model that predicts the class of the outermost of the four innermost frames that `classes` names; else
+/// 10 ms.
 fn model(name: &str, classes: &[(&str, usize)]) -> PathBuf {
     let built = built();
     // Frame 0 is unknown, and has no step; frame i + 1 says the class of function i.
@@ -102,7 +103,7 @@ fn run(what: &str, variables: &[(&str, &Path)]) -> Output {
     command.output().unwrap()
 }
 
-/// The statistics of a run that went well and said nothing.
+/// The statistics of a run that succeeded and logged nothing.
 fn statistics(what: &str, variables: &[(&str, &Path)]) -> HashMap<String, u64> {
     let output = run(what, variables);
     assert_eq!((output.status.code(), String::from_utf8_lossy(&output.stderr).as_ref()), (Some(0), ""));
@@ -197,7 +198,7 @@ fn stack_height_identifies_the_thread_function() {
     assert_eq!(found["heap.predictions.disagreements"], 0, "{found:?}");
 }
 
-/// What the heap says on stderr, and its statistics at the end.
+/// The heap's lines on stderr, and its statistics at the end.
 fn warning_of(what: &str, path: &Path) -> (String, HashMap<String, u64>) {
     let output = run(what, &[("MODEL", path)]);
     assert_eq!(output.status.code(), Some(0));
@@ -218,7 +219,7 @@ fn a_model_of_another_program_is_detected_and_ignored() {
          the stack; learning online\n"
     );
     assert_eq!(found["heap.predictions.disbelieved"], 1, "{found:?}");
-    // From then on it is as without a model: what it would say, that all dies at once, holds nowhere.
+    // From then on the heap runs as without a model: its prediction, that all dies at once, is not used.
     let online = statistics("strange", &[]);
     assert_eq!(online["heap.predictions.disbelieved"], 0);
     assert!(found["heap.huge_pages.peak"] <= online["heap.huge_pages.peak"] + 4, "{found:?} {online:?}");
@@ -243,7 +244,7 @@ fn a_table_model_predicts_like_a_network_and_unknown_contexts_are_learned_online
     let built = built();
     let names = ["get", "fill_short", "fill_long", "refill"];
     let mut made = Maker::by_innermost_frame(&[0; 5]);
-    // Frame i + 1 is function i; frame 0 says nothing.
+    // Frame i + 1 is function i; frame 0 has no class.
     made.frames = (0..5).map(|function| vec![vec![function]]).collect();
     made.contexts = Some(vec![(vec![1], 255), (vec![1, 2], 4), (vec![1, 3], 5)]);
     let mut ranges = vec![(0, 0)];
@@ -310,17 +311,18 @@ fn the_next_run_knows_the_lifetimes_of_the_last() {
     assert!(first["heap.predictions.model_runs"] > first["heap.predictions.checks"] + 2, "{first:?}");
     assert_eq!(first["heap.predictions.recalled"], 0);
     let second = run("classes", &path);
-    // Whatever addresses the program has now. Of the calls before and behind it, the first run has seen all but its own last.
+    // The program's addresses differ now. Of the calls before and behind it, the first run has seen all but
+    // its own last.
     let asked =
         |run: &HashMap<String, u64>| run["heap.predictions.model_runs"] - run["heap.predictions.checks"];
     assert!(asked(&second) <= 1, "{second:?}");
     assert!(second["heap.predictions.recalled"] >= 3, "{second:?}");
     assert!(second["heap.predictions.checks"] <= first["heap.predictions.checks"], "it agreed before");
     assert!(second["heap.huge_pages.class.100s"] >= 1 && second["heap.huge_pages.class.1000s"] >= 1);
-    // What other programs, or other parts of this one, have learned stays.
+    // Entries of other programs, or of other parts of this one, stay.
     run("refill", &path);
     assert!(asked(&run("classes", &path)) <= 1);
-    // A model that was trained anew is asked anew.
+    // A retrained model is run again.
     let other = run("classes", &model("kept_other", &[("briefly", 1), ("fill_short", 3), ("fill_long", 5)]));
     assert_eq!(asked(&other), asked(&first), "{other:?}");
     assert!(other["heap.huge_pages.class.10s"] >= 1);
@@ -370,7 +372,7 @@ fn a_damaged_table_is_reported_and_replaced() {
     assert_eq!((output.status.code(), String::from_utf8_lossy(&output.stderr).lines().count()), (Some(0), 1));
 }
 
-/// Huge pages that are left when most of what lived was freed.
+/// Huge pages that are left after most live objects were freed.
 fn left(variables: &[(&str, &Path)]) -> u64 {
     statistics("torn", variables)["heap.huge_pages.live"]
 }
@@ -386,7 +388,7 @@ fn model_and_online_end_no_worse_than_the_better_of_the_two() {
         let model = left(&[("MODEL", &path), ("LIFETIMES", alone)]);
         let both = left(&[("MODEL", &path)]);
         println!("{name}: online {online}, model {model}, both {both}");
-        // A model that is wrong holds all that there ever was; what is learned may differ by a few pages.
+        // A wrong model holds all pages that ever were; online learning may differ by a few pages.
         assert!(both <= model.min(online) + 5, "{name}: {both} pages, of the model {model}, online {online}");
     }
 }

@@ -1,4 +1,4 @@
-"""Test programs, compiled when they are first needed, and what runs them with the heap preloaded."""
+"""Test programs, compiled when they are first needed and run with the heap preloaded."""
 
 import contextlib
 import os
@@ -25,7 +25,7 @@ def source(name):
 
 
 def directives(name):
-    """What a source's first comment lines say of it: `// flags: -ldl`, `// library`."""
+    """The directives in a source's first comment lines: `// flags: -ldl`, `// library`."""
     head = re.match(r"(//.*\n)*", source(name).read_text())[0]
     return {key: value or "yes" for key, value in re.findall(r"^// *([a-z]+)(?:: *(.*))?$", head, re.M)}
 
@@ -82,7 +82,7 @@ def start(command, timeout, environment, cwd=BUILD, limit=None, in_child=lambda:
             os.killpg(child.pid, signal.SIGTERM)
             time.sleep(2)
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)  # also what a program that failed left running
+            os.killpg(child.pid, signal.SIGKILL)  # also the children of a failed program
         child.wait()
         out.seek(0)
         err.seek(0)
@@ -96,7 +96,7 @@ class Heap:
         self.library, self.spans = library, spans
 
     def ours(self):
-        """What follows is about our own library's messages and variables."""
+        """Skips unless our own library is under test: its messages and variables follow."""
         if not self.library or "mayfly" not in self.library.name:
             pytest.skip("about messages and variables of our own library")
 
@@ -114,7 +114,7 @@ class Heap:
         return start(command, timeout, environment or self.environment(), **more)
 
     def run(self, command, *arguments, **more):
-        """What a command that must succeed wrote to stdout and stderr."""
+        """Stdout and stderr of a command that must succeed."""
         status, out, err = self.start(command, *arguments, **more)
         how = signal.Signals(-status).name if isinstance(status, int) and status < 0 else status
         assert status == 0, f"{how}: {err[-2000:] or out[-2000:]}"

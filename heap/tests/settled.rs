@@ -1,11 +1,12 @@
-//! Instances that start alike lay out their memory alike while the heap's clock stands still, however long they take.
+//! Instances that start alike have the same memory layout while the heap's clock stands still, however long
+//! they take.
 //!
 //! Needs `target/release/libmayfly_heap.so`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Allocates and frees for a while, waiting as long as it is told, and prints where its objects are.
+/// Allocates and frees for a while, with the pauses of its argument, and prints the addresses of its objects.
 const PROGRAM: &str = r#"
 #include <stdio.h>
 #include <stdlib.h>

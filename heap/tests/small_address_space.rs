@@ -1,16 +1,16 @@
-//! Where a process has not so many addresses as the heap would like, the heap has fewer regions, and classes share them.
+//! In a process with fewer addresses than the heap wants, the heap has fewer regions, and classes share them.
 
 use heap::entry::{allocate, free};
 use heap::pages::region;
 use heap::units::call::{Call, ReturnSlot};
 use heap::units::lifetime_class::CLASSES;
 
-/// Takes every hole of the address space that is as large, down to 256 GiB.
+/// Takes every hole of the address space of at least this size, down to 256 GiB.
 fn fill_the_address_space() {
     for shift in (38..47).rev() {
         loop {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-            // SAFETY: a mapping of its own, that nobody touches.
+            // SAFETY: its own mapping, which is not touched.
             let at = unsafe { libc::mmap(std::ptr::null_mut(), 1 << shift, libc::PROT_NONE, flags, -1, 0) };
             if at == libc::MAP_FAILED {
                 break;

@@ -1,4 +1,4 @@
-//! A site of whose callers no word of the stack tells which objects stay is studied ever more seldom.
+//! A site without a word of the stack that separates its lasting objects is studied less and less often.
 
 use std::collections::VecDeque;
 
@@ -10,7 +10,7 @@ use heap::units::call::{Call, ReturnSlot};
 const CALL: Call = Call { size: 8000, caller: 0x1000, stack: 0x7fff_0000 };
 const ROUNDS: u64 = 20_000;
 const CALLS_A_ROUND: usize = 40;
-/// One call in so many is for an object that lives for two classes longer than the others.
+/// One call in this many allocates an object that lives two classes longer than the others.
 const ONE_LATE_IN: usize = 8;
 const LATE_MS: usize = 150;
 

@@ -1,5 +1,5 @@
-//! A heap that swings (LLAMA §9.6): what lives for ever lies on few pages, however often the rest comes and goes, and through
-//! the pauses in which nothing is asked for.
+//! A heap that swings (LLAMA §9.6): immortal objects lie on few pages, however often the others are allocated
+//! and freed, and through idle pauses.
 
 mod model_time;
 
@@ -10,7 +10,7 @@ use heap::units::geometry::HUGE_PAGE_BYTES;
 use heap::units::lifetime_class::FOREVER;
 use model_time::{SHORT, allocate, free};
 
-/// What a swing allocates beside one object that stays, of 8 KiB each.
+/// The objects of 8 KiB that a swing allocates beside one that stays.
 const BESIDE: usize = 16;
 const STAYING: usize = 300;
 const SWINGS: usize = 12;

@@ -54,14 +54,14 @@ def test_secure(heap, public):
     files = {"MAYFLY_HEAP_TRACE": f"{written}/trace", "MAYFLY_HEAP_STATS": f"{written}/stats"}
     environment = heap.environment(None, MAYFLY_HEAP_SPANS="nonsense", **files)
     for mode, secure in ((0o755, False), (0o2755, True)):
-        os.chown(target, 0, 60)  # the group `games`, which is not nobody's
+        os.chown(target, 0, 60)  # the group `games`, not a group of the other user
         target.chmod(mode)
-        as_nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", target]
-        out, err = heap.run(as_nobody, environment=environment)
+        as_other_user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", target]
+        out, err = heap.run(as_other_user, environment=environment)
         if f"secure {secure:d}" not in out:
             pytest.skip("the folder for temporary files does not honour setgid")
         found = sorted(file.name for file in written.iterdir())
         assert len(found) == (0 if secure else 2), f"AT_SECURE {secure}: it wrote {found}"
-        assert err == "" if secure else "mayfly-heap:" in err, f"AT_SECURE {secure}: it said {err}"
+        assert err == "" if secure else "mayfly-heap:" in err, f"AT_SECURE {secure}: it logged {err}"
         for file in written.iterdir():
             file.unlink()

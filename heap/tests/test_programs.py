@@ -50,7 +50,7 @@ def test_program(heap, pytestconfig, name):
 
 @pytest.mark.parametrize("setting", SETTINGS + REFUSED)
 def test_setting(heap, setting):
-    """The model and large objects of many threads; what is refused is said so, once."""
+    """The model and large objects of many threads; the heap logs one line for each refused setting."""
     heap.ours()
     if heap.spans:
         pytest.skip("with --spans, which is a setting, too")
@@ -116,7 +116,7 @@ def memory_cgroup(limit):
 
 @pytest.mark.only_with("overcommit")
 def test_overcommit(heap):
-    """What is only reserved must not count. Changes a setting of the whole machine for two seconds."""
+    """Memory that is only reserved must not count. Changes a setting of the whole machine for two seconds."""
     if os.geteuid() != 0:
         pytest.skip("needs root")
     targets = [build("zero_and_overflow"), build("calloc_zeroed")]

@@ -1,4 +1,4 @@
-"""Wrong frees that the heap must notice: one line names the pointer and the caller, and the program ends."""
+"""Invalid frees that the heap must detect: one line names pointer and caller, and the program ends."""
 
 import re
 import signal

@@ -1,5 +1,5 @@
-//! A thread that finds nothing in the heaps of threads that have ended does not look there at each refill, and does not wait for
-//! others who look; what becomes free there is found all the same.
+//! A thread that finds nothing in vacant heaps does not search them at each refill, and does not wait for
+//! other searching threads; what becomes free there is still found.
 
 use heap::entry::{allocate, free, start};
 use heap::system::clock;
@@ -12,7 +12,7 @@ use heap::units::lifetime_class::FOREVER;
 
 const CALL: Call = Call { size: MAX_SMALL_BYTES, caller: 0x1000, stack: 0x7fff_0000 };
 
-/// Objects that fill so many spans.
+/// Allocates objects that fill this many spans.
 fn fill_spans(spans: usize) -> Vec<usize> {
     let objects = spans * (SPAN_BYTES / MAX_SMALL_BYTES);
     (0..objects).map(|_| allocate::allocate_with_class(CALL, FOREVER) as usize).collect()
@@ -34,13 +34,13 @@ fn searches_of_vacant_heaps_back_off_after_misses() {
     let misses = searches(heap);
     assert!((1..=40).contains(&misses), "{misses} searches in 1,000 refills");
 
-    // While somebody else has the registry: nobody waits for it.
+    // Another thread holds the registry: this one must not wait for it.
     registry::lock().hold();
     fill_spans(1_000);
     registry::lock().release();
     assert_eq!(searches(heap), misses);
 
-    // One object of each span there dies.
+    // Frees one object of each span there.
     let dead: Vec<usize> = left_behind.iter().copied().step_by(SPAN_BYTES / MAX_SMALL_BYTES).collect();
     dead.iter().for_each(|&object| free::free(object, ReturnSlot::NONE));
     heap.remote_free_buffer.flush(false);

@@ -1,4 +1,4 @@
-// Allocates and frees in one pattern, first for a second and a half so that an allocator may learn what it learns,
+// Allocates and frees in one pattern, first for a second and a half so that an allocator may learn,
 // then with a mark for step.c before some of its calls. `pairs PATTERN`.
 #include <cstdint>
 #include <cstdio>
@@ -56,7 +56,7 @@ uint64_t random_below(uint64_t n) {
     return ((state * 0x2545F4914F6CDD1Du) >> 32) * n >> 32;
 }
 
-// Each is a call site of its own, as far as anybody can tell from the return address.
+// Each is its own call site, by its return address.
 template <int site> __attribute__((noinline, noclone)) void *at_site() {
     void *object = allocate(64);
     asm volatile("" : "+r"(object) : "i"(site));

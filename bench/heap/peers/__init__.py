@@ -127,7 +127,7 @@ def check(library: Path) -> None:
     environment = os.environ | {"LD_PRELOAD": str(library)}
     told = subprocess.run([program, library], env=environment, capture_output=True, text=True)
     if told.returncode:
-        raise BenchError(f"{library} does not take malloc over:\n{told.stderr.strip()}")
+        raise BenchError(f"{library} does not interpose malloc:\n{told.stderr.strip()}")
 
 
 def built(name: str) -> Path:
@@ -145,7 +145,7 @@ def built(name: str) -> Path:
         (Path(scratch) / "build").mkdir()
         build(crates()[crate], Path(scratch) / "build", made)
         check(made)
-        # Two runs at once may build the same: the name appears whole, whoever is last.
+        # Two runs at once may build the same: renaming makes the file appear complete, whichever run is last.
         part = output.with_suffix(f".{os.getpid()}")
         shutil.copy(made, part)
         part.rename(output)

@@ -1,4 +1,4 @@
-"""The command bench/heap/servers: strangers' threaded servers on every allocator, in turn."""
+"""The command bench/heap/servers: third-party threaded servers on every allocator, in turn."""
 
 import argparse
 import sys
@@ -39,7 +39,7 @@ examples
 def arguments() -> argparse.Namespace:
     parser = command.parser(
         "heap/servers",
-        "Strangers' threaded C++ servers on every allocator: memory kept after a peak, CPU.",
+        "Third-party threaded C++ servers on every allocator: memory kept after a peak, CPU.",
         "server",
         {name: about for name, (about, _) in SERVERS.items()},
         EPILOG,

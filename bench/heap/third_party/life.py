@@ -1,7 +1,7 @@
-"""A stranger's server through load, peak and quiet: what it needs on the way, and what it keeps at the end.
+"""Drives a third-party server through load, peak and quiet; measures its memory on the way and at the end.
 
-The work is a number of requests and not a time, so every allocator does the same, whatever else the machine
-does.
+The work is a number of requests and not a time, so every allocator does the same, however busy the machine
+is.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ def beside(allocator: Allocator) -> list[Path]:
 def living(
     allocator: Allocator, command: list[str], folder: str, ready: Callable[[Server], bool]
 ) -> Iterator[Server]:
-    """Runs the server on the allocator, with the probe that says how many bytes are live."""
+    """Runs the server on the allocator, with the probe that counts live bytes."""
     fifo = Path(folder) / "live"
     for end in ("ask", "answer"):
         os.mkfifo(f"{fifo}.{end}")
@@ -55,7 +55,7 @@ def living(
 
 
 def live_bytes(server: Server, within_s: float = 5) -> int | None:
-    """What the allocator of the server says is live now; None if it cannot say."""
+    """The live bytes that the server's allocator reports; None if it cannot."""
     fifo = server.settings[LIVE_VARIABLE]
     with contextlib.suppress(OSError):
         os.close(os.open(f"{fifo}.ask", os.O_WRONLY | os.O_NONBLOCK))

@@ -1,7 +1,7 @@
-// Preloaded beside an allocator: says on a FIFO how many bytes the allocator counts as live in this process.
+// Preloaded beside an allocator: reports on a FIFO the live bytes that the allocator counts in this process.
 //
-// LIVE_BYTES_FIFO names two FIFOs, PATH.ask and PATH.answer. A thread sleeps in open() until somebody asks: it
-// allocates nothing, so the process's own allocations stay what they are. "-1" is an allocator that cannot say.
+// LIVE_BYTES_FIFO names two FIFOs, PATH.ask and PATH.answer. A thread sleeps in open() until a client asks. It
+// allocates nothing, so the process's own allocations stay the same. "-1" means that the allocator cannot count.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -15,7 +15,7 @@
 
 static char ask[512], answer[512];
 
-// The symbol, if it is of the library that malloc is of: glibc's mallinfo2 says nothing of another's heap.
+// The symbol, if it belongs to malloc's library: glibc's mallinfo2 does not count another heap.
 static void *of_allocator(const char *name) {
   Dl_info mallocs, found;
   void *symbol = dlsym(RTLD_DEFAULT, name);
@@ -39,7 +39,7 @@ static long long live_bytes(void) {
   struct mallinfo2 (*info)(void) = of_allocator("mallinfo2");
   if (info) {
     struct mallinfo2 now = info();
-    // Objects with a mapping of their own are counted apart from the others.
+    // Objects with their own mapping are counted separately.
     return (long long)(now.uordblks + now.hblkhd);
   }
   return -1;
@@ -65,7 +65,7 @@ __attribute__((constructor)) static void begin(void) {
   if (!path) return;
   snprintf(ask, sizeof ask, "%s.ask", path);
   snprintf(answer, sizeof answer, "%s.answer", path);
-  // For this process alone: a child of it must not answer in its place.
+  // For this process only: its children must not answer.
   unsetenv("LIVE_BYTES_FIFO");
   sigset_t all, before;
   sigfillset(&all);

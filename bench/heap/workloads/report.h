@@ -22,7 +22,7 @@ inline uint64_t now_ns() {
     return uint64_t(t.tv_sec) * 1000000000u + uint64_t(t.tv_nsec);
 }
 
-// Processor time of this thread: what one thread alone is timed by, as it leaves out what else the machine was doing.
+// Processor time of this thread, for workloads of one thread: it leaves out the rest of the machine's load.
 inline uint64_t thread_cpu_ns() {
     timespec t;
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);

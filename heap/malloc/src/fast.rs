@@ -175,8 +175,8 @@ macro_rules! frees {
                 "mov ecx, dword ptr fs:[rcx + 8]",
                 "cmp ecx, dword ptr [rax + {tag}]",
                 "jne 2f",
-                // The cell's number is above the point of the product; below it, less than one step is left exactly for a multiple
-                // of the cell size.
+                // The cell's number is above the point of the product; below it, less than one step is left
+                // exactly for a multiple of the cell size.
                 "mov ecx, edi",
                 "and ecx, {span_bytes} - 1",
                 "imul rcx, qword ptr [rax + {reciprocal}]",

@@ -144,7 +144,8 @@ pub extern "C" fn malloc_usable_size(object: *mut c_void) -> usize {
     extent::usable_size(object as usize, 0)
 }
 
-/// Returns free memory to the operating system; 1 if there was any. Whole huge pages are returned, whatever `keep` says.
+/// Returns free memory to the operating system; 1 if there was any. Whole huge pages are returned, whatever
+/// `keep` says.
 #[unsafe(no_mangle)]
 pub extern "C" fn malloc_trim(_keep: usize) -> c_int {
     allocate::trim() as c_int
@@ -172,7 +173,8 @@ pub struct MallocInfo {
     keepcost: usize,
 }
 
-/// glibc's mallinfo2: mapped bytes (arena), direct objects (hblks, hblkhd), live and free bytes (uordblks, fordblks).
+/// glibc's mallinfo2: mapped bytes (arena), direct objects (hblks, hblkhd), live and free bytes (uordblks,
+/// fordblks).
 #[unsafe(no_mangle)]
 pub extern "C" fn mallinfo2() -> MallocInfo {
     let census = heap::observe::stats::census();
@@ -208,7 +210,8 @@ unsafe extern "C" {
     fn fwrite(bytes: *const c_void, size: usize, count: usize, file: *mut c_void) -> usize;
 }
 
-/// glibc's malloc_info: the state of the heap as XML, one `heap` element by lifetime class; -1 and EINVAL for options.
+/// glibc's malloc_info: the state of the heap as XML, one `heap` element by lifetime class; -1 and EINVAL for
+/// options.
 ///
 /// # Safety
 /// `file` is an open C stream.

@@ -1,4 +1,5 @@
-//! The oracle's table (docs/trace.md): for each thread, the class of its n-th allocation, from a recorded run.
+//! The oracle's table (docs/trace.md): for each thread, the class of its n-th allocation, from a recorded
+//! run.
 
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 

@@ -92,7 +92,7 @@ fn count_page(address: usize, census: &mut Census) {
     census.live_blocks += bits::count(&live);
     census.residual_blocks += bits::count(&page.residual.load());
     let spans = page.spans.load();
-    let mut in_hand = false;
+    let mut cached = false;
     for block in 0..BLOCKS_PER_HUGE_PAGE {
         let at = address + block * BLOCK_BYTES;
         if bits::get(&spans, block) {
@@ -106,10 +106,10 @@ fn count_page(address: usize, census: &mut Census) {
             *free += SPAN_BYTES - bytes;
         } else if bits::get(&live, block) {
             if let Some(object) = large_blocks::object_at(at) {
-                in_hand = object.is_cached();
-                census.objects += !in_hand as usize;
+                cached = object.is_cached();
+                census.objects += !cached as usize;
             }
-            *(if in_hand { &mut census.free.large } else { &mut census.live_bytes }) += BLOCK_BYTES;
+            *(if cached { &mut census.free.large } else { &mut census.live_bytes }) += BLOCK_BYTES;
         }
     }
 }

@@ -4,7 +4,7 @@
 //! LLAMA returns only whole huge pages (§6.2), which is right as long as pages empty as wholes. But after its
 //! load has fallen, a server keeps objects of sessions and caches scattered over pages that its peak filled;
 //! there the free memory is worth more than huge pages. So a page is *cold* if no block was taken from it for
-//! [`DECAY_MS`] and at least half of it is free: its free blocks are discarded. khugepaged would fill the
+//! [`DECAY_MS`] and at least half of it is free. The heap discards its free blocks. khugepaged would fill the
 //! page again (one used part in 512 is enough), so the heap advises against huge pages there. A small heap
 //! begins on small pages: a program that allocates next to nothing does not pay for a huge page.
 

@@ -25,7 +25,8 @@ static BYTES: AtomicUsize = AtomicUsize::new(0);
 type Entry = [AtomicUsize; 2];
 
 fn entries() -> &'static [Entry] {
-    // SAFETY: the table is a mapping of CAPACITY entries (none at first); both change only with LOCK held, as here.
+    // SAFETY: the table is a mapping of CAPACITY entries (none at first); both change only with LOCK held, as
+    // here.
     unsafe {
         let table = TABLE.load(Relaxed) as *const Entry;
         if table.is_null() { &[] } else { core::slice::from_raw_parts(table, CAPACITY.load(Relaxed)) }

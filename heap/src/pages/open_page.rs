@@ -186,9 +186,9 @@ fn activate_if_idle(open: &OpenPage, now_ms: u64) {
 }
 
 /// An open page is idle after this long, for classes that live within a second and for longer ones. Longer
-/// classes allocate rarely but repeatedly: each time shorter-lived objects had filled the rest of their page
-/// in a pause, they would open another one and leave a little on each (LLAMA §9.6 ended with 126 MiB in place
-/// of 20).
+/// classes allocate rarely but repeatedly. Each time shorter-lived objects had filled the rest of their page
+/// in a pause, they would open another one and leave a little on each: LLAMA §9.6 ended with 126 MiB in place
+/// of 20.
 const IDLE_MS: u64 = 100;
 const LONG_IDLE_MS: u64 = 1000;
 const LONG: usize = 3;

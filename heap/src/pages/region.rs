@@ -77,7 +77,8 @@ pub fn holds(address: usize) -> bool {
 const NEVER_MAPPED: u16 = u16::MAX;
 
 fn huge_page_in_window(address: usize) -> &'static HugePage {
-    // SAFETY: huge page metadata of every region is mapped, zeroed is a valid HugePage, and it is never unmapped.
+    // SAFETY: huge page metadata of every region is mapped, zeroed is a valid HugePage, and it is never
+    // unmapped.
     unsafe { &*(WINDOW.huge_page_metadata(address) as *const HugePage) }
 }
 

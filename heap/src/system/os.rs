@@ -146,7 +146,8 @@ pub fn discard(address: usize, bytes: usize) {
 pub fn advise_huge(address: usize, bytes: usize) {
     let advice =
         if PAGES.load(Relaxed) == Pages::Base as u8 { libc::MADV_NOHUGEPAGE } else { libc::MADV_HUGEPAGE };
-    // SAFETY: advice changes no contents. A kernel without transparent huge pages refuses, and the heap runs on.
+    // SAFETY: advice changes no contents. A kernel without transparent huge pages refuses, and the heap runs
+    // on.
     keep_errno(|| unsafe { libc::madvise(address as *mut c_void, bytes, advice) });
 }
 
@@ -375,7 +376,8 @@ pub fn read_small_file(path_with_nul: &[u8]) -> Option<(usize, usize)> {
     debug_assert_eq!(path_with_nul.last(), Some(&0));
     let at = map_anywhere(MOST)?;
     keep_errno(|| {
-        // SAFETY: the path ends in NUL; reads stay within the mapping; the descriptor is closed once, after use.
+        // SAFETY: the path ends in NUL; reads stay within the mapping; the descriptor is closed once, after
+        // use.
         unsafe {
             let fd = libc::open(path_with_nul.as_ptr().cast(), libc::O_RDONLY | libc::O_CLOEXEC);
             if fd < 0 {

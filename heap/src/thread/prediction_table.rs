@@ -159,7 +159,8 @@ impl PredictionTable {
     #[inline(always)]
     fn place_of(&self, key: u32) -> &Place {
         let distance = (key & self.last.get()) as usize;
-        // SAFETY: `last` is one less than a power of two, times the size of a place, and at most that of the last place.
+        // SAFETY: `last` is one less than a power of two, times the size of a place, and at most that of the
+        // last place.
         unsafe { &*self.places.as_ptr().byte_add(distance) }
     }
 

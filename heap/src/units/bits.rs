@@ -59,7 +59,8 @@ pub fn starts_of_runs(a: &Bits, length: usize) -> Bits {
     out
 }
 
-/// The first block at a multiple of `alignment` blocks (a power of two ≤ 256) from which `length` set bits follow.
+/// The first block at a multiple of `alignment` blocks (a power of two ≤ 256) from which `length` set bits
+/// follow.
 #[inline]
 pub fn find_run(a: &Bits, length: usize, alignment: usize) -> Option<usize> {
     let runs = if length == 1 { *a } else { starts_of_runs(a, length) };

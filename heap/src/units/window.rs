@@ -5,8 +5,9 @@
 //! pages ────► 2 MiB a region     8192 × 256 B   huge page metadata, one entry for each 2 MiB of it
 //! base ─────► 16 GiB a region    8192 huge pages of objects
 //! ```
-//! All metadata is apart from the objects and in small pages, touched only where it is used (LLAMA §6.5). One window for all
-//! regions makes the way to it a subtraction, a comparison and a multiplication. It has 64 regions, where there are so many addresses.
+//! All metadata is apart from the objects and in small pages, touched only where it is used (LLAMA §6.5). One
+//! window for all regions makes the way to it a subtraction, a comparison and a multiplication. It has 64
+//! regions, where there are so many addresses.
 
 use core::sync::atomic::{
     AtomicUsize,

@@ -1,4 +1,4 @@
-"""What the suites are told, and a line about each at the end."""
+"""Options of the suites, and a line about each at the end."""
 
 
 def pytest_addoption(parser):
@@ -6,7 +6,7 @@ def pytest_addoption(parser):
     option(
         "--quick", action="store_true", help="little of the suites that need no build: under three minutes"
     )
-    option("--fresh", action="store_true", help="run them without the heap again, in place of kept outcomes")
+    option("--fresh", action="store_true", help="run them without the heap again instead of reusing outcomes")
     option("--env", metavar="NAME=VALUE", action="append", default=[], help="set for the runs with the heap")
 
 

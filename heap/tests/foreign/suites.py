@@ -1,4 +1,4 @@
-"""How each suite is run, and what came of its tests. A test is called NAME: ..., where NAME runs it again."""
+"""Runs each suite and collects the outcomes of its tests. A test is called NAME: ...; NAME runs it again."""
 
 import hashlib
 import os
@@ -24,7 +24,7 @@ class Outcomes(dict):
 
 
 class Suite:
-    """One run of a suite in its folder: `run` keeps what programs print, `add` what came of a test."""
+    """One run of a suite in its folder: `run` keeps what programs print, `add` the outcome of a test."""
 
     def __init__(self, environment, folder, quick):
         self.environment, self.folder, self.quick = environment, Path(folder), quick

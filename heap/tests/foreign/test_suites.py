@@ -1,7 +1,7 @@
-"""Other people's test suites, with and without the heap preloaded: what passes without it must pass with it.
+"""Other projects' test suites, with and without the heap preloaded: what passes without it must pass with it.
 
-Sources are fetched as Debian source packages; sources, builds, what was printed and the outcomes without the
-heap are kept in ~/.cache/mayfly/suites. What must be installed is in heap/tests/packages.txt. Servers that a
+Sources are fetched as Debian source packages; sources, builds, outputs and the outcomes without the heap
+are kept in ~/.cache/mayfly/suites. What must be installed is in heap/tests/packages.txt. Servers that a
 suite starts listen on 127.0.0.1 and end with it.
 """
 

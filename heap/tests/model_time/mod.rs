@@ -1,13 +1,13 @@
-//! A heap whose clock goes when a test says so.
+//! A heap whose clock the test sets.
 
 use heap::entry::{allocate, free, maintenance, start};
 use heap::units::call::{Call, ReturnSlot};
 
 const CALL: Call = Call { size: 64, caller: 0x1000, stack: 0x7fff_0000 };
-/// Of objects that die within a second.
+/// The class of objects that die within a second.
 pub const SHORT: usize = 2;
 
-/// The heap begins; what is given lets so many milliseconds pass.
+/// Starts the heap; the closure advances its clock by this many milliseconds.
 pub fn begin() -> impl FnMut(u64) {
     let mut now_ms = 1_000;
     let mut pass = move |ms: u64| {

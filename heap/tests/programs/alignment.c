@@ -1,5 +1,5 @@
-// aligned_alloc, posix_memalign, memalign, valloc, pvalloc: all powers of two from 8 B to 64 MiB, EINVAL where it is due,
-// and the alignment that malloc itself owes its callers.
+// aligned_alloc, posix_memalign, memalign, valloc, pvalloc: all powers of two from 8 B to 64 MiB, EINVAL for
+// invalid alignments, and malloc's own alignment.
 #include "check.h"
 
 static void aligned_to(void *p, size_t alignment, size_t size, const char *what) {

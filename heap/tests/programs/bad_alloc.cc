@@ -1,5 +1,5 @@
-// When memory cannot be had: bad_alloc through the new_handler, a handler that frees makes new try again, nothrow gives
-// nullptr, a handler may throw or remove itself.
+// Without memory: bad_alloc through the new_handler, new tries again after a handler that frees, nothrow
+// gives nullptr, a handler may throw or remove itself.
 #include "check.h"
 #include <new>
 #include <vector>
@@ -57,7 +57,7 @@ int main() {
         CHECK(failed == (form < 4), "form %d: exception or none", form);
         CHECK(calls == 3, "form %d: the handler was called %d times, not 3", form, calls);
     }
-    // A handler that throws: new passes it on, nothrow turns it into nullptr.
+    // A handler that throws: new passes the exception on, nothrow turns it into nullptr.
     std::set_new_handler([] { throw Own(); });
     bool own = false;
     try {
@@ -86,7 +86,7 @@ int main() {
     CHECK(before > 100, "only %zu MiB could be had", before);
     calls = 0;
     std::set_new_handler(release);
-    // Calls from here may still find room that calls from above did not: as many as that takes.
+    // Calls from here may find room that calls from above did not: as many as that takes.
     std::vector<char *> made;
     made.reserve(before + 1000);
     while (calls == 0 && made.size() < before) made.push_back((char *)::operator new(MIB(1)));

@@ -1,5 +1,5 @@
-// calloc gives zeros also where dirty memory is used again: every size to 20 KiB, then larger steps to 32 MiB. What the operating
-// system has just given it does not touch.
+// calloc returns zeros also in reused memory: every size to 20 KiB, then larger steps to 32 MiB. It does not
+// touch memory that is fresh from the operating system.
 #include "check.h"
 
 static void zeroed(const unsigned char *p, size_t size) {
@@ -32,13 +32,13 @@ static long resident(void) {
     return pages * 4;
 }
 
-// Tables of which a program uses a part, and the memory is new: what it does not use is not there.
+// Tables in new memory of which a program uses a part: the unused part is not resident.
 static void untouched(size_t size) {
     unsigned char *objects[4];
     long before = resident();
     for (int i = 0; i < 4; i++) CHECK((objects[i] = calloc(size / 8, 8)), "calloc(%zu)", size);
     long took = resident() - before;
-    CHECK(took < 2048, "4 objects of %zu bytes that nobody has used: %ld KiB", size, took);
+    CHECK(took < 2048, "4 unused objects of %zu bytes: %ld KiB", size, took);
     for (int i = 0; i < 4; i++) zeroed(objects[i], size);
     for (int i = 0; i < 4; i++) free(objects[i]);
 }
@@ -47,7 +47,8 @@ int main(void) {
     for (size_t size = MIB(3); size < MIB(16); size += MIB(4)) untouched(size);
     for (size_t size = 1; size <= KIB(20); size += size < 2048 ? 1 : 61) reuse(size, 8);
     for (size_t size = KIB(20); size <= MIB(32); size += size / 3 + 4093) reuse(size, 2);
-    // Size after size at one place: what was a large object's memory becomes small ones and the other way round.
+    // Size after size at one place: a large object's memory is reused for small ones, and the other way
+    // round.
     for (int round = 0; round < 20; round++)
         for (size_t size = 16; size <= MIB(8); size *= 4) reuse(size + round, 4);
     return 0;

@@ -1,5 +1,5 @@
-// In a memory cgroup that is nearly full any free cell is taken before a new page, whichever call site asks: beyond that limit the
-// kernel ends the program and malloc is not asked.
+// In a memory cgroup that is nearly full the heap reuses any free cell before it takes a new page, whatever
+// the call site: beyond that limit the kernel kills the program before malloc can fail.
 // variants: started in a cgroup of its own
 #include "check.h"
 

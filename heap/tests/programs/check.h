@@ -1,4 +1,5 @@
-// What every test program uses: CHECK (says where and why, then exits 1) and patterns that name their object.
+// Used by every test program: CHECK (prints where and why, then exits 1) and patterns that identify their
+// object.
 #pragma once
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -74,7 +75,7 @@ static inline long resident_bytes(void) {
     return resident * sysconf(_SC_PAGESIZE);
 }
 
-// The end of what a child said on stderr (a file that the child had in its place), in one line.
+// The end of a child's stderr (which it redirected into a file), in one line.
 static inline const char *last_words(int file) {
     static char text[512];
     long length = lseek(file, 0, SEEK_END), from = length > (long)sizeof text - 1 ? length - ((long)sizeof text - 1) : 0;

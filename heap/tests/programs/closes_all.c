@@ -1,4 +1,5 @@
-// Closes every file that it does not know, as daemons do, while a trace is recorded: nothing of it goes into those that it opens then.
+// Closes every unknown file, as daemons do, while a trace is recorded: the heap writes nothing into files
+// that it then opens.
 // flags: -ldl
 #include "check.h"
 #include <dlfcn.h>
@@ -7,7 +8,7 @@
 enum { FILES = 16 };
 
 int main(int count, char **arguments) {
-    if (!dlsym(RTLD_DEFAULT, "mayfly_heap_stats")) return 0;  // others do not record
+    if (!dlsym(RTLD_DEFAULT, "mayfly_heap_stats")) return 0;  // other heaps record nothing
     if (count < 2) {
         setenv("MAYFLY_HEAP_TRACE", "/dev/null", 1);
         execl("/proc/self/exe", arguments[0], "recorded", NULL);

@@ -1,5 +1,5 @@
-// Objects whose lifetimes only a caller three frames up tells, through frames of equal size: what a load leaves behind goes back all the
-// same, since callers are told apart by a word of the stack.
+// Objects whose lifetimes depend on a caller three frames up, through frames of equal size: after a load the
+// memory is still returned, since a word of the stack separates the callers.
 // flags: -ldl
 #include "check.h"
 #include <dlfcn.h>
@@ -16,7 +16,7 @@ FRAME static char *make_record(size_t size) { return opaque(make_buffer(size)); 
 FRAME static char *of_request(void) { return opaque(make_record(SIZE)); }
 FRAME static char *of_session(void) { return opaque(make_record(SIZE)); }
 
-// So many requests at a time; a session among them now and then, which stays.
+// This many requests at a time; among them now and then a session, which stays.
 static void serve(int count, int with_sessions, uint64_t *random) {
     for (int i = 0; i < count; i++) {
         fill(requests[i] = of_request(), SIZE, (uint64_t)i);
@@ -46,7 +46,7 @@ int main(void) {
     }
     for (int i = 0; i < session_count; i++) expect(sessions[i], SIZE, (uint64_t)i, "after the load");
     printf("%.1f MiB live, %.1f MiB left\n", (double)live / MIB(1), (double)left / MIB(1));
-    int ours = dlsym(RTLD_DEFAULT, "mayfly_heap_stats") != NULL;  // others are not asked
+    int ours = dlsym(RTLD_DEFAULT, "mayfly_heap_stats") != NULL;  // not for other heaps
     CHECK(!ours || left < live * 2, "%ld KiB are left of a load, %ld live", left / 1024, live / 1024);
     return 0;
 }

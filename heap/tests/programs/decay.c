@@ -1,5 +1,5 @@
-// What a load leaves behind goes back: free blocks of pages that stay mostly empty, and what threads that sleep have in hand,
-// though nobody calls malloc any more. What lives stays as it was, and the memory can be used again.
+// After a load memory is returned, although no thread calls malloc any more: free blocks of mostly empty
+// pages, and caches of sleeping threads. Live objects keep their contents, and the memory can be reused.
 // flags: -ldl
 #include "check.h"
 #include <dlfcn.h>
@@ -25,7 +25,7 @@ static long live_kib(void) {
 }
 
 int main(int count, char **arguments) {
-    if (!dlsym(RTLD_DEFAULT, "mayfly_heap_stats")) return 0;  // others are not asked
+    if (!dlsym(RTLD_DEFAULT, "mayfly_heap_stats")) return 0;  // not for other heaps
     if (count < 2) {
         setenv("MAYFLY_HEAP_DECAY", "200", 1);
         execl("/proc/self/exe", arguments[0], "again", NULL);
@@ -41,7 +41,7 @@ int main(int count, char **arguments) {
             if (i % KEPT) free(objects[t][i]);
     const long kept = (long)THREADS * (COUNT / KEPT + 1) * 4;  // KiB, and each keeps 16
     long left = 0, live = 0;
-    for (int tenths = 1;; tenths++) {  // nobody allocates meanwhile; how long it takes is the machine's, so only the runner has a limit
+    for (int tenths = 1;; tenths++) {  // no thread allocates meanwhile; only the runner has a time limit
         usleep(100000);
         left = resident_bytes() / 1024, live = live_kib();
         if (left < full / 3 && live < 2 * kept + 512) break;

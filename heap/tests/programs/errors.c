@@ -3,8 +3,9 @@
 // sized: double double_after_other pressure remote_twice own_then_remote remote_then_own interior misaligned halfway past_end realloc_freed realloc_interior
 // others: stack global text mapped mapped_inside unmapped not_canonical tiny_address realloc_stack
 // headers: header_zero-small header_ones-small header_letters-small header_zero-medium header_letters-medium
-// Invalid frees. `errors CASE` prints `pointer 0x...` and `text START END`, then does what CASE names. The heap must end the
-// program with SIGABRT and one line on stderr that names the pointer and the caller; reaching the end of main is the failure.
+// Invalid frees. `errors CASE` prints `pointer 0x...` and `text START END`, then does what CASE names. The
+// heap must end the program with SIGABRT and one line on stderr that names the pointer and the caller;
+// reaching the end of main is the failure.
 #include "check.h"
 #include <pthread.h>
 #include <sys/mman.h>
@@ -19,7 +20,8 @@ __attribute__((noinline)) static void wrong_free(void *p) {
     opaque(p);
 }
 
-// Threads start before the first free: what starting one allocates could else be put where the freed object was.
+// Threads start before the first free: a starting thread's allocations could reuse the place of the freed
+// object.
 static pthread_barrier_t freed;
 static void *free_in_thread(void *p) {
     free(p);
@@ -36,8 +38,8 @@ static void in_thread(void *(*body)(void *), void *argument) {
     pthread_join(thread, NULL);
 }
 
-// A double free that goes through a list of another thread may be seen only when that list is taken: gives the heap the
-// occasion, and sees whether one place is handed out twice.
+// The heap may see a double free through another thread's list only when it takes that list: gives it the
+// occasion, and checks whether one place is handed out twice.
 static void aftermath(size_t size) {
     enum { MANY = 20000 };
     static void *objects[MANY];
@@ -75,7 +77,7 @@ int main(int argc, char **argv) {
         free(p);
         free(neighbour);
         wrong_free(p);
-    } else if (strncmp(name, "pressure-", 9) == 0) {  // far from whatever remembers recent frees
+    } else if (strncmp(name, "pressure-", 9) == 0) {  // far from anything that remembers recent frees
         enum { MANY = 5000 };
         static char *objects[MANY];
         int many = size > 1000000 ? 20 : MANY;

@@ -1,5 +1,5 @@
-// Under a limit on addresses: every free cell can be had before malloc says no, whichever call site asks and whatever the
-// cells held, and what is freed leaves addresses for others: a large object, a thread.
+// Under a limit on addresses malloc hands out every free cell before it fails, whatever the call site and the
+// cells' earlier contents; freed memory leaves addresses for a large object or a thread.
 #include "check.h"
 #include <pthread.h>
 #include <sys/resource.h>
@@ -19,7 +19,7 @@ static long mapped_mib(void) {
     return pages / 256;
 }
 
-// Asks for `size` bytes in the places that are empty; how many could be had.
+// Allocates `size` bytes in the empty places; returns how many succeeded.
 static size_t refill(size_t count, void *(*from)(size_t), size_t size) {
     size_t had = 0;
     for (size_t i = 0; i < count; i++) {

@@ -1,4 +1,5 @@
-// A signal handler that ends the process by _exit while a trace is recorded: it ends, whatever the thread was doing.
+// A signal handler that ends the process by _exit while a trace is recorded: the process ends, wherever the
+// thread was interrupted.
 // flags: -ldl
 #include "check.h"
 #include <dlfcn.h>
@@ -9,7 +10,7 @@
 static void end(int number) { _exit(number == SIGALRM ? 0 : 1); }
 
 int main(int count, char **arguments) {
-    if (!dlsym(RTLD_DEFAULT, "mayfly_heap_stats")) return 0;  // others do not record
+    if (!dlsym(RTLD_DEFAULT, "mayfly_heap_stats")) return 0;  // other heaps record nothing
     if (count < 2) {
         for (int round = 0; round < 10; round++) {
             pid_t child = fork();

@@ -1,5 +1,5 @@
-// Call sites are told apart by where the stack is; stacks that are not the thread's own, and threads whose first use of the heap
-// is fork(), do not make sites without end.
+// Stack height separates call sites; stacks other than the thread's own, and threads whose first use of the
+// heap is fork(), do not create endless sites.
 // flags: -ldl
 #include "check.h"
 #include <dlfcn.h>

@@ -1,8 +1,8 @@
 // timeout: 240
-// fork at every moment of another thread's allocations: the child's threads move into the heaps of threads that it does not
-// have, which must be whole. Workers allocate bursts of one size, so that they take words of cells in hand all the time;
-// the child allocates the same way and must not be given what a worker has. `fork_moments FORKS`; a
-// heap that forgot to guard the taking of a word failed after some hundred.
+// fork at every moment of another thread's allocations: the child's threads take over the heaps of threads
+// that it does not have, which must be consistent. Workers allocate bursts of one size, so their bins cache
+// words of cells all the time. The child allocates the same way and must not get a worker's cells.
+// `fork_moments FORKS`; a heap that did not guard the caching of a word failed after a few hundred.
 #include "check.h"
 #include <pthread.h>
 #include <stdatomic.h>
@@ -28,7 +28,7 @@ static void *worker(void *argument) {
     uintptr_t number = (uintptr_t)argument;
     uint64_t random = number, next = number << 40;
     while (!atomic_load(&stopping)) {
-        // What is freed together leaves words of 64 cells with room behind it.
+        // Objects freed together leave words of 64 cells with room behind them.
         size_t first = next_random(&random) % (KEPT - 400);
         for (size_t i = first; i < first + 400; i++) free(atomic_exchange(&kept[number][i], NULL));
         for (size_t i = first; i < first + 400; i++) atomic_store(&kept[number][i], make(next++));
@@ -40,7 +40,8 @@ static void *child_worker(void *argument) {
     Object **made = argument;
     for (int i = 0; i < MADE; i++) {
         made[i] = make((uint64_t)-1 - (uint64_t)i);
-        // A heap that is left again too soon would be the next one's, and the others nobody's.
+        // A thread that ended too soon would leave its heap to the next one, and the others would stay
+        // vacant.
         if (i == 0) pthread_barrier_wait(&all_moved_in);
     }
     return NULL;

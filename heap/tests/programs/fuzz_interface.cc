@@ -140,7 +140,7 @@ static size_t lengths[KEPT];
 static uint8_t current[LONGEST];
 static char failure_name[64];
 
-// The run is done in a child, because CHECK leaves by _exit and the heap by SIGABRT.
+// A child does the run, because CHECK ends it by _exit and the heap by SIGABRT.
 static void write_failure(const uint8_t *data, size_t size) {
     int file = open(failure_name, O_CREAT | O_TRUNC | O_WRONLY, 0644);
     if (file >= 0 && write(file, data, size) == (ssize_t)size) fprintf(stderr, "the input is in %s\n", failure_name);

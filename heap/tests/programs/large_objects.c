@@ -1,5 +1,6 @@
-// Threads that replace objects of their own, of one range of sizes at a time; nothing is shared, so whatever changes was
-// handed out twice. Each range meets another part of the heap: cells, blocks, runs of blocks, mappings.
+// Threads that replace their own objects, of one range of sizes at a time. Nothing is shared, so memory whose
+// contents change was handed out twice. Each range uses another part of the heap: cells, blocks, runs of
+// blocks, mappings.
 #include "check.h"
 #include <pthread.h>
 

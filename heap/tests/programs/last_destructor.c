@@ -1,5 +1,6 @@
-// A destructor that allocates in the very last round in which destructors of a thread run (PTHREAD_DESTRUCTOR_ITERATIONS):
-// no destructor of the heap's own comes after it, and still nothing may be lost with the thread. 3,000 threads.
+// A destructor that allocates in the last round in which a thread's destructors run
+// (PTHREAD_DESTRUCTOR_ITERATIONS): no destructor of the heap runs after it, and still no memory is lost.
+// 3,000 threads.
 #include "check.h"
 #include <limits.h>
 #include <pthread.h>

@@ -1,6 +1,7 @@
 // flags: -ldl
 // arguments: {lib}
-// The heap's own library opened with dlopen by a program that runs on another heap: works apart, or is refused; never disturbs.
+// A program on another heap opens the heap's library with dlopen: it works separately or is refused, and
+// never disturbs.
 #include "check.h"
 #include <dlfcn.h>
 

@@ -1,6 +1,7 @@
 // variants: as-200 as-1024 data-200 data-1024 space-0 maps-0
-// `limits LIMIT MIB`: under RLIMIT_AS, RLIMIT_DATA, a full address space or a full map table, memory is had up to a fair part
-// of the limit, then NULL and ENOMEM (or bad_alloc); what is live keeps its contents and freed memory can be had again.
+// `limits LIMIT MIB`: under RLIMIT_AS, RLIMIT_DATA, a full address space or a full map table the program gets
+// memory up to a fair part of the limit, then NULL and ENOMEM (or bad_alloc). Live objects keep their
+// contents, and freed memory can be reused.
 #include "check.h"
 #include <initializer_list>
 #include <new>
@@ -44,7 +45,7 @@ static void until_exhausted(size_t least_part_percent, size_t most) {
         size_t bytes, again;
         Node *list = take_all(size, &bytes, most);
         void *p = nullptr;
-        if (list && bytes < most) {  // nothing is left: all the other calls say so too
+        if (list && bytes < most) {  // nothing is left: all the other calls fail, too
             errno = 0;
             CHECK(!calloc(1, MIB(64)) && errno == ENOMEM, "calloc at the limit, errno %d", errno);
             CHECK(posix_memalign(&p, 4096, MIB(64)) == ENOMEM, "posix_memalign at the limit");
@@ -68,7 +69,7 @@ static void until_exhausted(size_t least_part_percent, size_t most) {
 }
 
 static pthread_barrier_t exhausted;
-static void *little_thread(void *) {  // goes on after memory ran out and was given back
+static void *little_thread(void *) {  // continues after memory ran out and was returned
     free(malloc(1));
     pthread_barrier_wait(&exhausted);
     for (size_t size = 8; size < KIB(64); size *= 2) {

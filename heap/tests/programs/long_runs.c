@@ -1,4 +1,5 @@
-// A server that runs for years: the clock does not end after 2^32 ms, deadlines still pass, and pages go back.
+// A server that runs for years: the clock continues beyond 2^32 ms, deadlines still pass, and pages are
+// returned.
 // flags: -ldl
 #include "check.h"
 #include <dlfcn.h>
@@ -27,7 +28,7 @@ int main(void) {
     for (int i = 0; i < COUNT; i++) objects[i] = malloc_of_class(SIZE, BRIEF);
     long expired = value("deadlines_expired");
     set_clock((2 * year + 1000) * ms);
-    // Somebody must come by: calls of sizes that are new.
+    // Maintenance needs slow paths: calls with new sizes.
     for (int i = 0; i < 2000; i++) free(opaque(malloc(opaque_size(9000 + 16 * i))));
     CHECK(value("deadlines_expired") > expired, "no deadline passed within a second: %ld", expired);
     for (int i = 0; i < COUNT; i++) free(objects[i]);

@@ -1,4 +1,5 @@
-// The first thread ends before the others: the process ends with the last of the program's own, whatever threads the heap has.
+// The first thread ends before the others: the process ends with the last of the program's own threads,
+// whatever threads the heap has.
 #include "check.h"
 #include <pthread.h>
 

@@ -1,4 +1,4 @@
-// What was freed goes back to the system: after 384 MiB of objects of all sizes are freed, little stays resident.
+// Freed memory returns to the system: after 384 MiB of objects of all sizes are freed, little stays resident.
 #include "check.h"
 
 enum { OBJECTS = 1 << 20 };

@@ -1,8 +1,9 @@
 // arguments: 1 2 3 4
-// settings: LIFETIMES=fixed:10ms LIFETIMES=fixed:inf RECYCLE=longest K=4 PAGES=base PAGES=hugetlb RETAIN=16 SPANS=lines
+// settings: LIFETIMES=fixed:10ms LIFETIMES=fixed:inf RECYCLE=longest DEADLINE_FACTOR=4 PAGES=base PAGES=hugetlb RETAIN=16 SPANS=lines
 // refused: SPANS=round LIFETIMES=fixed:soon
-// Random calls of the whole interface against a reference model: no two objects overlap, alignment is kept, sizes suffice,
-// contents stay. `model SEED...`; each seed is 150,000 calls in one of four mixes of sizes.
+// Random calls of the whole interface against a reference model: no two objects overlap, alignment and
+// contents are kept, sizes suffice. `model SEED...`; each seed is 150,000 calls in one of four mixes of
+// sizes.
 #include "shadow.h"
 #include <new>
 #include <vector>
@@ -24,7 +25,8 @@ static size_t some_size(int mix) {
 
 static void *some_object() {
     auto found = shadow.objects.lower_bound((uintptr_t)below((uint64_t)1 << 47));
-    // Addresses crowd together, so a random address nearly always finds an end of the map: walk from there.
+    // Addresses are close together, so a random address nearly always finds an end of the map: walk from
+    // there.
     if (found == shadow.objects.end()) --found;
     static uintptr_t last = 0;
     auto near = shadow.objects.lower_bound(last);

@@ -1,5 +1,5 @@
-// A thread that only frees, and what others made at that, gives back what it has in hand all the same: it holds freed large
-// objects in hand, and from then on only frees.
+// A thread whose cache holds freed large objects, and which from then on only frees objects of other threads,
+// still releases its cache.
 #include "check.h"
 #include <dlfcn.h>
 #include <pthread.h>
@@ -19,35 +19,35 @@ static void *make_small(void *unused) {
     }
 }
 
-static long bytes_in_hand(int (*stats)(char *, size_t)) {
+static long cached_bytes(int (*stats)(char *, size_t)) {
     static char text[16384];
     stats(text, sizeof text);
     const char *found = strstr(text, "\"heap.free.large_bytes\":");
-    CHECK(found, "no large objects in hand in the statistics: %s", text);
+    CHECK(found, "no cached large objects in the statistics: %s", text);
     return atol(found + strlen("\"heap.free.large_bytes\":"));
 }
 
 int main(void) {
     int (*stats)(char *, size_t) = (int (*)(char *, size_t))dlsym(RTLD_DEFAULT, "mayfly_heap_stats");
-    if (!stats) return 0;  // another allocator: nothing to ask it
+    if (!stats) return 0;  // not for other heaps
     pthread_t maker;
     CHECK(pthread_barrier_init(&turn, NULL, 2) == 0, "pthread_barrier_init");
     CHECK(pthread_create(&maker, NULL, make_small, NULL) == 0, "pthread_create");
     void *large[LARGE];
     for (int i = 0; i < LARGE; i++) CHECK((large[i] = malloc(LARGE_BYTES)), "malloc(%d)", LARGE_BYTES);
     for (int i = 0; i < LARGE; i++) free(large[i]);
-    long in_hand = bytes_in_hand(stats), now = in_hand;
-    CHECK(in_hand >= LARGE * LARGE_BYTES, "%ld bytes in hand", in_hand);
+    long cached = cached_bytes(stats), now = cached;
+    CHECK(cached >= LARGE * LARGE_BYTES, "%ld cached bytes", cached);
     time_t until = time(NULL) + SECONDS;
     for (;;) {
         pthread_barrier_wait(&turn);
         for (int i = 0; i < SMALL; i++) free(small[i]);
-        now = bytes_in_hand(stats);
-        done = now <= in_hand / 2 || time(NULL) > until;
+        now = cached_bytes(stats);
+        done = now <= cached / 2 || time(NULL) > until;
         pthread_barrier_wait(&turn);
         if (done) break;
     }
     pthread_join(maker, NULL);
-    CHECK(now <= in_hand / 2, "%ld bytes in hand when it began to free, %ld after %d s", in_hand, now, SECONDS);
+    CHECK(now <= cached / 2, "%ld cached bytes when it began to free, %ld after %d s", cached, now, SECONDS);
     return 0;
 }

@@ -1,4 +1,5 @@
-// Cells that one call site freed serve another: a program of two sites takes no more memory than what it holds.
+// Another call site reuses the cells that one freed: a program with two sites takes no more memory than it
+// uses.
 #include "check.h"
 
 enum { COUNT = 200000, SIZE = 1000 };

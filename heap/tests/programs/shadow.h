@@ -1,11 +1,11 @@
-// What the heap should hold, kept apart from it: a map from address to object in memory of its own (mmap), so that the
-// heap under test never serves the one who checks it. Used by model.cc and fuzz_interface.cc.
+// A map from address to object, the expected contents of the heap, in its own memory (mmap): the heap under
+// test never serves its checker. Used by model.cc and fuzz_interface.cc.
 #pragma once
 #include "check.h"
 #include <map>
 #include <sys/mman.h>
 
-// Nodes of the map: pieces of one large mapping, and a list of those given back.
+// Nodes of the map: pieces of one large mapping, and a list of freed ones.
 template <class T> struct Apart {
     using value_type = T;
     template <class U> Apart(const Apart<U> &) {}
@@ -47,7 +47,7 @@ class Shadow {
     size_t live_bytes = 0;
     uint64_t next_id = 1;
 
-    // A new object: apart from all others, aligned, and large enough. It is filled with its pattern.
+    // Adds a new object: it overlaps no other, is aligned and large enough. Fills it with its pattern.
     void add(void *object, size_t size, size_t alignment) {
         uintptr_t at = (uintptr_t)object;
         size_t usable = malloc_usable_size(object);
@@ -66,7 +66,7 @@ class Shadow {
         fill_marked(object, usable, next_id++);
         live_bytes += usable;
     }
-    // Forgets an object that is about to be freed, or was reallocated: its contents must be what was written.
+    // Removes an object that is about to be freed, or was reallocated: its contents must be unchanged.
     Held remove(void *object, const char *why) {
         auto found = objects.find((uintptr_t)object);
         CHECK(found != objects.end(), "%s: %p is not live", why, object);

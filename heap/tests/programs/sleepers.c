@@ -1,5 +1,5 @@
-// What mallinfo2 says lives after a load, while all threads that made the load sleep, is what lives: what others freed, what is not
-// posted yet and what is kept in hand for the next call is not counted any more once somebody has come by.
+// What mallinfo2 counts as live after a load, while all threads of the load sleep, is what lives: it stops
+// counting other threads' frees, unflushed frees and cached objects after the maintenance thread has run.
 // flags: -ldl
 #include "check.h"
 #include <dlfcn.h>
@@ -25,7 +25,7 @@ static void replace(int slot, char *by) {
     free(before);
 }
 
-// Each thread frees what any of them made; in the end one slot of LEFT is still taken.
+// Each thread frees objects of any of them; at the end one slot of LEFT is still taken.
 static void *worker(void *argument) {
     uint64_t random = (uint64_t)(long)argument + 1;
     for (int i = 0; i < OPERATIONS; i++) {
@@ -51,7 +51,7 @@ int main(void) {
     pthread_barrier_wait(&over);
     size_t live = 0, said = 0;
     for (int slot = 0; slot < SLOTS; slot++) live += malloc_usable_size(slots[slot]);
-    if (dlsym(RTLD_DEFAULT, "mayfly_heap_stats")) {  // others are not asked
+    if (dlsym(RTLD_DEFAULT, "mayfly_heap_stats")) {  // not for other heaps
         int tenths = 0;
         for (; tenths < 1200; tenths++) {  // patience for slow machines: on a quiet one it is true after a second or two
             struct mallinfo2 now = mallinfo2();

@@ -1,5 +1,5 @@
-// A program that allocates next to nothing takes next to nothing, and one whose buffers come one after another takes the largest of them;
-// metadata is on small pages, whatever the system's setting is.
+// A program that allocates little takes little memory, and one with one buffer after another takes as much as
+// the largest; metadata is on small pages, whatever the system's setting is.
 // flags: -ldl
 #include "check.h"
 #include <dlfcn.h>
@@ -32,7 +32,7 @@ static int is_on_small_pages(uintptr_t address) {
 }
 
 int main(void) {
-    if (!dlsym(RTLD_DEFAULT, "mayfly_heap_stats")) return 0;  // others are not asked
+    if (!dlsym(RTLD_DEFAULT, "mayfly_heap_stats")) return 0;  // not for other heaps
     char *object = malloc(opaque_size(100));
     memset(object, 1, 100);
     CHECK(private_kib() < 1024, "%ld KiB of private memory for an object of 100 B", private_kib());

@@ -1,5 +1,6 @@
-// What is deleted at random leaves a few objects on nearly every span: what is free between them goes back after a while, in programs
-// with threads and without. What lives stays as it was, and the memory can be used again.
+// Deleting objects at random leaves a few on nearly every span: the free memory between them is returned
+// after a while, in programs with threads and without. Live objects keep their contents, and the memory can
+// be reused.
 // flags: -ldl
 #include "check.h"
 #include <dlfcn.h>
@@ -20,7 +21,7 @@ static void load(uint64_t *random, int allocates) {
     long full = resident_bytes(), left = full;
     for (int i = 0; i < COUNT; i++)
         if (!(kept[i] = next_random(random) % KEPT == 0)) free(objects[i]);
-    for (int tenths = 1; left > full / 2; tenths++) {  // how long it takes is the machine's, so only the runner has a limit
+    for (int tenths = 1; left > full / 2; tenths++) {  // only the runner has a time limit
         usleep(100000);
         for (int i = 0; allocates && i < 300; i++) free(opaque(malloc(opaque_size(9000))));  // little to do
         left = resident_bytes();
@@ -31,14 +32,14 @@ static void load(uint64_t *random, int allocates) {
 }
 
 int main(int count, char **arguments) {
-    if (!dlsym(RTLD_DEFAULT, "mayfly_heap_stats")) return 0;  // others are not asked
+    if (!dlsym(RTLD_DEFAULT, "mayfly_heap_stats")) return 0;  // not for other heaps
     if (count < 2) {
         setenv("MAYFLY_HEAP_DECAY", "200", 1);
         execl("/proc/self/exe", arguments[0], "again", NULL);
     }
     uint64_t random = 3;
     load(&random, 1);
-    load(&random, 1);  // into what was given back
+    load(&random, 1);  // into the memory that was returned
     pthread_barrier_t over;
     pthread_t thread;
     pthread_barrier_init(&over, NULL, 2);

@@ -1,7 +1,7 @@
 // flags: -ldl
 // needs: static_tls
-// Static TLS runs out: libraries with initial-exec variables are loaded until one is refused; the heap goes on, in old and in
-// new threads.
+// Static TLS runs out: the program loads libraries with initial-exec variables until one is refused; the heap
+// still works, in old and in new threads.
 #include "check.h"
 #include <dlfcn.h>
 #include <pthread.h>

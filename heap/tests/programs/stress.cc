@@ -159,8 +159,8 @@ int main(int argc, char **argv) {
     action.sa_handler = on_signal;
     action.sa_flags = SA_RESTART;
     sigaction(SIGUSR1, &action, nullptr);
-    std::vector<pthread_t> keepers((size_t)threads);
-    for (long i = 0; i < threads; i++) pthread_create(&keepers[(size_t)i], nullptr, keep_thread_alive, (void *)i);
+    std::vector<pthread_t> runners((size_t)threads);
+    for (long i = 0; i < threads; i++) pthread_create(&runners[(size_t)i], nullptr, keep_thread_alive, (void *)i);
 
     timespec start, now;
     clock_gettime(CLOCK_MONOTONIC, &start);
@@ -191,7 +191,7 @@ int main(int argc, char **argv) {
     } while ((double)(now.tv_sec - start.tv_sec) + (double)(now.tv_nsec - start.tv_nsec) / 1e9 < seconds);
 
     stopping = true;
-    for (pthread_t keeper : keepers) pthread_join(keeper, nullptr);
+    for (pthread_t runner : runners) pthread_join(runner, nullptr);
     for (auto &slot : slots) drop(slot.exchange(nullptr));
     CHECK(live_bytes == 0, "%ld bytes are unaccounted for", live_bytes.load());
     malloc_trim(0);

@@ -1,5 +1,5 @@
-// Destructors that run while a thread ends and allocate: pthread keys (again and again), C++ thread_local objects, and
-// those that come after the heap's own. 3,000 threads with bounded memory.
+// Destructors that allocate while a thread ends: pthread keys (again and again), C++ thread_local objects,
+// and those that run after the heap's own. 3,000 threads with bounded memory.
 #include "check.h"
 #include <memory>
 #include <pthread.h>

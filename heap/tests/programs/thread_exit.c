@@ -1,5 +1,5 @@
-// Objects outlive their thread: freed by others after it ended; and a thread that only frees what others made. 500 rounds
-// of each with bounded memory, so that nothing is lost with a thread.
+// Objects outlive their thread: another thread frees them after it has ended; and a thread that only frees
+// other threads' objects. 500 rounds of each with bounded memory, so nothing is lost with a thread.
 #include "check.h"
 #include <pthread.h>
 

@@ -1,4 +1,5 @@
-// On small pages (MAYFLY_HEAP_PAGES=base) malloc_trim gives back what is free between live objects, and only that.
+// On small pages (MAYFLY_HEAP_PAGES=base) malloc_trim returns what is free between live objects, and only
+// that.
 #include "check.h"
 #include <unistd.h>
 

@@ -1,6 +1,6 @@
 // flags: -ldl
 // variants: test_loading.py starts this program in several ways
-// Prints which library malloc came from and whether the kernel said AT_SECURE, after using the heap in threads.
+// Prints the library of malloc and the kernel's AT_SECURE, after using the heap in threads.
 #include "check.h"
 #include <dlfcn.h>
 #include <pthread.h>

@@ -1,8 +1,9 @@
-//! Atomics for loom in which SeqCst means what it says.
+//! Atomics for loom with real SeqCst.
 //!
-//! loom treats SeqCst loads and stores as acquire and release only. A read-modify-write always meets the newest value,
-//! so here a SeqCst load is one that changes nothing, and a SeqCst store is a swap. That gives the one order of all
-//! SeqCst operations on which the heap relies; weaker orderings are passed on as they are.
+//! loom treats SeqCst loads and stores as acquire and release only. A read-modify-write always reads the
+//! newest value, so here a SeqCst load is one that changes nothing, and a SeqCst store is a swap. That gives
+//! the single order of all SeqCst operations on which the heap relies; weaker orderings are passed on
+//! unchanged.
 
 #![allow(dead_code)] // each test uses some
 

@@ -1,6 +1,6 @@
 // library
 // flags: -ldl
-// Another library to preload: it counts malloc and free and passes them on to whoever comes next.
+// Another library to preload: it counts malloc and free and passes them on to the next library.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stddef.h>
