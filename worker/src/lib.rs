@@ -52,7 +52,7 @@ pub mod state {
 
 pub mod sandbox {
     //! Where an instance runs: a container, or a partition of a VM, behind one interface.
-    pub(crate) mod container;
+    pub(crate) mod containers;
     pub(crate) mod environment;
     pub(crate) mod history;
     pub(crate) mod interface;
@@ -80,5 +80,5 @@ pub mod service {
     pub(crate) mod systemd;
 }
 
-pub use sandbox::container::{LAUNCHER_VERB, launch};
 pub use service::serve::{Service, run};
+pub use worker_container::{LAUNCHER_VERB, launch};

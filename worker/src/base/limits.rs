@@ -3,6 +3,8 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+pub use worker_container::cgroup::share;
+
 /// Memory of a function, `MemorySize`, in MiB.
 pub const MEMORY_MIB: RangeInclusive<u32> = 128..=10_240;
 /// `MemorySize` when none is given.
@@ -39,16 +41,7 @@ pub const ENVIRONMENT_BYTES: usize = 4096;
 pub const INIT: Duration = Duration::from_secs(10);
 /// The end of an invocation's log that `LogType=Tail` answers with.
 pub const LOG_TAIL_BYTES: usize = 4096;
-/// Memory that stands for one processor: an instance's share of the processors is proportional to its memory.
-const MIB_PER_PROCESSOR: u32 = 1769;
-/// Open files of one process in an instance.
-pub const OPEN_FILES: u64 = 1024;
 /// Processes and threads of an instance.
 pub const PROCESSES: u64 = 1024;
 /// Attempts after the first for an asynchronous invocation that failed.
 pub const EVENT_RETRIES: u32 = 2;
-
-/// An instance's share of the processors, where `of_one` is what one processor's worth has.
-pub fn share(memory_mib: u32, of_one: u64) -> u64 {
-    of_one * u64::from(memory_mib) / u64::from(MIB_PER_PROCESSOR)
-}

@@ -10,6 +10,7 @@ use crate::code::runtime_files;
 use crate::function::settings::Settings;
 use crate::function::worker_options::{Advise, Layers, Options};
 use crate::sandbox::interface::{Bind, Order, RUNTIME_PORT};
+use worker_container::page_store::Endpoint;
 use worker_image::Image;
 
 /// Files of the worker's own, inside.
@@ -43,17 +44,6 @@ pub(crate) struct Sources {
     pub folder: String,
     /// No ASLR: pages with pointers are alike in all instances of a function.
     pub fixed_layout: bool,
-}
-
-/// What an instance must know of its store.
-#[derive(Clone)]
-pub struct Endpoint {
-    /// To be shown inside.
-    pub folder: PathBuf,
-    /// The name of the socket in it.
-    pub socket: &'static str,
-    /// The store's user, where it has one of its own.
-    pub user: Option<u32>,
 }
 
 /// Who keeps the pages that an instance has in common with others.

@@ -7,15 +7,14 @@
 //!                  └ machine/     a partition of a VM's memory (HotMem §4.1)
 //! ```
 
-use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 
 use anyhow::Result;
 use hyper::Request;
 use hyper::body::Incoming;
-use serde::{Deserialize, Serialize};
 use tokio::net::unix::pipe;
+pub use worker_container::{Bind, Ending, RUNTIME_PORT};
 use worker_page::data::{Store, Vm};
 
 use crate::base::process_memory::Memory;
@@ -24,8 +23,6 @@ use crate::function::worker_options::Options;
 use crate::http::Answer;
 use worker_pool::{FunctionId, InstanceId};
 
-/// Port of the Runtime API on the loopback device of every instance.
-pub const RUNTIME_PORT: u16 = 9001;
 /// Connections to one instance's Runtime API at once.
 pub(crate) const CONNECTIONS: usize = 16;
 
@@ -33,15 +30,6 @@ pub(crate) const CONNECTIONS: usize = 16;
 pub(crate) type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 /// Answers one request of the runtime inside.
 pub(crate) type Handler = Arc<dyn Fn(Request<Incoming>) -> Later<'static, Answer> + Send + Sync>;
-
-/// A file or folder of the host, seen read-only inside.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Bind {
-    /// On the host.
-    pub source: PathBuf,
-    /// Inside.
-    pub target: PathBuf,
-}
 
 /// Who is to be started.
 #[derive(Clone)]
@@ -168,49 +156,6 @@ pub(crate) trait Sandbox: Send + Sync {
 pub(crate) struct Ended {
     pub how: Ending,
     pub out_of_memory: bool,
-}
-
-/// How a runtime ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Ending {
-    /// With this exit code.
-    Exit(i32),
-    /// By this signal.
-    Signal(i32),
-    /// An extension has ended before, with this name and in this way.
-    Extension(String, Box<Ending>),
-    /// The sandbox was killed as a whole.
-    Killed,
-    /// It could not be started.
-    NotStarted(String),
-    /// What it ran in is gone.
-    Lost(String),
-}
-
-impl Ending {
-    /// The type of the error that callers are told.
-    pub fn kind(&self) -> &'static str {
-        if matches!(self, Ending::Extension(..)) { "Extension.Crash" } else { "Runtime.ExitError" }
-    }
-}
-
-impl std::fmt::Display for Ending {
-    /// In the words of Lambda's `Runtime.ExitError`.
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Ending::Extension(name, how) => {
-                write!(f, "{}", how.to_string().replacen("Runtime", &format!("extension {name}"), 1))
-            }
-            Ending::Exit(0) => f.write_str("Runtime exited without providing a reason"),
-            Ending::Exit(code) => write!(f, "Runtime exited with error: exit status {code}"),
-            Ending::Signal(libc::SIGKILL) | Ending::Killed => {
-                f.write_str("Runtime exited with error: signal: killed")
-            }
-            Ending::Signal(signal) => write!(f, "Runtime exited with error: signal: {signal}"),
-            Ending::Lost(reason) => write!(f, "Runtime exited with error: {reason}"),
-            Ending::NotStarted(reason) => write!(f, "Runtime could not be started: {reason}"),
-        }
-    }
 }
 
 /// Makes sandboxes that never start.

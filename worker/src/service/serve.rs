@@ -23,7 +23,7 @@ use crate::function::definition::FunctionUrl;
 use crate::function::template::Source;
 use crate::function::worker_options::{Layers, Options};
 use crate::http::sigv4::Credentials;
-use crate::sandbox::container::Containers;
+use crate::sandbox::containers::Containers;
 use crate::sandbox::environment;
 use crate::sandbox::interface::Maker;
 use crate::sandbox::vm::{Domain, Domains, Part, Plan};

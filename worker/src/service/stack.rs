@@ -16,7 +16,7 @@ use crate::code::python_packages;
 use crate::control::{Changed, Worker};
 use crate::function::definition::{Alias, FunctionUrl};
 use crate::function::template::{self, Declared, DeclaredLayer, LATEST_OF_LAYER, Package, Source};
-use crate::sandbox::container::worker_is_root;
+use worker_container::worker_is_root;
 
 /// What a template declares, with the packages that its functions name.
 #[derive(Default)]

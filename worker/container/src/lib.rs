@@ -10,31 +10,42 @@
 //! instance's own network namespace and handed out to the worker, so the function reaches it on its loopback
 //! device and reaches nothing else.
 
-mod cgroup;
-mod disk;
-mod freezer;
+pub mod cgroup;
+pub mod disk;
+mod ending;
+pub mod freezer;
 mod launcher;
-mod maker;
 mod mounts;
-mod page_out;
-mod page_store;
+pub mod page_out;
+pub mod page_store;
 mod root;
-mod spawn;
+pub mod spawn;
 mod syscalls;
 
+pub use ending::Ending;
 pub use launcher::launch;
-pub(crate) use maker::Containers;
 
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::sandbox::interface::Bind;
-
 /// The first argument under which `mayfly` becomes the monitor of a sandbox, reading a [`Spec`] from its stdin.
 pub const LAUNCHER_VERB: &str = "sandbox-monitor";
 /// The user that a function sees itself as where the worker is not root.
 const INSIDE_USER: u32 = 993;
+/// Open files of one process in an instance.
+pub const OPEN_FILES: u64 = 1024;
+/// Port of the Runtime API on the loopback device of every instance.
+pub const RUNTIME_PORT: u16 = 9001;
+
+/// A file or folder of the host, seen read-only inside.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Bind {
+    /// On the host.
+    pub source: PathBuf,
+    /// Inside.
+    pub target: PathBuf,
+}
 
 /// All that the monitor needs to know.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -18,9 +18,7 @@ use rustix::thread::UnshareFlags;
 use vm_sandbox::syscalls::{Placement, confine};
 use vm_sandbox::{extensions, network};
 
-use super::{INSIDE_USER, Spec, freezer, root, syscalls, worker_is_root};
-use crate::base::limits;
-use crate::sandbox::interface::RUNTIME_PORT;
+use super::{INSIDE_USER, OPEN_FILES, RUNTIME_PORT, Spec, freezer, root, syscalls, worker_is_root};
 
 /// Where the control socket is kept; 0 becomes the function's stdin.
 const CONTROL: RawFd = 3;
@@ -144,7 +142,7 @@ fn run_inside(spec: &Spec, disk: Option<OwnedFd>) -> Result<()> {
     syscalls::send_with(CONTROL, &message, Some(listener.as_raw_fd())).context("the worker has ended")?;
     drop(listener);
     syscalls::limit(Resource::Core, 0)?;
-    syscalls::limit(Resource::Nofile, limits::OPEN_FILES)?;
+    syscalls::limit(Resource::Nofile, OPEN_FILES)?;
     syscalls::drop_bounding_set()?;
     if was_root {
         syscalls::become_user(spec.user)?;

@@ -15,9 +15,7 @@ use tokio::net::unix::pipe;
 use tokio::sync::oneshot;
 
 use super::launcher::{CONNECTS, CRASHED, EXITED, FAILED, LISTENS};
-use super::{LAUNCHER_VERB, Spec, syscalls};
-use crate::sandbox::interface::Ending;
-use crate::sandbox::network::Pair;
+use super::{Ending, LAUNCHER_VERB, Spec, syscalls};
 
 /// The longest that the namespaces and mounts of one sandbox may take.
 const PREPARATION: Duration = Duration::from_secs(20);
@@ -26,6 +24,9 @@ const GRACE: Duration = Duration::from_secs(3);
 
 /// What was sent before the monitor ended is there.
 const LAST_MESSAGE: Duration = Duration::from_millis(100);
+
+/// What is alive as long as the sandbox has its network.
+pub type Network = Box<dyn Send + Sync>;
 
 type Order = (Command, oneshot::Sender<std::io::Result<Child>>);
 
@@ -71,7 +72,7 @@ impl Spawner {
         &self,
         spec: &Spec,
         disk: Option<OwnedFd>,
-        connect: impl AsyncFnOnce(u32) -> Result<Pair>,
+        connect: impl AsyncFnOnce(u32) -> Result<Network>,
     ) -> Result<(Container, std::net::TcpListener)> {
         let (ours, theirs) = UnixStream::pair().context("no socket for a new sandbox")?;
         let (output, output_in) = pipe_pair().context("no pipe for a new sandbox")?;
@@ -146,14 +147,14 @@ pub struct Container {
     ended: AsyncFd<OwnedFd>,
     control: Option<tokio::net::UnixStream>,
     output: Option<pipe::Receiver>,
-    network: Option<Pair>,
+    network: Option<Network>,
     /// The extensions that start with the runtime.
     pub extensions: Vec<String>,
 }
 
 impl Container {
     /// Makes the network when the monitor waits for it, and has it go on.
-    async fn connect(&mut self, connect: impl AsyncFnOnce(u32) -> Result<Pair>) -> Result<()> {
+    async fn connect(&mut self, connect: impl AsyncFnOnce(u32) -> Result<Network>) -> Result<()> {
         match self.message().await? {
             (CONNECTS, ..) => {}
             (FAILED, text, _) => bail!("{}", String::from_utf8_lossy(&text)),

@@ -16,8 +16,7 @@ use rustix::mount::{
 };
 use rustix::process::pivot_root;
 
-use super::{INSIDE_USER, Spec, syscalls, worker_is_root};
-use crate::sandbox::interface::Bind;
+use super::{Bind, INSIDE_USER, Spec, syscalls, worker_is_root};
 
 const DEVICES: [&str; 5] = ["null", "zero", "full", "random", "urandom"];
 /// Of the host's /etc; those that exist.

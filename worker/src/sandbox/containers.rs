@@ -12,20 +12,21 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use worker_page::data;
 
-use super::cgroup::{Cgroup, Hierarchy, Limits};
-use super::disk::Disks;
-use super::freezer::Freezer;
-use super::page_store::Stores;
-use super::spawn::{Container, Spawner};
-use super::{Spec, page_out, worker_is_root};
 use crate::base::limits;
 use crate::base::process_memory::Memory;
 use crate::code::runtime::Runtime;
 use crate::function::worker_options::Options;
 use crate::http;
-use crate::sandbox::environment::{self, Endpoint, Sharing, Sources};
+use crate::sandbox::environment::{self, Sharing, Sources};
 use crate::sandbox::interface::{CONNECTIONS, Ended, Handler, Kind, Later, Maker, Order, Overall, Sandbox};
 use crate::sandbox::network::{self, Outside};
+use worker_container::cgroup::{Cgroup, Hierarchy, Limits};
+use worker_container::disk::Disks;
+use worker_container::freezer::Freezer;
+use worker_container::page_store::Endpoint;
+use worker_container::page_store::Stores;
+use worker_container::spawn::{Container, Network, Spawner};
+use worker_container::{Spec, page_out, worker_is_root};
 use worker_pool::FunctionId;
 use worker_system::lock::lock;
 use worker_system::owned_folder::Folder;
@@ -131,7 +132,8 @@ impl Containers {
         let spec = self.spec(order, mount_point.to_path_buf(), cgroup, endpoint.as_ref());
         let connect = async |monitor| {
             let network = self.outside.network().await?;
-            tokio::task::spawn_blocking(move || network.connect(monitor)).await?
+            let pair = tokio::task::spawn_blocking(move || network.connect(monitor)).await??;
+            anyhow::Ok(Box::new(pair) as Network)
         };
         let disk = self.disk(spec.tmp_mib).await;
         self.spawner.spawn(&spec, disk, connect).await

@@ -14,8 +14,10 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::freezer::{self, Freezer};
 use super::mounts::{enable, version_one, version_one_of, version_two};
-use crate::base::limits;
 use worker_system::owned_folder::{self, Owned};
+
+/// Memory that stands for one processor: an instance's share of the processors is proportional to its memory.
+const MIB_PER_PROCESSOR: u32 = 1769;
 
 const PREFIX: &str = "mayfly-worker-";
 /// The kernel's default period of a processor quota.
@@ -173,8 +175,7 @@ impl Drop for Hierarchy {
 fn settings(version: Version, of: Limits) -> Vec<(&'static str, String, bool)> {
     let memory = (u64::from(of.memory_mib) << 20).to_string();
     let processes = of.processes.to_string();
-    let share =
-        |of_one: u64, least: u64| limits::share(of.share_of_mib, of_one).clamp(least, 10_000).to_string();
+    let share = |of_one: u64, least: u64| share(of.share_of_mib, of_one).clamp(least, 10_000).to_string();
     // A quota in each period, as Lambda's own ceiling works.
     let quota = of.processors.map(|processors| (processors * PERIOD_US as f64).max(1000.0) as u64);
     let mut settings = match version {
@@ -310,6 +311,11 @@ fn remove_with_instances(folder: &Path) -> io::Result<()> {
         freezer::remove_thawed(&below.path())?;
     }
     fs::remove_dir(folder)
+}
+
+/// An instance's share of the processors, where `of_one` is what one processor's worth has.
+pub fn share(memory_mib: u32, of_one: u64) -> u64 {
+    of_one * u64::from(memory_mib) / u64::from(MIB_PER_PROCESSOR)
 }
 
 #[cfg(test)]

@@ -31,7 +31,6 @@ use super::cgroup::{Cgroup, Hierarchy, Limits};
 use super::spawn::Spawner;
 use super::syscalls::{ending_of, own_user_with_leases};
 use super::worker_is_root;
-use crate::sandbox::environment::Endpoint;
 use worker_pool::FunctionId;
 use worker_system::lock::lock;
 
@@ -53,6 +52,17 @@ const PROCESSES: u64 = 64;
 const PATIENCE: Duration = Duration::from_millis(200);
 /// How long the next one waits where one has died, so that a store which dies at once does not keep the host busy.
 const AGAIN: Duration = Duration::from_secs(1);
+
+/// What an instance must know of its store.
+#[derive(Clone)]
+pub struct Endpoint {
+    /// To be shown inside.
+    pub folder: PathBuf,
+    /// The name of the socket in it.
+    pub socket: &'static str,
+    /// The store's user, where it has one of its own.
+    pub user: Option<u32>,
+}
 
 /// All page stores of a worker.
 pub struct Stores {
