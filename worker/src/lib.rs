@@ -8,11 +8,31 @@
 //!                                        └──────────────── Runtime API ◄───────────────┘
 //! ```
 //!
-//! Folders are layers, declared here from the bottom up; each imports from those before it only (`tests/modules` sees to
-//! it), and no modules import one another in a circle.
+//! Folders are layers, declared here from the bottom up. Each imports only from those before it, and no modules
+//! import one another in a circle (`tests/modules` checks both). In `sandbox`, containers and VMs import nothing
+//! of each other; nor do `sandbox` and `state`.
+//!
+//! | layer | its work |
+//! | --- | --- |
+//! | [`base`] | errors of the API, Lambda's limits, names, times, memory of processes |
+//! | [`http`] | serving and sending HTTP/1.1 within bounds; signatures |
+//! | [`invocation`] | one request to a function: its output, log lines, counters, trace |
+//! | [`code`] | code as folders: .zips, images, Lambda layers, runtimes and their files |
+//! | [`function`] | a function's settings, versions and template; the options of a worker |
+//! | [`state`] | functions and events on disk; handing over to a new version of the worker |
+//! | [`sandbox`] | the interface to where an instance runs, and its two kinds: [`sandbox::containers`], [`sandbox::vm`] |
+//! | [`instance`] | one instance: the Runtime API, the Extensions API, its idle work, its end |
+//! | [`control`] | all functions and instances; carries out the pool's decisions |
+//! | [`events`] | asynchronous invocations, messages of SQS queues |
+//! | [`api`] | the Lambda API, function URLs, metrics, logs, the page |
+//! | [`service`] | the process: start, template, signals, handover, end |
+//!
+//! Beside it are crates that import nothing of the worker: `worker/pool` decides which instance serves which request,
+//! `worker/image` reads container images, `worker/container` runs what is inside a container, `worker/page` draws the
+//! page, `worker/system` has what they and the worker need of the operating system. `worker/load` calls a worker.
 
 pub mod base {
-    //! Errors, limits, names, locks, folders and time: what every other layer uses.
+    //! What every other layer uses: errors of the API, limits, names, times, memory of processes.
     pub(crate) mod error;
     pub(crate) mod limits;
     pub(crate) mod name;
