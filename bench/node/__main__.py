@@ -23,8 +23,9 @@ PARTS = {
     "podman": "how long 100 containers take to start by Podman, plainly and with heap and sharing by CDI",
     "containerd": "how long 100 pods take to start by containerd 2, plainly and with heap and sharing by NRI",
     "redis": "Redis, filled and emptied twice, on its own heap and on Mayfly's: memory after it",
-    "strangers": "nginx, PostgreSQL, MariaDB, Node.js on glibc and musl, plainly and with both: memory",
+    "third_party": "nginx, PostgreSQL, MariaDB, Node.js on glibc and musl, plainly and with both: memory",
 }
+KEY = "strangers"  # of third_party: results and --only keep the former name
 EPILOG = """
 Needs root, Podman, Go and Debian's packages. Times are of this run and this machine: compare ratios.
 
@@ -54,10 +55,10 @@ class Run(command.Run):
             for variant in redis.VARIANTS:
                 self.measure(f"redis.{variant}", redis.measure, podman, image, variant, self.options.quick)
 
-    def strangers(self) -> None:
+    def third_party(self) -> None:
         with by_cdi() as (podman, _):
             for name in third_party_servers.servers():
-                self.measure(f"strangers.{name}", third_party_servers.measure, podman, name)
+                self.measure(f"{KEY}.{name}", third_party_servers.measure, podman, name)
 
     def podman(self) -> None:
         with by_cdi() as (podman, _), root_of_pages() as root:
@@ -130,17 +131,15 @@ def tables(flat: dict) -> None:
             rows.append([name, *(figure(flat[f"redis.{variant}.{what}"], 0) for variant in variants)])
         table(rows)
         print()
-    names = [name for name in third_party_servers.servers() if f"strangers.{name}.memory_ratio" in flat]
+    names = [name for name in third_party_servers.servers() if f"{KEY}.{name}.memory_ratio" in flat]
     if names:
         rows = [["Two containers of", "plain, MiB", "heap and sharing, MiB", "ratio", "processes with it"]]
         for name in names:
             of = {
-                key: flat[f"strangers.{name}.{key}"]
+                key: flat[f"{KEY}.{name}.{key}"]
                 for key in ("memory_ratio", "given.with_heap", "given.processes")
             }
-            sizes = [
-                figure(flat[f"strangers.{name}.{kind}.memory_mib"], 0) for kind in third_party_servers.KINDS
-            ]
+            sizes = [figure(flat[f"{KEY}.{name}.{kind}.memory_mib"], 0) for kind in third_party_servers.KINDS]
             with_heap = f"{of['given.with_heap']} of {of['given.processes']}"
             rows.append([name, *sizes, figure(of["memory_ratio"], 2), with_heap])
         table(rows)
@@ -173,6 +172,8 @@ def main() -> int:
     parser = command.parser("node/run", about, "part", PARTS, EPILOG, "fewer of all", "node.json")
     parser.add_argument("--keep", action="store_true", help="keep what other parts left in the output file")
     parsed = parser.parse_args()
+    if parsed.only:
+        parsed.only = ",".join("third_party" if name == KEY else name for name in parsed.only.split(","))
     command.choose(parser, parsed, "only", PARTS, all_of=True)
     return Run(parsed, shown).main(tables)
 

@@ -53,7 +53,7 @@ def test_false_store(store):
                 said = puppet.ask("advise 1 0")
                 check(
                     said != "ok" and "uid" in said.lower() or "user" in said.lower(),
-                    f"a stranger's store is trusted: {said!r}",
+                    f"another user's store is trusted: {said!r}",
                 )
                 puppet.do("check 1")
         finally:
