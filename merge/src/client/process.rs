@@ -113,7 +113,7 @@ extern "C" fn on_load() {
         libc::free(black_box(libc::malloc(1)));
         libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork_in_child));
     }
-    interpose::look_up();
+    interpose::resolve_originals();
 }
 
 #[used]

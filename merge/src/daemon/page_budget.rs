@@ -18,7 +18,7 @@ pub enum Charge {
     /// The client's that uploads them first: its own segment is kept.
     First,
     /// The store's: it copies them.
-    PageStore,
+    Store,
 }
 
 /// The budget of a daemon.
@@ -47,9 +47,7 @@ impl Budget {
         let most = (memory / 4 * 3).max(max_of_one_domain);
         match charge {
             Charge::First => Budget::new(most, (memory / 32).min(own)),
-            Charge::PageStore => {
-                Budget { charge, ..Budget::new(most.min(own.saturating_mul(3)), usize::MAX) }
-            }
+            Charge::Store => Budget { charge, ..Budget::new(most.min(own.saturating_mul(3)), usize::MAX) },
         }
     }
 
@@ -107,7 +105,7 @@ impl Copied {
     /// room for another segment, only the total limit counts.
     pub fn reserve(&self, budget: &Budget, client: u64, pages: usize, has_room: bool) -> bool {
         let had = self.by_client.get(&client).copied().unwrap_or(0);
-        let may = budget.charge == Charge::PageStore
+        let may = budget.charge == Charge::Store
             || had + pages <= MAX_COPIED_PER_CLIENT
             || pages <= TINY
             || !has_room;

@@ -85,7 +85,7 @@ fn object_of(address: *mut c_void) -> Option<usize> {
 }
 
 /// Resolves the original functions: when the library is loaded, and no later.
-pub fn look_up() {
+pub fn resolve_originals() {
     ORIGINALS.get_or_init(find_originals);
 }
 

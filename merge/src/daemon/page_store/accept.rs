@@ -37,7 +37,7 @@ impl PageStore {
         let is_small = pages < PACK_BELOW;
         let counted = if is_small { new_pages } else { pages };
         let has_room = self.segments.len() < self.max_segments / 2;
-        let is_copied = (is_small || self.budget.charge == Charge::PageStore)
+        let is_copied = (is_small || self.budget.charge == Charge::Store)
             && self.copied.reserve(&self.budget, client, counted, has_room);
         let more = if is_copied { counted } else { pages };
         let refused = if self.pages + more > self.max_pages {
