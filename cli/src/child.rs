@@ -1,4 +1,5 @@
-//! The program that `run` and `trace` start: with the heap preloaded, in this process's place or as its child.
+//! The program that `run` and `trace` start with the heap preloaded: it replaces this process, or is its
+//! child.
 
 use std::ffi::{OsStr, OsString};
 use std::io::IsTerminal;
@@ -23,11 +24,11 @@ pub struct Preloaded {
 }
 
 impl Preloaded {
-    /// Finds the heap and the program. A program that the loader will not give the heap to is run without it,
-    /// after one line that says so.
+    /// Finds the heap and the program. A program for which the loader ignores `LD_PRELOAD` runs without the
+    /// heap, after a warning.
     ///
     /// # Errors
-    /// No heap, no such program (exit code 127), or a program for another machine (126).
+    /// There is no heap, no such program (exit code 127), or the program is for another machine (126).
     pub fn new(command_line: &[OsString]) -> Result<Preloaded> {
         let name = command_line.first().context("no command given")?.clone();
         let shown = name.to_string_lossy();
@@ -56,7 +57,7 @@ impl Preloaded {
         Ok(Preloaded { command, name, program })
     }
 
-    /// The file that it runs.
+    /// The program's file.
     pub fn program(&self) -> &Path {
         &self.program
     }
@@ -79,7 +80,7 @@ impl Preloaded {
     }
 
     /// Starts the program and waits until it ends, calling `while_running` about ten times a second. Signals
-    /// that ask this process to stop go to the program.
+    /// that would stop this process are forwarded to the program.
     ///
     /// # Errors
     /// The program cannot be started.
@@ -88,26 +89,26 @@ impl Preloaded {
             .context("cannot take signals")?;
         let mut child = self.command.spawn().map_err(|error| self.cannot_start(&error))?;
         let pid = child.id();
-        // A terminal sends Ctrl-C to the program as well: passing it on would say it twice.
+        // A terminal sends Ctrl-C to the program as well: forwarding would send it twice.
         let terminal = std::io::stdin().is_terminal();
         let handle = signals.handle();
         let forwarder = std::thread::spawn(move || {
             for signal in signals.forever() {
                 if !(terminal && matches!(signal, SIGINT | SIGQUIT)) {
-                    // SAFETY: the child has not been waited for while this thread runs, or is just being
-                    // waited for: at worst the signal meets a process that has ended.
+                    // SAFETY: while this thread runs, the child has not been waited for, or is being waited
+                    // for: at worst the signal is for a process that has ended.
                     unsafe { libc::kill(pid as libc::pid_t, signal) };
                 }
             }
         });
         let status = wait(&mut child, || while_running(pid));
         handle.close();
-        forwarder.join().expect("the thread that passes signals on does not panic");
+        forwarder.join().expect("the thread that forwards signals does not panic");
         Ok(Finished { pid, status: status.context("cannot wait for the program")? })
     }
 }
 
-/// Short waits at first, so that a short command is not made longer.
+/// Short waits at first, so that a short command does not take longer.
 fn wait(child: &mut Child, mut while_running: impl FnMut()) -> std::io::Result<ExitStatus> {
     let mut pause_ms = 1;
     loop {

@@ -1,4 +1,4 @@
-//! The command line as clap knows it: what `mayfly --help`, man pages and completions are made of.
+//! The command line as clap declares it: the source of `mayfly --help`, man pages and completions.
 
 use clap::{Parser, Subcommand};
 
@@ -20,21 +20,21 @@ use crate::worker::up::UpArguments;
 
 const EXAMPLES: &str = "\
 Objects: a heap that packs them by when they will die
-  mayfly run --stats -- python3 script.py     and what the heap did, as a table
+  mayfly run --stats -- python3 script.py     with the heap's statistics as a table
   mayfly profile -- ./app                     how long objects of each calling context live
-  mayfly train app.parquet -o app.model       learn from that
-  mayfly run --model app.model -- ./app       and predict it
-  mayfly bind app.model -o new.model -- ./new the same for a new build, by names
+  mayfly train app.parquet -o app.model       learn from that profile
+  mayfly run --model app.model -- ./app       predict lifetimes with the model
+  mayfly bind app.model -o new.model -- ./new the model for a new build, by functions' names
   mayfly trace -o app.trace -- ./app          record every allocation
-  mayfly replay app.trace --plot memory.svg   which pages they kept, over time
+  mayfly replay app.trace --plot memory.svg   pages kept by live objects, over time
 
-Pages: one copy of what is the same in several processes
+Pages: one copy of identical pages of several processes
   mayfly share                                the page store; programs call mayfly_advise
 
 Containers: both, without a change of their images
   mayfly node                                 the agent of a node: CDI devices, pods' annotations
 
-Virtual machines: memory that comes back at once
+Virtual machines: memory that returns to the host at once
   mayfly vm boot --detach && mayfly vm run -- CMD
 
 Hardware: a CPU that allocates objects and pages itself, simulated
@@ -42,7 +42,7 @@ Hardware: a CPU that allocates objects and pages itself, simulated
 
 Functions: AWS Lambda's interfaces on one machine
   mayfly up template.yaml
-  mayfly report -o report.html                its run so far in one file
+  mayfly report -o report.html                the worker's run so far in one file
 
 `mayfly VERB --help` explains each verb with examples.";
 
@@ -50,15 +50,15 @@ Functions: AWS Lambda's interfaces on one machine
 #[derive(Parser)]
 #[command(name = "mayfly", version, after_help = EXAMPLES, arg_required_else_help = true)]
 pub struct Mayfly {
-    /// Tell on stderr what is done: the library found, the variables set
+    /// Log each step on stderr: the library found, the variables set
     #[arg(short, long, global = true, display_order = 100)]
     pub verbose: bool,
-    /// What to do.
+    /// The verb.
     #[command(subcommand)]
     pub verb: Verb,
 }
 
-/// What can be done.
+/// The verbs.
 #[derive(Subcommand)]
 #[allow(missing_docs)] // each is explained where its arguments are
 pub enum Verb {

@@ -8,13 +8,13 @@ pub const OWN_FAILURE: i32 = 125;
 /// One line and the exit code that goes with it.
 #[derive(Debug)]
 pub struct Failure {
-    /// What the process exits with.
+    /// The exit code of the process.
     pub exit_code: i32,
     line: String,
 }
 
 impl Failure {
-    /// `line` says what is wrong and where.
+    /// `line` names the fault and its place.
     pub fn new(exit_code: i32, line: String) -> Failure {
         Failure { exit_code, line }
     }

@@ -1,4 +1,4 @@
-//! What the `mayfly` command does, verb by verb, and the readers and simulators it does it with.
+//! The `mayfly` command, verb by verb, and its readers and simulators.
 
 pub mod child;
 pub mod command;

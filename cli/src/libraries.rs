@@ -1,15 +1,15 @@
-//! Where Mayfly's own shared libraries are: beside the command in a build, below `../lib` once installed.
+//! Finds Mayfly's own shared libraries: beside the command in a build, below `../lib` once installed.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow};
 
-/// The folders, the likeliest first.
+/// The folders to search, the likeliest first.
 ///
 /// # Errors
-/// It is not known where this program is.
+/// The path of this program is not known.
 fn places() -> Result<[PathBuf; 3]> {
-    let program = std::env::current_exe().context("cannot tell where this program is")?;
+    let program = std::env::current_exe().context("cannot find the path of this program")?;
     let folder = program.parent().unwrap_or(Path::new("/"));
     let prefix = folder.parent().unwrap_or(folder);
     Ok([folder.to_path_buf(), prefix.join("lib/mayfly"), prefix.join("lib")])
@@ -18,7 +18,7 @@ fn places() -> Result<[PathBuf; 3]> {
 /// The library of this file name.
 ///
 /// # Errors
-/// It is in none of the places.
+/// It is in none of the folders.
 pub fn find(name: &str) -> Result<PathBuf> {
     let places = places()?;
     places

@@ -1,4 +1,4 @@
-//! `mayfly`: memory for programs that live briefly, verb by verb: objects, pages, virtual machines, functions.
+//! `mayfly`: memory for short-lived programs, verb by verb: objects, pages, virtual machines, functions.
 
 use std::io::IsTerminal;
 
@@ -8,12 +8,12 @@ use mayfly_cli::failure::{Failure, OWN_FAILURE};
 use mayfly_cli::model::named;
 use mayfly_cli::trace::{driver, on_heap};
 
-/// Lines of the log that wait for stderr to take them; more are lost.
+/// Lines of the log that may wait for stderr; more are lost.
 const LINES_THAT_WAIT: usize = 4096;
 
 fn main() {
     let arguments: Vec<_> = std::env::args_os().take(5).collect();
-    // Before anything else is allocated: this process is measured.
+    // Before anything else is allocated: this process's memory is measured.
     if let [_, verb, slots] = &arguments[..]
         && verb == on_heap::DRIVER_VERB
     {
@@ -38,7 +38,8 @@ fn main() {
         Verb::Node(_) => tracing::Level::INFO,
         _ => tracing::Level::WARN,
     };
-    // On a thread of its own: whoever reads our stderr slowly, or not at all, holds up nothing but lines.
+    // On a thread of its own: a reader that drains stderr slowly, or not at all, delays only lines of the
+    // log.
     let (writer, flushed_when_dropped) = tracing_appender::non_blocking::NonBlockingBuilder::default()
         .buffered_lines_limit(LINES_THAT_WAIT)
         .finish(std::io::stderr());

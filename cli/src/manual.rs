@@ -1,4 +1,4 @@
-//! `mayfly manual`: man pages and shell completions, made of the command line itself. Packages call it.
+//! `mayfly manual`: man pages and shell completions, generated from the command line. Packages call it.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use clap_complete::Shell;
 /// Write man pages and shell completions
 #[derive(Args)]
 pub struct ManualArguments {
-    /// Where man1/ and completions/ go
+    /// The folder for man1/ and completions/
     #[arg(value_name = "FOLDER")]
     folder: PathBuf,
 }

@@ -1,4 +1,4 @@
-//! What /proc says of processes: who descends from whom, and whether one has Mayfly's heap and can be attached to.
+//! Reads processes from /proc: their descent, and whether one has Mayfly's heap and can be attached to.
 
 use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
@@ -7,7 +7,7 @@ use anyhow::{Result, bail, ensure};
 
 use crate::program;
 
-/// A process that has ended and was not waited for does not run.
+/// Whether a process runs; a zombie does not.
 pub fn is_running(pid: u32) -> bool {
     stat(pid).is_some_and(|(state, _)| !matches!(state, 'Z' | 'X'))
 }
@@ -48,7 +48,8 @@ pub fn trees(roots: &[u32]) -> Vec<u32> {
     found
 }
 
-/// The processes that are called so, or run a program of that file name, without those that descend from another of them.
+/// The processes of this name, or that run a program of this file name, without those that descend from
+/// another of them.
 pub fn named(wanted: &str) -> Vec<u32> {
     let is_called = |pid: &u32| {
         let program = std::fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
@@ -68,22 +69,22 @@ pub fn name(pid: u32) -> Option<String> {
     Some(String::from_utf8_lossy(&name).trim_end().replace('/', "_"))
 }
 
-/// The number that a process has in its own container.
+/// The PID of a process in its own namespace.
 pub fn own_number(pid: u32) -> Option<String> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
     numbers.split_whitespace().next_back().map(str::to_owned)
 }
 
-/// Says what speaks against attaching, as far as can be seen from outside.
+/// Checks whether attaching to a process is possible, as far as can be seen from outside.
 ///
 /// # Errors
-/// Why not, and what to do.
+/// The reason why not, and the cure.
 pub fn check(pid: u32) -> Result<()> {
     ensure!(is_running(pid), "there is no process {pid}");
     let user = rustix::process::geteuid().as_raw();
     let Ok(maps) = std::fs::read(format!("/proc/{pid}/maps")) else {
-        // Root may be kept from looking, too; it is believed by the heap all the same, if there is one.
+        // Root may be denied the file, too; the heap, if there is one, accepts it all the same.
         ensure!(user == 0, "process {pid} is another user's: attach as root, or as that user");
         return Ok(());
     };
@@ -105,13 +106,13 @@ pub fn check(pid: u32) -> Result<()> {
     }
 }
 
-/// Whether these variables let somebody attach; `None` where they do not say it: a program that shows its state as its name (as
-/// setproctitle does) writes it over them, and then only the heap knows.
+/// Whether these variables permit attaching; `None` where they are lost: a program that shows its state as
+/// its name (as setproctitle does) overwrites them, and then only the heap knows.
 fn control(variables: &[u8]) -> Option<bool> {
     let value = |name: &[u8]| variables.split(|&byte| byte == 0).find_map(|line| line.strip_prefix(name));
     match value(b"MAYFLY_HEAP_CONTROL=") {
         Some(value) => Some(value == b"on" || value.starts_with(b"/")),
-        // Those that the heap came with are there.
+        // The variables are intact: the heap was preloaded by one of them.
         None => value(b"LD_PRELOAD=").filter(|value| contains(value, b"libmayfly_heap")).map(|_| false),
     }
 }
@@ -125,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn variables_that_were_written_over_say_nothing() {
+    fn overwritten_variables_decide_nothing() {
         assert_eq!(control(b"A=1\0MAYFLY_HEAP_CONTROL=on\0"), Some(true));
         assert_eq!(control(b"MAYFLY_HEAP_CONTROL=/run/x\0"), Some(true));
         assert_eq!(control(b"MAYFLY_HEAP_CONTROL=off\0"), Some(false));

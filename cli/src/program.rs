@@ -1,4 +1,4 @@
-//! Finds the program that a command names, and tells whether a preloaded heap can serve it.
+//! Finds the program that a command names, and checks whether a preloaded heap can serve it.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -10,10 +10,10 @@ use object::Endianness;
 use object::elf::{EM_X86_64, FileHeader64, PT_INTERP, PT_NOTE};
 use object::read::elf::{FileHeader, ProgramHeader};
 
-/// Headers of a program lie in its first bytes.
+/// The headers of a program lie in its first bytes.
 const HEADERS_BYTES: u64 = 1 << 16;
 
-/// Why the dynamic loader would not take the heap into a program.
+/// Why the dynamic loader would not load the heap into a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Obstacle {
     /// It runs without the heap: the reason, as the end of "PROGRAM is ...".
@@ -27,18 +27,18 @@ pub fn find(command: &OsStr) -> Option<PathBuf> {
     which::which(command).ok()
 }
 
-/// Looks at a program, and for a script at its interpreter. `None`: nothing speaks against it.
+/// The obstacle in a program, or in a script's interpreter; `None` if there is none.
 pub fn obstacle(program: &Path) -> Option<Obstacle> {
     let mut headers = Vec::new();
     File::open(program).ok()?.take(HEADERS_BYTES).read_to_end(&mut headers).ok()?;
     if let Some(interpreter) = interpreter_of_script(&headers) {
-        // One step is what the kernel's own `#!` lines nearly always need.
+        // `#!` lines nearly always name the interpreter in one step.
         return obstacle_of_binary(&interpreter, &read_headers(&interpreter)?);
     }
     obstacle_of_binary(program, &headers)
 }
 
-/// Why a program cannot be profiled, and what to do; `None`: nothing speaks against it.
+/// Why a program cannot be profiled, and the cure; `None` if it can.
 pub fn no_profile(program: &Path) -> Option<String> {
     let mut headers = read_headers(program)?;
     let mut program = program.to_owned();
@@ -51,7 +51,7 @@ pub fn no_profile(program: &Path) -> Option<String> {
         .or_else(|| match obstacle_of_binary(&program, &headers)? {
             Obstacle::Ignored(what) if what.starts_with("static") => Some(STATIC.to_owned()),
             Obstacle::Ignored(what) => Some(format!(
-                "is {what}: the loader gives such programs no other heap; profile a copy without these rights, as the user that it needs"
+                "is {what}: the loader preloads nothing into such programs; profile a copy without these rights, as the user that it needs"
             )),
             Obstacle::Foreign(what) => Some(format!("is {what}: the heap is for x86-64")),
         })?;
@@ -61,7 +61,7 @@ pub fn no_profile(program: &Path) -> Option<String> {
 const STATIC: &str =
     "is statically linked: no other heap can be loaded into it; link it dynamically (without -static)";
 
-/// What its headers say against it.
+/// The reason in a program's headers, if there is one.
 fn why_no_profile(headers: &[u8]) -> Option<&'static str> {
     const GO: &[u8] = b"Go\0\0";
     let header = FileHeader64::<Endianness>::parse(headers).ok()?;
@@ -75,9 +75,8 @@ fn why_no_profile(headers: &[u8]) -> Option<&'static str> {
     if has(PT_NOTE, GO) {
         return Some("is written in Go, whose objects are not malloc's: use Go's own, runtime/pprof");
     }
-    has(PT_INTERP, b"ld-musl").then_some(
-        "is linked with musl, whose loader does not tell what unwinding needs: profile a build for glibc",
-    )
+    has(PT_INTERP, b"ld-musl")
+        .then_some("is linked with musl, whose loader lacks what unwinding needs: profile a build for glibc")
 }
 
 fn read_headers(path: &Path) -> Option<Vec<u8>> {
@@ -116,7 +115,7 @@ fn obstacle_of_binary(path: &Path, headers: &[u8]) -> Option<Obstacle> {
     (!dynamic).then(|| Obstacle::Ignored("statically linked".into()))
 }
 
-/// The loader drops `LD_PRELOAD` for programs that run with more rights than who starts them.
+/// Whether the program runs with more rights than the user who starts it: the loader then drops `LD_PRELOAD`.
 fn gains_privilege(path: &Path) -> bool {
     let Ok(metadata) = std::fs::metadata(path) else { return false };
     let mode = metadata.permissions().mode();
@@ -168,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_profiled_is_told_with_the_reason() {
+    fn names_the_reason_why_a_program_cannot_be_profiled() {
         let own = std::env::current_exe().unwrap();
         assert_eq!(no_profile(&own), None);
         assert_eq!(no_profile(&executable(b"#!/bin/sh\nexit\n")), None);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// A bar over reading the file at `path` so many `times`.
+/// A bar for reading the file at `path` so many `times`.
 pub fn over_file(path: &Path, times: u64, what: &'static str) -> ProgressBar {
     let length = std::fs::metadata(path).map_or(0, |metadata| metadata.len());
     let style = "{msg} {bar:30} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec}, {eta} left";
@@ -16,7 +16,7 @@ pub fn over_file(path: &Path, times: u64, what: &'static str) -> ProgressBar {
     bar
 }
 
-/// A clock beside what takes long and cannot say how far it is.
+/// A clock for work that takes long and has no measure of progress.
 pub fn of_waiting(what: &'static str) -> ProgressBar {
     let bar = ProgressBar::new_spinner().with_message(what);
     bar.set_style(ProgressStyle::with_template("{spinner} {msg}, {elapsed}").expect("the template is right"));
@@ -24,29 +24,29 @@ pub fn of_waiting(what: &'static str) -> ProgressBar {
     bar
 }
 
-/// As [`of_waiting`], where nothing is drawn a line every two seconds. It ends when it is dropped.
-pub struct Told {
+/// As [`of_waiting`]; without a terminal it prints a line every two seconds. It ends when it is dropped.
+pub struct ProgressLine {
     bar: ProgressBar,
     ends: Option<(mpsc::Sender<()>, JoinHandle<()>)>,
 }
 
-impl Told {
-    /// Tells of `what` from now on; `quiet` where lines are not wanted.
+impl ProgressLine {
+    /// Shows `what` from now on; `quiet` suppresses the lines.
     pub fn of(what: &'static str, quiet: bool) -> Self {
         let bar = of_waiting(what);
         let (sender, receiver) = mpsc::channel();
         let began = Instant::now();
-        let tell = move || {
+        let print = move || {
             while receiver.recv_timeout(Duration::from_secs(2)) == Err(mpsc::RecvTimeoutError::Timeout) {
                 eprintln!("mayfly: {what}, {} s", began.elapsed().as_secs());
             }
         };
-        let ends = (!quiet && bar.is_hidden()).then(|| (sender, std::thread::spawn(tell)));
+        let ends = (!quiet && bar.is_hidden()).then(|| (sender, std::thread::spawn(print)));
         Self { bar, ends }
     }
 }
 
-impl Drop for Told {
+impl Drop for ProgressLine {
     fn drop(&mut self) {
         self.bar.finish_and_clear();
         if let Some((sender, thread)) = self.ends.take() {

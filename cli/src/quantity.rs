@@ -1,4 +1,4 @@
-//! Numbers as people read them, and sizes and times as people write them.
+//! Formats numbers for people, and parses sizes and times that people write.
 
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ fn scaled(mut value: f64, step: f64, units: &[&str]) -> String {
 /// A size like `4096`, `64k`, `256MiB` or `1.5GiB`, in bytes. Units are binary.
 ///
 /// # Errors
-/// One line that tells what is allowed.
+/// One line that names the allowed forms.
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let shift = match &text[digits..] {
@@ -49,7 +49,7 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
         "T" | "TiB" => Some(40),
         _ => None,
     };
-    // Exact: a double holds all whole numbers up to 9e15.
+    // Exact: a double holds all integers up to 9e15.
     let number = text[..digits].parse::<f64>().ok();
     number
         .zip(shift)
@@ -62,7 +62,7 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
 /// A page size: a power of two from 1 KiB to 1 TiB.
 ///
 /// # Errors
-/// One line that tells what is allowed.
+/// One line that names the allowed forms.
 pub fn parse_page_bytes(text: &str) -> Result<u64, String> {
     parse_bytes(text)
         .ok()
@@ -73,7 +73,7 @@ pub fn parse_page_bytes(text: &str) -> Result<u64, String> {
 /// A time like `30s`, `500ms` or `2m`.
 ///
 /// # Errors
-/// One line that tells what is allowed.
+/// One line that names the allowed forms.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let units = [("ms", 0.001), ("s", 1.0), ("m", 60.0)];
     units
@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn people_read_them() {
+    fn formats_bytes_durations_and_counts() {
         assert_eq!(bytes(0.0), "0 B");
         assert_eq!(bytes(1536.0), "1.5 KiB");
         assert_eq!(bytes(1290.0 * 1048576.0), "1.3 GiB");

@@ -18,9 +18,9 @@ Examples:
   mayfly run -- redis-server --port 7000
   mayfly run --stats -- python3 script.py             a table of the heap's statistics at the end
   mayfly run --stats=heap.json -- ./server            the same as JSON in a file
-  mayfly run --model server.mayfly-model -- ./server  lifetimes predicted by what `mayfly train` learned; what each run
-                                                      finds out is kept in server.mayfly-model.table for the next;
-                                                      for another build, see mayfly bind
+  mayfly run --model server.mayfly-model -- ./server  lifetimes predicted by a model of `mayfly train`; each run
+                                                      saves what it learns in server.mayfly-model.table
+                                                      for the next; for another build, see mayfly bind
   mayfly run --lifetimes fixed:1s -- ./server         no learning: every object in one class
   mayfly run --lifetimes oracle=app.trace -- ./app    true lifetimes, recorded by `mayfly trace`
 
@@ -40,8 +40,8 @@ cannot be run, 125 if mayfly itself fails.";
 pub struct RunArguments {
     #[command(flatten)]
     heap: HeapSettings,
-    /// What is learned of each call site is kept there for the next run: FILE, or none [default: beside the model, if there
-    /// is one]
+    /// Save what the heap learns about each call site for the next run: FILE, or none [default: beside the
+    /// model, if there is one]
     #[arg(long, value_name = "FILE")]
     table: Option<PathBuf>,
     /// TOML file with a table "heap" [default: mayfly.toml, if there is one]
@@ -49,7 +49,7 @@ pub struct RunArguments {
     config: Option<PathBuf>,
     /// Show the heap's statistics when the program has ended, on stderr, or write them to FILE as JSON
     ///
-    /// FILE may hold %p, the process id: then processes that the program starts write theirs too.
+    /// FILE may contain %p, the process id: then processes that the program starts write theirs too.
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true)]
     stats: Option<Option<PathBuf>>,
     /// With --stats: JSON instead of the table
@@ -93,7 +93,7 @@ impl RunArguments {
             program.set("MAYFLY_HEAP_TABLE", kept);
         }
         if std::env::var_os("MAYFLY_HEAP_CONTROL").is_none() {
-            program.set("MAYFLY_HEAP_CONTROL", "on"); // `mayfly profile --pid` may come later
+            program.set("MAYFLY_HEAP_CONTROL", "on"); // for a later `mayfly profile --pid`
         }
         match self.stats {
             None if table.is_none() => Err(program.replace_this_process()),
@@ -115,22 +115,23 @@ impl RunArguments {
 }
 
 impl RunArguments {
-    /// The model that the heap is to have.
+    /// The model for the heap.
     fn model(&self, file: &HeapSettings) -> Option<PathBuf> {
         let variable = std::env::var_os("MAYFLY_HEAP_MODEL").map(PathBuf::from);
         self.heap.model.clone().or(variable).or(file.model.clone())
     }
 
-    /// In its place, one for the build of this program that is to run.
+    /// In its place, a model bound to this program's build.
     fn bound_model(&self, file: &HeapSettings, program: &Path) -> Option<PathBuf> {
         if !self.heap.lifetimes.as_ref().is_none_or(|lifetimes| matches!(lifetimes, Lifetimes::Model { .. }))
         {
-            return None; // no model is asked
+            return None; // the heap uses no model
         }
         bound::for_program(&std::path::absolute(self.model(file)?).ok()?, program)
     }
 
-    /// Where the sites are kept for the next run; `None` if nowhere, or if the environment says it.
+    /// The file that saves the sites for the next run; `None` if there is none, or if the environment names
+    /// it.
     fn kept_table(&self, model: Option<PathBuf>) -> Result<Option<PathBuf>> {
         let named = match &self.table {
             Some(none) if none.as_os_str() == "none" => return Ok(None),
@@ -163,7 +164,7 @@ fn oracle_table(trace: &Path) -> Result<Table> {
 fn show_statistics(program: Preloaded, json: bool) -> Result<i32> {
     let finished = with_statistics(program, |text, origin| {
         let statistics = statistics::parse(text, origin)?;
-        // Standard output is the program's.
+        // Standard output belongs to the program.
         if json {
             eprintln!("{}", serde_json::Value::Object(statistics));
         } else {
@@ -174,8 +175,8 @@ fn show_statistics(program: Preloaded, json: bool) -> Result<i32> {
     Ok(finished.exit_code())
 }
 
-/// Runs the program and hands on the statistics of its own process. Processes that it starts write theirs
-/// beside it, under their own ids, and are not shown.
+/// Runs the program and passes its own process's statistics to `take`. Processes that it starts write theirs
+/// beside it, under their own PIDs, and are not shown.
 fn with_statistics(mut program: Preloaded, take: impl FnOnce(&str, &Path) -> Result<()>) -> Result<Finished> {
     let folder = tempfile::Builder::new().prefix("mayfly-stats-").tempdir()?;
     program.set("MAYFLY_HEAP_STATS", folder.path().join("%p.json"));

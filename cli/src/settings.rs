@@ -1,4 +1,4 @@
-//! How the heap is configured: flags before `MAYFLY_HEAP_*` before a TOML file before the heap's own defaults.
+//! The heap's configuration: flags before `MAYFLY_HEAP_*` before a TOML file before the heap's own defaults.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -12,10 +12,10 @@ use serde::Deserialize;
 use crate::failure::plain_reason;
 use crate::libraries;
 
-/// The file that is read when there is one and `--config` names no other.
+/// The file that is read if it exists and `--config` names no other.
 const DEFAULT_FILE: &str = "mayfly.toml";
 
-/// Where lifetime classes come from.
+/// The source of lifetime classes.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub enum Lifetimes {
@@ -23,7 +23,7 @@ pub enum Lifetimes {
     Online,
     /// Predicted by the trained model.
     Model {
-        /// Corrected by what is learned while the program runs.
+        /// Corrected by online learning while the program runs.
         online: bool,
     },
     /// One class for every object.
@@ -75,7 +75,7 @@ pub enum Spans {
     Lines,
 }
 
-/// Where free blocks for small spans come from.
+/// The source of free blocks for small spans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Recycle {
@@ -85,7 +85,7 @@ pub enum Recycle {
     Longest,
 }
 
-/// How huge pages are had.
+/// How the heap allocates huge pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Pages {
@@ -101,13 +101,14 @@ pub enum Pages {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Args, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HeapSettings {
-    /// Where lifetime classes come from: online, model, model+online, fixed, fixed:CLASS or oracle=TRACE [default: online,
-    /// or model+online with --model]
+    /// Source of lifetime classes: online, model, model+online, fixed, fixed:CLASS or oracle=TRACE [default:
+    /// online, or model+online with --model]
     ///
-    /// online learns each allocation site's class while the program runs. model takes it from the file that --model names, by
-    /// the calling context; model+online begins with that and corrects it. fixed:CLASS gives every object one
-    /// class, of 10ms 100ms 1s 10s 100s 1000s inf (fixed alone: inf). oracle=TRACE knows the true lifetimes of
-    /// an earlier run that `mayfly trace` recorded: for evaluation.
+    /// With online, the heap learns each allocation site's class while the program runs. With model, it
+    /// predicts the class from the file that --model names, by the calling context; with model+online, it
+    /// also corrects the model. With fixed:CLASS, every object has one class, of 10ms 100ms 1s 10s 100s 1000s
+    /// inf (fixed alone: inf). With oracle=TRACE, objects have the true lifetimes of an earlier run that
+    /// `mayfly trace` recorded: for evaluation.
     #[arg(long, value_name = "SOURCE")]
     pub lifetimes: Option<Lifetimes>,
     /// The model that `mayfly train` made, to predict lifetimes with
@@ -116,17 +117,19 @@ pub struct HeapSettings {
     /// Layout of small objects in block spans [default: cells]
     #[arg(long)]
     pub spans: Option<Spans>,
-    /// Which pages' free blocks are used again for small objects [default: fill]
+    /// Pages whose free blocks are reused for small objects [default: fill]
     #[arg(long)]
     pub recycle: Option<Recycle>,
-    /// A huge page's deadline is FACTOR x its lifetime class: 2 and 4 are the paper's, from 1 to 1000 [default: 2]
+    /// A huge page's deadline is FACTOR x its lifetime class: 2 and 4 are the paper's, from 1 to 1000 [default:
+    /// 2]
     #[arg(long, alias = "k", value_name = "FACTOR", value_parser = deadline_factor)]
     #[serde(default, alias = "k", deserialize_with = "deadline_factor_in_file")]
     pub deadline_factor: Option<u32>,
-    /// How huge pages are had [default: thp]
+    /// How the heap allocates huge pages [default: thp]
     #[arg(long)]
     pub pages: Option<Pages>,
-    /// Empty huge pages that stay mapped; with 0 all go back at once, the paper's way [default: an eighth of those in use]
+    /// Empty huge pages that stay mapped; with 0 all are released at once, as in the paper [default: an
+    /// eighth of those in use]
     #[arg(long, value_name = "N")]
     pub retain: Option<u32>,
 }
@@ -141,7 +144,7 @@ fn deadline_factor_in_file<'a, D: serde::Deserializer<'a>>(deserializer: D) -> R
     deadline_factor(&number.to_string()).map(Some).map_err(serde::de::Error::custom)
 }
 
-/// What a configuration file may hold.
+/// The content of a configuration file.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ConfigurationFile {
@@ -172,8 +175,8 @@ impl HeapSettings {
     }
 
     /// The variables to set for the heap, where `self` are the flags: a flag wins over a variable that `set`
-    /// finds in the environment, and that over the file. An oracle comes out with its trace, still to be made
-    /// into a table.
+    /// finds in the environment, and that over the file. An oracle is returned as its trace, not yet as a
+    /// table.
     pub fn variables(&self, file: &HeapSettings, set: impl Fn(&str) -> bool) -> Vec<(&'static str, Value)> {
         let mut variables = Vec::new();
         let mut layer = |name: &'static str, flag: Option<Value>, file: Option<Value>| {
@@ -202,9 +205,9 @@ impl HeapSettings {
 /// The value of a variable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Value {
-    /// As it is.
+    /// Its text.
     Text(OsString),
-    /// `oracle:TABLE`, of the table that this trace gives.
+    /// `oracle:TABLE`, with the table made from this trace.
     OracleOf(PathBuf),
 }
 
@@ -229,7 +232,7 @@ fn number(value: u32) -> Value {
     Value::Text(value.to_string().into())
 }
 
-/// Finds `libmayfly_heap.so`: `MAYFLY_HEAP_LIB`, else where [`libraries::find`] looks.
+/// Finds `libmayfly_heap.so`: `MAYFLY_HEAP_LIB`, else by [`libraries::find`].
 ///
 /// # Errors
 /// No such file, or a path that `LD_PRELOAD` cannot carry.

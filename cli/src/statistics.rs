@@ -19,16 +19,16 @@ pub fn parse(text: &str, origin: &Path) -> Result<Map<String, Value>> {
     }
 }
 
-/// The whole number under `key`.
+/// The integer under `key`.
 ///
 /// # Errors
-/// No such key, or no number there; the key is named.
+/// There is no such key, or no number under it; the key is named.
 pub fn whole_number(statistics: &Map<String, Value>, key: &str) -> Result<u64> {
     let value = statistics.get(key).ok_or_else(|| anyhow!("the heap's statistics lack the key {key}"))?;
     value.as_u64().ok_or_else(|| anyhow!("the heap's statistics have {key} = {value}, not a whole number"))
 }
 
-/// A table of two columns, numbers as people read them.
+/// A table of two columns, with numbers formatted for people.
 pub fn table(statistics: &Map<String, Value>) -> String {
     let width = statistics.keys().map(|key| key.len()).max().unwrap_or(0);
     let rows = statistics.iter().map(|(key, value)| format!("{key:width$}  {:>14}\n", readable(key, value)));
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn names_missing_keys_and_bad_values() {
         let statistics = parse(r#"{"heap.live_bytes": "many"}"#, Path::new("s.json")).unwrap();
         let error = |key| whole_number(&statistics, key).unwrap_err().to_string();
         assert_eq!(error("heap.mapped_bytes"), "the heap's statistics lack the key heap.mapped_bytes");

@@ -1,4 +1,4 @@
-//! `mayfly profile` on a program whose lifetimes are known.
+//! `mayfly profile` on a program with known lifetimes.
 
 mod known;
 mod synthetic;
@@ -16,7 +16,7 @@ use synthetic::{heap_library, mayfly};
 use tempfile::tempdir;
 
 #[test]
-fn says_of_each_context_how_much_it_allocates_and_how_long_it_lives() {
+fn reports_bytes_and_lifetimes_of_each_context() {
     let folder = tempdir().unwrap();
     let program = program(folder.path());
     let output = mayfly()
@@ -32,7 +32,7 @@ fn says_of_each_context_how_much_it_allocates_and_how_long_it_lives() {
     assert_eq!(totals["profile.lost"], 0);
 
     let profile = Profile::read(&folder.path().join("out.profile")).unwrap();
-    // Bytes that were allocated, and the class by which 95% of them die.
+    // Allocated bytes, and the class by which 95% of them die.
     for (function, bytes, class) in [
         ("brief", 100 * 200_000, "10ms"),
         ("permanent", 200 * 50_000, "inf"),
@@ -45,7 +45,7 @@ fn says_of_each_context_how_much_it_allocates_and_how_long_it_lives() {
         let error = context.bytes / f64::from(bytes) - 1.0;
         assert!(error.abs() < 0.25, "{function}: {error} off, of {} samples", context.sampled);
         let found = CLASS_NAMES[t95(context).unwrap()];
-        // A busy machine may be slower than the program is written for, never faster.
+        // A busy machine may be slower than the program expects, never faster.
         let (found, wanted) = (place(found), place(class));
         assert!(
             found == wanted || class != "inf" && found == wanted + 1 || function == "crossing",
@@ -82,7 +82,7 @@ fn says_of_each_context_how_much_it_allocates_and_how_long_it_lives() {
 }
 
 #[test]
-fn all_code_has_the_names_that_stacks_have() {
+fn all_code_has_the_names_of_stacks() {
     let folder = tempdir().unwrap();
     let program = program(folder.path());
     let mut command = mayfly();
@@ -174,7 +174,7 @@ fn profile_of_forks(folder: &Path, options: &[&str]) -> (Value, Profile) {
 }
 
 #[test]
-fn each_forked_process_has_a_profile_and_all_become_one() {
+fn merges_the_profiles_of_forked_processes() {
     let folder = tempdir().unwrap();
     let (totals, profile) = profile_of_forks(folder.path(), &[]);
     assert_eq!((&totals["profile.processes"], profile.processes), (&4.into(), 4));
@@ -186,7 +186,7 @@ fn each_forked_process_has_a_profile_and_all_become_one() {
     };
     for (function, wanted) in [("master", 100_000.0 * 150.0), ("worker", 3.0 * 1_000_000.0 * 150.0)] {
         let share = of(function) / wanted;
-        assert!((0.8..1.25).contains(&share), "{function}: {share} of what it allocates");
+        assert!((0.8..1.25).contains(&share), "{function}: {share} of its allocations");
     }
     let program = &profile.modules[profile.program().unwrap()];
     assert_eq!(program.path, folder.path().join("forks"));
@@ -196,7 +196,7 @@ fn each_forked_process_has_a_profile_and_all_become_one() {
 }
 
 #[test]
-fn the_programs_own_process_alone_can_be_asked_for() {
+fn profiles_only_the_programs_own_process() {
     let folder = tempdir().unwrap();
     let (totals, profile) = profile_of_forks(folder.path(), &["--only"]);
     assert_eq!(profile.processes, 1);
@@ -205,11 +205,11 @@ fn the_programs_own_process_alone_can_be_asked_for() {
 }
 
 #[test]
-fn many_processes_that_ended_take_little_room_meanwhile() {
+fn files_of_many_ended_processes_are_merged_meanwhile() {
     let folder = tempdir().unwrap();
     let mut command = mayfly();
     command.args(["profile", "--json", "--every", "1k", "-o"]).arg(folder.path().join("out")).arg("--");
-    // A shell that starts programs one after another, waits until there are few files, and says how many.
+    // A shell that starts programs one after another, waits until there are few files, and prints how many.
     let script = format!(
         "for i in $(seq 200); do /bin/true; done
         for i in $(seq 60); do set -- {}/out.parts-*/*; [ $# -lt 64 ] && break; sleep 1; done; echo $#",
@@ -224,7 +224,7 @@ fn many_processes_that_ended_take_little_room_meanwhile() {
 }
 
 #[test]
-fn a_profile_is_read_while_it_is_taken_and_after_it_was_killed() {
+fn reads_a_profile_while_it_is_taken_and_after_a_kill() {
     let folder = tempdir().unwrap();
     let source = folder.path().join("serves.c");
     let program = folder.path().join("serves");
@@ -259,7 +259,7 @@ int main(void) { for (unsigned i = 0;; i++) { keep(i % (1 << 16)); if (i % 100 =
     assert_eq!(
         keep.censored().iter().sum::<u64>(),
         keep.live,
-        "it runs: nobody knows how long they will live"
+        "the process runs: their lifetimes have only a lower bound"
     );
 
     // By a signal, once mayfly waits for its program.
@@ -272,18 +272,18 @@ int main(void) { for (unsigned i = 0;; i++) { keep(i % (1 << 16)); if (i % 100 =
 
     running.kill().unwrap();
     running.wait().unwrap();
-    assert!(enough(&from(&folder_of_parts).unwrap()), "what a killed one leaves");
+    assert!(enough(&from(&folder_of_parts).unwrap()), "a killed profiler leaves its files");
     let of_program = std::fs::read_dir(&folder_of_parts).unwrap().flatten().next().unwrap().file_name();
     let pid: i32 = of_program.to_str().unwrap().parse().unwrap();
-    // SAFETY: its file says that the program runs.
+    // SAFETY: by its file the program runs.
     assert_eq!(unsafe { libc::kill(pid, libc::SIGKILL) }, 0);
     wait_for(|| from(&folder_of_parts).filter(|profile| of(profile, "keep").censored() == [0; 7]));
 }
 
-fn wait_for<T>(mut what: impl FnMut() -> Option<T>) -> T {
+fn wait_for<T>(mut find: impl FnMut() -> Option<T>) -> T {
     let began = std::time::Instant::now();
     loop {
-        if let Some(found) = what() {
+        if let Some(found) = find() {
             return found;
         }
         assert!(began.elapsed().as_secs() < 60, "it never happened");

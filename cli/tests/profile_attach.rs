@@ -1,4 +1,4 @@
-//! `mayfly profile --pid` on a program that runs: what it finds, and what it survives.
+//! `mayfly profile --pid` on a running program: its results, and the failures that it survives.
 
 mod synthetic;
 
@@ -13,7 +13,8 @@ use lifetime::profile::label::t95;
 use synthetic::{heap_library, mayfly, refusal};
 use tempfile::TempDir;
 
-/// Allocates for ever, in ways that differ; says on stdout who it is. With `fork`, a child does so too; with `idle`, it stops.
+/// Allocates for ever, in different ways; prints its PID. With `fork`, a child does so, too; with `idle`, it
+/// stops.
 const PROGRAM: &str = r#"
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,11 +38,11 @@ int main(int count, char **arguments) {
 struct Program(Child, u32);
 
 impl Program {
-    /// Runs on the heap, and can be attached to.
-    fn start(what: &str) -> Self {
+    /// Starts the program on the heap, so that it can be attached to.
+    fn start(mode: &str) -> Self {
         let mut command = mayfly();
         command.args(["run", "--"]).arg(built());
-        Self::of(command.arg(what).env("MAYFLY_HEAP_LIB", heap_library()))
+        Self::of(command.arg(mode).env("MAYFLY_HEAP_LIB", heap_library()))
     }
 
     fn of(command: &mut Command) -> Self {
@@ -108,12 +109,13 @@ fn check(out: &Path) {
 fn samples_a_running_program_and_leaves_it_running_twice() {
     let folder = tempfile::tempdir().unwrap();
     let program = Program::start("");
-    // The fewest of several looks: for a moment, four times a second, the heap has the socket by which it looks for us.
-    let look = || {
+    // The fewest of several counts: for a moment, four times a second, the heap has the socket by which it
+    // connects to us.
+    let count = || {
         std::thread::sleep(Duration::from_millis(10));
         std::fs::read_dir(format!("/proc/{}/fd", program.1)).unwrap().count()
     };
-    let open = || (0..20).map(|_| look()).min().unwrap();
+    let open = || (0..20).map(|_| count()).min().unwrap();
     let before = open();
     for name in ["one", "two"] {
         let out = folder.path().join(name);
@@ -130,12 +132,12 @@ fn samples_a_running_program_and_leaves_it_running_twice() {
 }
 
 #[test]
-fn a_second_one_is_refused_and_a_dead_one_makes_room() {
+fn refuses_a_second_profiler_until_the_first_has_died() {
     let folder = tempfile::tempdir().unwrap();
     let program = Program::start("");
     let out = folder.path().join("first");
     let mut first = attach(program.1, "600", &out).stderr(Stdio::null()).spawn().unwrap();
-    // The first is there once the program has its memory file.
+    // The first one is attached once the program has its memory file.
     let maps = || std::fs::read_to_string(format!("/proc/{}/maps", program.1)).unwrap();
     wait_until(|| maps().contains("memfd:mayfly-profile"));
     let line = refusal(&attach(program.1, "1", &out).output().unwrap(), 125);
@@ -151,7 +153,7 @@ fn a_second_one_is_refused_and_a_dead_one_makes_room() {
 #[test]
 fn a_forked_child_is_a_process_of_its_own() {
     let folder = tempfile::tempdir().unwrap();
-    let program = Program::start("fork"); // which says the child's id
+    let program = Program::start("fork"); // which prints the child's PID
     assert_ne!(program.1, program.0.id());
     for pid in [program.0.id(), program.1] {
         let out = folder.path().join(pid.to_string());
@@ -161,7 +163,7 @@ fn a_forked_child_is_a_process_of_its_own() {
     }
 }
 
-/// A server with workers, some of which are forked when it has run for a while; it shows what it does where its environment was.
+/// A server with workers, of which it forks one later; it overwrites its environment, as for its title.
 const SERVER: &str = r#"
 #include <signal.h>
 #include <stdio.h>
@@ -189,7 +191,7 @@ int main(void) {
 "#;
 
 #[test]
-fn a_servers_workers_are_sampled_with_it_though_it_shows_another_environment() {
+fn samples_a_servers_workers_though_its_environment_is_overwritten() {
     let folder = tempfile::tempdir().unwrap();
     let (source, binary) = (folder.path().join("server.c"), folder.path().join("server"));
     std::fs::write(&source, SERVER).unwrap();
@@ -199,17 +201,17 @@ fn a_servers_workers_are_sampled_with_it_though_it_shows_another_environment() {
     let program =
         Program::of(command.args(["run", "--"]).arg(&binary).env("MAYFLY_HEAP_LIB", heap_library()));
     let environment = std::fs::read(format!("/proc/{}/environ", program.1)).unwrap();
-    assert!(!environment.windows(6).any(|word| word == b"MAYFLY"), "it was written over");
+    assert!(!environment.windows(6).any(|word| word == b"MAYFLY"), "it was overwritten");
     let out = folder.path().join("all");
     let output = attach(program.1, "10", &out).output().unwrap();
     assert!(output.status.success(), "{}", text(&output));
     let profile = Profile::read(&out.with_extension("profile")).unwrap();
-    // The third worker may have been there before.
+    // The third worker may have started before.
     assert!((3..=4).contains(&profile.processes), "{}", text(&output));
     let serve = of(&profile, "serve");
     let left: u64 = serve.censored().iter().sum();
     assert!(serve.sampled > 20 && left > 0 && left == serve.live, "{serve:?}");
-    assert!(lifetime::profile::label::lifetime(serve).unwrap().at_least, "nobody saw them die");
+    assert!(lifetime::profile::label::lifetime(serve).unwrap().at_least, "the profile did not see them die");
     assert!(of(&profile, "supervise").freed > 0);
 
     let out = folder.path().join("one");
@@ -221,11 +223,11 @@ fn a_servers_workers_are_sampled_with_it_though_it_shows_another_environment() {
 }
 
 #[test]
-fn looks_again_and_again_into_a_data_set_until_it_is_told_to_end() {
+fn profiles_repeatedly_into_a_data_set_until_a_signal() {
     let folder = tempfile::tempdir().unwrap();
     let program = Program::start("");
     let data = folder.path().join("profiles");
-    let mut looking = attach(program.1, "1", &data).args(["--again", "1s"]).spawn().unwrap();
+    let mut profiler = attach(program.1, "1", &data).args(["--again", "1s"]).spawn().unwrap();
     let tables = || -> Vec<PathBuf> {
         let below =
             |path: PathBuf| std::fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
@@ -238,8 +240,8 @@ fn looks_again_and_again_into_a_data_set_until_it_is_told_to_end() {
     };
     wait_until(|| tables().len() >= 2);
     // SAFETY: the process is a child that was not waited for.
-    assert_eq!(unsafe { libc::kill(i32::try_from(looking.id()).unwrap(), libc::SIGTERM) }, 0);
-    assert!(looking.wait().unwrap().success());
+    assert_eq!(unsafe { libc::kill(i32::try_from(profiler.id()).unwrap(), libc::SIGTERM) }, 0);
+    assert!(profiler.wait().unwrap().success());
     for table in tables() {
         assert!(table.parent().unwrap().file_name().unwrap().to_string_lossy().len() > "build=".len() + 8);
         for other in ["symbols.parquet", "pb.gz"] {
@@ -252,7 +254,7 @@ fn looks_again_and_again_into_a_data_set_until_it_is_told_to_end() {
 }
 
 #[test]
-fn an_attached_profiler_that_is_killed_leaves_what_it_had() {
+fn a_killed_profiler_leaves_its_last_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
     let program = Program::start("");
     let out = folder.path().join("out");
@@ -273,7 +275,7 @@ fn an_attached_profiler_that_is_killed_leaves_what_it_had() {
 }
 
 #[test]
-fn a_program_in_namespaces_of_its_own_is_attached_to_by_a_folder() {
+fn attaches_through_a_folder_to_a_program_in_other_namespaces() {
     // SAFETY: always allowed.
     if unsafe { libc::geteuid() } != 0 {
         return; // needs root to make namespaces
@@ -283,20 +285,20 @@ fn a_program_in_namespaces_of_its_own_is_attached_to_by_a_folder() {
     command.args(["--net", "--pid", "--fork", "--kill-child"]).arg(built()).arg("");
     command.env("LD_PRELOAD", heap_library()).env("MAYFLY_HEAP_CONTROL", folder.path());
     let program = Program::of(&mut command);
-    assert_eq!(program.1, 1, "as it knows itself");
+    assert_eq!(program.1, 1, "its PID in its own namespace");
     let of_unshare = format!("/proc/{0}/task/{0}/children", program.0.id());
     let pid: u32 = std::fs::read_to_string(of_unshare).unwrap().trim().parse().unwrap();
-    // What somebody has left who was killed is in nobody's way.
+    // A socket left by a killed profiler does no harm.
     drop(std::os::unix::net::UnixListener::bind(folder.path().join("1")).unwrap());
     let out = folder.path().join("out");
     let output = attach(pid, "3", &out).arg("--control").arg(folder.path()).output().unwrap();
     assert!(output.status.success(), "{}", text(&output));
     check(&out);
-    assert!(!folder.path().join("1").exists(), "the socket goes");
+    assert!(!folder.path().join("1").exists(), "the socket is removed");
 }
 
 #[test]
-fn a_program_that_ends_meanwhile_leaves_what_there_is() {
+fn keeps_the_profile_of_a_program_that_ends_meanwhile() {
     let folder = tempfile::tempdir().unwrap();
     let program = Program::start("");
     let out = folder.path().join("out");
@@ -313,9 +315,9 @@ fn a_program_that_ends_meanwhile_leaves_what_there_is() {
 }
 
 #[test]
-fn what_cannot_be_attached_to_is_named() {
+fn names_processes_that_cannot_be_attached_to() {
     let out = tempfile::tempdir().unwrap();
-    // Alone: from this process descend those of other tests.
+    // With --only: the processes of other tests descend from this one.
     let line =
         |pid: u32| refusal(&attach(pid, "1", &out.path().join("x")).arg("--only").output().unwrap(), 125);
     assert_eq!(line(0x3FFF_FFFF), "mayfly: there is no process 1073741823");
@@ -332,21 +334,21 @@ fn what_cannot_be_attached_to_is_named() {
 }
 
 #[test]
-fn root_without_the_right_to_look_at_a_process_is_believed_by_its_heap() {
+fn the_heap_accepts_root_without_rights_on_its_process() {
     // SAFETY: always allowed.
     if unsafe { libc::geteuid() } != 0 {
-        return; // needs root, whom the heap believes
+        return; // needs root, which the heap accepts
     }
     let folder = tempfile::tempdir().unwrap();
     let program = Program::start("");
-    // As in a container, of which the program is the first process: this one has no rights outside its namespace.
+    // As in a container: this process has no rights outside its user namespace.
     let without_rights = || {
         let mut command = Command::new("unshare");
         command.args(["--user", "--map-root-user"]);
         command
     };
     if !without_rights().arg("true").status().unwrap().success() {
-        return; // this machine gives nobody a namespace
+        return; // this machine permits no user namespaces
     }
     let looked = without_rights().args(["cat", &format!("/proc/{}/maps", program.1)]).output().unwrap();
     assert!(text(&looked).contains("Permission denied"), "{}", text(&looked));
@@ -358,13 +360,13 @@ fn root_without_the_right_to_look_at_a_process_is_believed_by_its_heap() {
 }
 
 #[test]
-fn another_users_socket_is_not_believed() {
+fn the_heap_refuses_another_users_socket() {
     // SAFETY: always allowed.
     if unsafe { libc::geteuid() } != 0 {
         return; // needs root to be two users
     }
     let program = Program::start("");
-    // Somebody else listens where `mayfly profile` would: the heap must not take a file from there.
+    // Another user's process listens where `mayfly profile` would: the heap must not accept its file.
     let script = "import os, socket, sys
 s = socket.socket(socket.AF_UNIX)
 os.setuid(65534)
@@ -387,9 +389,9 @@ for _ in range(2):
     assert!(!std::fs::read_to_string(format!("/proc/{}/maps", program.1)).unwrap().contains("mayfly-stolen"));
 }
 
-fn wait_until(mut what: impl FnMut() -> bool) {
+fn wait_until(mut holds: impl FnMut() -> bool) {
     let began = Instant::now();
-    while !what() {
+    while !holds() {
         assert!(began.elapsed() < Duration::from_secs(60), "it never happened");
         std::thread::sleep(Duration::from_millis(20));
     }

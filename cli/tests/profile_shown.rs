@@ -1,4 +1,4 @@
-//! What `mayfly profile` shows of a profile that was taken, and what it refuses to take.
+//! The tables and pages of `mayfly profile` for a finished profile, and programs that it refuses.
 
 mod known;
 mod synthetic;
@@ -13,7 +13,7 @@ use synthetic::{heap_library, mayfly, refusal};
 use tempfile::tempdir;
 
 #[test]
-fn a_profile_that_was_taken_is_shown_in_every_way() {
+fn shows_a_finished_profile_in_every_way() {
     let folder = tempdir().unwrap();
     let program = program(folder.path());
     let out = folder.path().join("out");
@@ -21,7 +21,7 @@ fn a_profile_that_was_taken_is_shown_in_every_way() {
     command.args(["profile", "--leaks", "--every", "32k", "-o"]).arg(&out).arg("--").arg(&program);
     let output = command.env("MAYFLY_HEAP_LIB", heap_library()).output().unwrap();
     assert_eq!(output.status.code(), Some(7));
-    // Without the lines that tell how far it is, on a slow machine.
+    // Without the lines of progress on a slow machine.
     let shown = |output: std::process::Output| -> String {
         let text = String::from_utf8(output.stderr).unwrap();
         text.lines().filter(|line| !line.starts_with("mayfly: ")).map(|line| format!("{line}\n")).collect()
@@ -48,7 +48,7 @@ fn a_profile_that_was_taken_is_shown_in_every_way() {
     let crossing = lines.iter().position(|line| line.ends_with("  crossing < main")).unwrap();
     assert!(lines[crossing + 1].contains("100.0%  freed by free_all"), "{text}");
 
-    // Two of the same are twice as much, and a lifetime is what it was.
+    // Two of the same have twice the bytes, and the same lifetimes.
     let twice = folder.path().join("twice");
     let mut command = mayfly();
     command.args(["profile", "--from"]).arg(&raw).arg(&raw).arg("-o").arg(&twice);
@@ -59,7 +59,7 @@ fn a_profile_that_was_taken_is_shown_in_every_way() {
 }
 
 #[test]
-fn what_cannot_be_profiled_is_refused_before_it_starts() {
+fn refuses_programs_that_cannot_be_profiled_before_they_start() {
     let folder = tempdir().unwrap();
     let source = folder.path().join("static.c");
     let program = folder.path().join("static");
@@ -74,7 +74,7 @@ fn what_cannot_be_profiled_is_refused_before_it_starts() {
     };
     let line = refused(&program);
     assert!(line.contains("static is statically linked") && line.ends_with("(without -static)"), "{line}");
-    // Another user's program that runs with that user's rights.
+    // A setuid program of another user.
     // SAFETY: always allowed.
     if unsafe { libc::geteuid() } == 0 {
         let copy = folder.path().join("suid");
@@ -91,7 +91,7 @@ fn what_cannot_be_profiled_is_refused_before_it_starts() {
 }
 
 #[test]
-fn code_that_was_made_at_run_time_has_the_names_that_its_program_wrote_and_else_one() {
+fn generated_code_has_the_names_of_its_perf_map_or_a_common_one() {
     let folder = tempdir().unwrap();
     let (program, raw) = (folder.path().join("made"), folder.path().join("out.profile"));
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("train/tests/made_code.c");
@@ -118,7 +118,7 @@ fn code_that_was_made_at_run_time_has_the_names_that_its_program_wrote_and_else_
 }
 
 #[test]
-fn a_folder_that_is_not_there_is_named() {
+fn names_a_missing_folder() {
     let folder = tempdir().unwrap();
     let mut command = mayfly();
     command.args(["profile", "-o"]).arg(folder.path().join("no/such/out")).args(["--", "true"]);

@@ -1,4 +1,4 @@
-//! `mayfly replay` on traces whose answer is known.
+//! `mayfly replay` on traces with known results.
 
 mod synthetic;
 
@@ -79,7 +79,7 @@ fn figures_are_drawn_with_axes_and_units() {
 }
 
 #[test]
-fn a_trace_of_nothing_is_answered() {
+fn replays_an_empty_trace() {
     let folder = tempdir().unwrap();
     let trace = folder.path().join("empty");
     TraceMaker::new(&trace).finish();
@@ -91,7 +91,7 @@ fn a_trace_of_nothing_is_answered() {
 }
 
 #[test]
-fn what_is_no_trace_is_refused_in_one_line() {
+fn refuses_other_files_in_one_line() {
     let folder = tempdir().unwrap();
     let file = folder.path().join("t");
     let replay =
@@ -113,7 +113,7 @@ fn what_is_no_trace_is_refused_in_one_line() {
 }
 
 #[test]
-fn a_torn_tail_is_dropped_and_said() {
+fn drops_and_reports_a_torn_tail() {
     let folder = tempdir().unwrap();
     let trace = folder.path().join("torn.trace");
     swinging_heap(&trace, 1, 100, 10);
@@ -125,7 +125,7 @@ fn a_torn_tail_is_dropped_and_said() {
     assert!(text.contains("note: 28 bytes of an unfinished last record were dropped"), "{text}");
 }
 
-/// Fig. 9: what keeps all 8 huge pages at the recorded addresses fits in few when lifetimes are known.
+/// Fig. 9: objects that keep all 8 huge pages at the recorded addresses fit in few when lifetimes are known.
 #[test]
 fn true_lifetimes_pack_the_swinging_heap() {
     let folder = tempdir().unwrap();
@@ -144,7 +144,7 @@ fn true_lifetimes_pack_the_swinging_heap() {
     let points = result["timeline.mayfly.2MiB.bytes"].as_array().unwrap();
     assert!(points.len() > 1000);
 
-    // Where it is adds up, and what was asked for is as much as lives.
+    // The parts add up, and the requested bytes are the live ones.
     for when in ["average", "final"] {
         let parts =
             result.as_object().unwrap().iter().filter(|(key, _)| {
@@ -153,23 +153,23 @@ fn true_lifetimes_pack_the_swinging_heap() {
         let sum: f64 = parts.map(|(_, bytes)| bytes.as_f64().unwrap()).sum();
         let held = result[format!("mayfly.2MiB.{when}_bytes")].as_f64().unwrap();
         assert!((sum - held).abs() < 100.0, "{when}: {sum} of {held}");
-        let asked = result[format!("mayfly.where.objects.{when}_bytes")].as_f64().unwrap();
+        let requested = result[format!("mayfly.where.objects.{when}_bytes")].as_f64().unwrap();
         let live =
             result[format!("live.{}_bytes", if when == "final" { "end" } else { when })].as_f64().unwrap();
-        assert!((asked - live).abs() <= live / 1000.0, "{when}: {asked} of {live}");
+        assert!((requested - live).abs() <= live / 1000.0, "{when}: {requested} of {live}");
     }
 }
 
-/// Objects with a mapping of their own count as memory, too: no curve lies below what lives.
+/// Objects with a mapping of their own count as memory, too: no curve lies below the live bytes.
 #[test]
-fn no_heap_holds_less_than_what_lives() {
+fn no_heap_holds_less_than_the_live_bytes() {
     let folder = tempdir().unwrap();
     let trace = folder.path().join("large.trace");
     let mut maker = TraceMaker::new(&trace);
     let (large, second) = (40 << 20, 1_000_000_000);
     maker.alloc(0, 1 << 40, large);
     maker.alloc(second, 2 << 40, 100);
-    // Comes and goes between two points of the curve.
+    // Lives between two points of the curve.
     maker.alloc(2 * second, 3 << 40, large);
     maker.free(2 * second + 1, 3 << 40);
     maker.free(4 * second, 2 << 40);

@@ -83,7 +83,7 @@ fn settings_reach_the_heap_in_their_order() {
 }
 
 #[test]
-fn what_cannot_run_is_named() {
+fn names_programs_that_cannot_run() {
     let folder = tempdir().unwrap();
     let line = refusal(&run(folder.path(), &["run", "--", "no-such-command"]), 127);
     assert_eq!(line, "mayfly: no-such-command: command not found");
@@ -132,7 +132,8 @@ fn statistics_are_a_table_or_json() {
     let output = run(folder.path(), &["run", "--stats", "--", "sh", "-c", "kill -KILL $$"]);
     assert_eq!(text(&output.stderr), "mayfly: no statistics: the program was ended by signal 9\n");
 
-    // A program that starts others: only its own are kept, or those of all. (dash leaves by _exit: no statistics.)
+    // A program that starts others: only its own statistics are written, or those of all. (dash exits by
+    // _exit: none.)
     let shell = ["bash", "-c", "echo a | cat >/dev/null; exit 4"];
     let output = run(folder.path(), &[&["run", "--stats=own.json", "--"], &shell[..]].concat());
     assert_eq!(output.status.code(), Some(4), "{}", text(&output.stderr));
@@ -145,7 +146,7 @@ fn statistics_are_a_table_or_json() {
 }
 
 #[test]
-fn a_request_to_stop_reaches_the_program() {
+fn forwards_a_stop_signal_to_the_program() {
     let folder = tempdir().unwrap();
     let mut command = on_heap(folder.path());
     command.args([
@@ -164,7 +165,7 @@ fn a_request_to_stop_reaches_the_program() {
     assert_eq!(child.wait().unwrap().code(), Some(9));
 }
 
-/// 1000 objects of 12345 B, of which 100 are never freed, and 10 reallocations.
+/// 1000 objects of 12345 B, 100 of them never freed, and 10 reallocations.
 const ALLOCATES: &str = "
 #include <stdlib.h>
 int main(void) {
@@ -214,7 +215,7 @@ fn a_trace_holds_every_allocation_and_serves_as_oracle() {
 }
 
 #[test]
-fn traces_of_started_processes_are_left_out_or_kept() {
+fn leaves_out_or_keeps_traces_of_started_processes() {
     let folder = tempdir().unwrap();
     let shell = ["sh", "-c", "ls / | cat >/dev/null; true"];
     let output = run(folder.path(), &[&["trace", "-o", "own.trace", "--"], &shell[..]].concat());
@@ -229,7 +230,7 @@ fn traces_of_started_processes_are_left_out_or_kept() {
 }
 
 #[test]
-fn every_verb_teaches() {
+fn every_verb_has_help_with_examples() {
     let all = text(&mayfly().arg("--help").output().unwrap().stdout);
     for verb in
         ["run", "trace", "replay", "profile", "train", "predict", "share", "up", "load", "report", "sim"]
@@ -246,7 +247,7 @@ fn every_verb_teaches() {
 }
 
 #[test]
-fn what_is_learned_is_kept_where_it_is_wanted() {
+fn saves_learned_lifetimes_in_the_named_table() {
     let folder = tempdir().unwrap();
     let recalled = |arguments: &[&str]| {
         let all = [&["run"], arguments, &["--stats", "--json", "--", "ls", "/"]].concat();

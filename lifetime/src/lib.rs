@@ -1,6 +1,7 @@
-//! Profiles of object lifetimes by calling context (LLAMA §4): what `mayfly profile` leaves, read, named and handed on.
+//! Profiles of object lifetimes by calling context (LLAMA §4): reads the files of `mayfly profile`, names
+//! their addresses, and exports them.
 //!
-//! Layers, from the bottom up; each imports from those before it only (`tests/modules` sees to it):
+//! Layers, from the bottom up; each imports from those before it only (`tests/modules` checks it):
 //!
 //! | layer | modules | what |
 //! | --- | --- | --- |

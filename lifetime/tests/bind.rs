@@ -1,4 +1,5 @@
-//! Models bound to another build: what comes out is a model that the heap takes; what is damaged is refused in one line.
+//! Models bound to another build: the result is a model that the heap accepts; damaged files are refused in
+//! one line.
 
 #[path = "../model/tests/maker/mod.rs"]
 mod maker;
@@ -9,7 +10,7 @@ use std::path::PathBuf;
 use flate2::Compression;
 use flate2::write::ZlibEncoder;
 use lifetime::code::ranges::{Code, Range};
-use lifetime::model::bind::{Known, base_name, bind, files_of};
+use lifetime::model::bind::{Coverage, base_name, bind, files_of};
 use lifetime::model::sections::{Sections, kind};
 use lifetime_model::{Kernel, Model};
 use maker::{Aligned, Maker, sign};
@@ -34,7 +35,8 @@ fn with(file: &[u8], sections: &[(u32, &[u8])]) -> Vec<u8> {
     parts.file().unwrap()
 }
 
-/// A table of three contexts of functions "keep", "drop" and "main" (1, 2, 3) of a program, and "malloc" (4) of a library.
+/// A table of three contexts of functions "keep", "drop" and "main" (1, 2, 3) of a program, and "malloc" (4)
+/// of a library.
 fn table() -> Vec<u8> {
     let mut made = Maker::random(3, 16, 5, 1, 1);
     made.rows.truncate(5);
@@ -68,19 +70,19 @@ fn code(path: &str, build_id: &[u8], names: &[&str]) -> Code {
     Code { path: PathBuf::from(path), build_id: build_id.to_vec(), ranges }
 }
 
-fn known(contexts: usize, bytes: f64, functions: usize, all_functions: usize) -> Known {
-    Known { contexts, all_contexts: 3, bytes, functions, all_functions }
+fn coverage(contexts: usize, bytes: f64, functions: usize, all_functions: usize) -> Coverage {
+    Coverage { contexts, all_contexts: 3, bytes, functions, all_functions }
 }
 
 #[test]
 fn a_bound_model_knows_both_builds() {
-    let new = code("/opt/v2/server", &NEW, &["new()", "main….isra.0", "gone;keep(int)", "keep(int)"]);
+    let new = code("/opt/v2/server", &NEW, &["new()", "main….isra.0", "other;keep(int)", "keep(int)"]);
     let (file, found) = bind(&table(), &[new]).unwrap();
-    assert_eq!(found, known(2, 0.7, 2, 3), "drop is not there");
+    assert_eq!(found, coverage(2, 0.7, 2, 3), "drop is missing");
     let file = Aligned::new(&file);
     let model = Model::parse(file.bytes()).unwrap();
     assert_eq!(files_of(&model), ["/opt/v1/server", "/lib/libc.so.6", "/opt/v2/server"]);
-    assert_eq!(Known::of(&model), Some(found));
+    assert_eq!(Coverage::of(&model), Some(found));
     let (old, new, library) =
         (model.module(&OLD).unwrap(), model.module(&NEW).unwrap(), model.module(&[5; 20]).unwrap());
     let said = |frames: &[u32]| model.classify(Kernel::best(), frames);
@@ -88,21 +90,21 @@ fn a_bound_model_knows_both_builds() {
     assert_eq!(said(&[malloc, model.frame(old, 20)]), Some(6));
     assert_eq!(said(&[malloc, model.frame(old, 40)]), Some(0));
     assert_eq!(said(&[malloc, model.frame(new, 196)]), Some(6), "keep");
-    assert_eq!(said(&[model.frame(new, 132)]), Some(2), "main, whatever the compiler calls it");
-    assert_eq!(said(&[malloc, model.frame(new, 170)]), None, "keep was inlined into what is not known");
+    assert_eq!(said(&[model.frame(new, 132)]), Some(2), "main, under its compiler's suffix");
+    assert_eq!(said(&[malloc, model.frame(new, 170)]), None, "keep was inlined into an unknown function");
     for unknown in [0, 99, 100, 131, 156, 1000] {
         assert_eq!(model.frame(new, unknown), 0, "{unknown}");
     }
 }
 
 #[test]
-fn what_a_file_replaces_is_told_by_its_name() {
-    let known_of = |code: Code| bind(&table(), &[code]).unwrap().1;
-    assert_eq!(known_of(code("/lib/libc.so.7", &NEW, &["free"])), known(1, 0.1, 0, 1));
-    assert_eq!(known_of(code("/lib/libc.so.7", &NEW, &["malloc"])), known(3, 1.0, 1, 1));
-    assert_eq!(known_of(code("renamed", &NEW, &["main…"])), known(1, 0.1, 1, 3), "the program");
-    assert_eq!(known_of(code("libother.so", &NEW, &[])), known(3, 1.0, 0, 0), "it replaces nothing");
-    assert_eq!(known_of(code("/opt/v3/server", &OLD, &[])), known(3, 1.0, 0, 0), "it has this build");
+fn a_file_replaces_those_of_its_name() {
+    let covered_by = |code: Code| bind(&table(), &[code]).unwrap().1;
+    assert_eq!(covered_by(code("/lib/libc.so.7", &NEW, &["free"])), coverage(1, 0.1, 0, 1));
+    assert_eq!(covered_by(code("/lib/libc.so.7", &NEW, &["malloc"])), coverage(3, 1.0, 1, 1));
+    assert_eq!(covered_by(code("renamed", &NEW, &["main…"])), coverage(1, 0.1, 1, 3), "the program");
+    assert_eq!(covered_by(code("libother.so", &NEW, &[])), coverage(3, 1.0, 0, 0), "it replaces nothing");
+    assert_eq!(covered_by(code("/opt/v3/server", &OLD, &[])), coverage(3, 1.0, 0, 0), "it has this build");
     let names = [("/a/libz.so.1.3", "libz.so"), ("b/x.sock", "x.sock"), ("libz.so", "libz.so"), ("", "")];
     for (path, name) in names {
         assert_eq!(base_name(path), name);
@@ -110,7 +112,7 @@ fn what_a_file_replaces_is_told_by_its_name() {
 }
 
 #[test]
-fn binding_twice_is_as_binding_to_both_at_once() {
+fn binding_twice_equals_binding_to_both_at_once() {
     let (one, two) = (code("a/server", &NEW, &["main…", "drop"]), code("b/server", &[3; 20], &["keep(int)"]));
     let once = bind(&table(), &[one]).unwrap().0;
     let (twice, _) = bind(&once, &[two]).unwrap();
@@ -130,7 +132,7 @@ fn refusal(file: &[u8]) -> String {
 }
 
 #[test]
-fn names_what_is_wrong() {
+fn names_the_fault() {
     let again = "it does not keep the contexts that it was made from, as older models: train it again";
     assert_eq!(refusal(&Maker::random(3, 16, 20, 2, 1).file()), again);
     assert_eq!(refusal(&with(&table(), &[(kind::METADATA, b"{}")])), again);
@@ -149,7 +151,7 @@ fn names_what_is_wrong() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
-    /// A file that the heap takes is bound, to anything, or refused; what comes out is one that it takes.
+    /// A file that the heap accepts is bound, to anything, or refused; the result is one that it accepts.
     #[test]
     fn hostile_files_are_refused_or_bound(
         changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),

@@ -1,5 +1,5 @@
-//! `mayfly bind`: a model for another build than it was made from, by the names of functions and without a profile; and what
-//! `mayfly run` does with it by itself ([`crate::model::bound`]).
+//! `mayfly bind`: binds a model to another build than the one it was made from, by the names of functions and
+//! without a profile. `mayfly run` does so by itself ([`crate::model::bound`]).
 
 use std::fs::File;
 use std::io::Write;
@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result};
 use clap::Args;
 use lifetime::code::ranges::Code;
-use lifetime::model::bind::{Known, bind};
+use lifetime::model::bind::{Coverage, bind};
 use lifetime::model::file as model_file;
 use serde_json::{Map, Value};
 
@@ -21,13 +21,13 @@ use crate::quantity::{bytes, count};
 const EXAMPLES: &str = "\
 Examples:
   mayfly bind server.model -o new.model -- build/server             the functions of a new build, by their names
-  mayfly bind server.model -o new.model -- server /lib/libvips.so   and of a library that was upgraded
+  mayfly bind server.model -o new.model -- server /lib/libvips.so   and those of an upgraded library
   mayfly run --model new.model -- build/server
 
-A model knows code by build-id and address, so it says nothing of another build. Names are found as `mayfly profile` finds
-them: in symbol tables and DWARF (/usr/lib/debug/.build-id is looked at first), inlined functions included. The new model
-serves the builds that the old one did, too. A context is known if each of its functions is in the new files, or in one that
-stayed as it was; where few are, profile and train again.
+A model knows code by build-id and address, so it predicts nothing for another build. Names are found as by `mayfly
+profile`: in symbol tables and DWARF (/usr/lib/debug/.build-id first), inlined functions included. The new model serves
+the builds of the old one, too. A context is known if each of its functions is in the new files, or in a file that did not
+change; where few are known, profile and train again.
 
 `mayfly run --model` does the same by itself when the program, or a library that the model knows, is of another build.";
 
@@ -44,7 +44,7 @@ pub struct BindArguments {
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// Do it in another process, after those that do the same, and come back at once
+    /// Bind in another process, after those that do the same, and return at once
     #[arg(long, hide = true)]
     background: bool,
     /// Programs and libraries of the new build, after --
@@ -52,25 +52,25 @@ pub struct BindArguments {
     files: Vec<PathBuf>,
 }
 
-/// Tells the process that `--background` starts what it is to lock.
+/// The variable that names the lock of the process that `--background` starts.
 const LOCK: &str = "MAYFLY_BIND_LOCK";
 
 impl BindArguments {
     /// Writes the new model; returns the exit code.
     ///
     /// # Errors
-    /// A file cannot be read or written, or is not what it should be.
+    /// A file cannot be read or written, or is of another kind.
     pub fn execute(self) -> Result<i32> {
         if self.background {
-            return self.hand_over();
+            return self.start_in_background();
         }
         let _alone = match std::env::var_os(LOCK) {
             None => None,
             Some(lock) => {
                 let file = File::create(&lock).with_context(|| format!("{}", Path::new(&lock).display()))?;
-                file.lock().context("waiting for another process that does it")?;
+                file.lock().context("waiting for another process that binds the model")?;
                 if model_file::File::read(&self.output).is_ok() {
-                    return Ok(0); // that one has done it
+                    return Ok(0); // the other process has bound it
                 }
                 Some(file)
             }
@@ -82,13 +82,13 @@ impl BindArguments {
             codes.push(Code::read(path)?);
             waiting.finish_and_clear();
         }
-        let (bound, known) =
+        let (bound, coverage) =
             bind(file.bytes(), &codes).with_context(|| format!("model {}", self.model.display()))?;
         write(&self.output, &bound)?;
-        self.say(&known, bound.len())
+        self.report(&coverage, bound.len())
     }
 
-    fn say(&self, known: &Known, length: usize) -> Result<i32> {
+    fn report(&self, known: &Coverage, length: usize) -> Result<i32> {
         let text = if self.json {
             let flat: Map<String, Value> =
                 known.as_json().into_iter().map(|(name, value)| (format!("bind.{name}"), value)).collect();
@@ -106,17 +106,19 @@ impl BindArguments {
                 bytes(length as f64)
             )
         };
-        // Who wanted to know may be gone.
+        // The reader may have exited.
         let _ = writeln!(std::io::stdout(), "{text}");
         Ok(0)
     }
 
-    /// Starts a process that does it, which has what it says on our standard output, and no other tie to us.
-    fn hand_over(self) -> Result<i32> {
+    /// Starts a process that binds the model. It writes its messages to our standard output, and shares
+    /// nothing else with us.
+    fn start_in_background(self) -> Result<i32> {
         let mut lock = self.output.clone().into_os_string();
         lock.push(".lock");
-        let said = std::io::stdout().as_fd().try_clone_to_owned().context("standard output")?;
-        let mut command = Command::new(std::env::current_exe().context("cannot tell where this program is")?);
+        let messages = std::io::stdout().as_fd().try_clone_to_owned().context("standard output")?;
+        let mut command =
+            Command::new(std::env::current_exe().context("cannot find the path of this program")?);
         command
             .arg("bind")
             .arg(self.model)
@@ -125,7 +127,7 @@ impl BindArguments {
             .arg("--json")
             .arg("--")
             .args(self.files);
-        command.env(LOCK, lock).process_group(0).stdin(Stdio::null()).stderr(said);
+        command.env(LOCK, lock).process_group(0).stdin(Stdio::null()).stderr(messages);
         command.spawn().context("cannot start another process")?;
         Ok(0)
     }

@@ -1,5 +1,6 @@
-//! What `mayfly run --model` does when the program, or a library that the model knows, is of another build than the model was
-//! made from: it has the model bound to it by names, in the background, and keeps the result for the next start.
+//! `mayfly run --model` with a program, or a library that the model knows, of another build than the model's:
+//! it has the model bound to that build by names, in the background, and caches the result for the next
+//! start.
 
 use std::fs::File;
 use std::io::Read;
@@ -10,15 +11,15 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, anyhow};
 use lifetime::code::symbols::build_id;
-use lifetime::model::bind::{Known, base_name, files_of};
+use lifetime::model::bind::{Coverage, base_name, files_of};
 use lifetime::model::file as model_file;
 use lifetime::model::file::Model;
 
-/// A start is not held up for longer.
-const AWAITED: Duration = Duration::from_secs(1);
-/// Bound models that were not used for so long are removed.
+/// A start waits no longer than this.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Bound models that were unused for so long are removed.
 const KEPT: Duration = Duration::from_secs(30 * 24 * 3600);
-/// Where fewer of the contexts' bytes are known than this, the line says what to do about it.
+/// If fewer of the contexts' bytes are known than this, the line advises to train again.
 const FEW: f64 = 0.5;
 const SUFFIX: &str = "mayfly-model";
 
@@ -28,19 +29,19 @@ struct Changed {
     build_id: Vec<u8>,
 }
 
-/// The model to run a program with in place of the one in `path`; `None` if that is right for it, or nothing better is there
-/// yet. Says in one line what share of the contexts is known, where the build is another.
+/// The model to run a program with in place of the one in `path`; `None` if that one fits, or no better one
+/// exists yet. For another build it prints in one line the share of the contexts that is known.
 pub fn for_program(path: &Path, program: &Path) -> Option<PathBuf> {
-    let file = model_file::File::read(path).ok()?; // the heap says what is wrong with it
+    let file = model_file::File::read(path).ok()?; // the heap reports its fault
     let changed = changed(&file.model(), program);
-    let what = changed.first()?.path.file_name()?.to_string_lossy().into_owned();
+    let name = changed.first()?.path.file_name()?.to_string_lossy().into_owned();
     let others = match changed.len() - 1 {
         0 => String::new(),
         1 => " and another file".to_owned(),
         others => format!(" and {others} other files"),
     };
     let verb = if changed.len() == 1 { "is" } else { "are" };
-    let of = format!("mayfly: {what}{others} {verb} of another build than {}", path.display());
+    let of = format!("mayfly: {name}{others} {verb} of another build than {}", path.display());
     match bound(path, file.bytes(), &changed) {
         Ok(Some((bound, known))) => {
             let advice = if known.bytes < FEW { "; profile and train again" } else { "" };
@@ -63,8 +64,9 @@ pub fn for_program(path: &Path, program: &Path) -> Option<PathBuf> {
     }
 }
 
-/// The program first. It is only another build of one that the model knows if it has the name of one: `sh` is no other build
-/// of the server that it starts. Libraries are looked at where they were.
+/// The files of other builds than the model's, the program first. The program counts only if the model knows
+/// one of its name: `sh` is no other build of the server that it starts. Libraries are read from their
+/// profiled paths.
 fn changed(model: &Model, program: &Path) -> Vec<Changed> {
     let files = files_of(model);
     let of_another_build = |path: &Path| {
@@ -89,25 +91,25 @@ fn changed(model: &Model, program: &Path) -> Vec<Changed> {
     [&*program].into_iter().chain(libraries).filter_map(of_another_build).collect()
 }
 
-/// The bound model and what is known in it; `None` if it is still being made.
-fn bound(path: &Path, file: &[u8], changed: &[Changed]) -> Result<Option<(PathBuf, Known)>> {
-    let folder = cache_folder().context("neither XDG_CACHE_HOME nor HOME says where to keep it")?;
+/// The bound model and its coverage; `None` if it is still being made.
+fn bound(path: &Path, file: &[u8], changed: &[Changed]) -> Result<Option<(PathBuf, Coverage)>> {
+    let folder = cache_folder().context("neither XDG_CACHE_HOME nor HOME is set")?;
     std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let name = base_name(&path.to_string_lossy()).to_owned();
     let kept = folder.join(format!("{name}-{:016x}.{SUFFIX}", key(file, changed)));
-    if let Some(known) = known_in(&kept) {
-        // It is in use. What cannot be marked so is made anew some day.
+    if let Some(known) = coverage_in(&kept) {
+        // Marks it as used; a file that cannot be marked expires and is made again.
         let _ =
             File::options().append(true).open(&kept).and_then(|file| file.set_modified(SystemTime::now()));
         return Ok(Some((kept, known)));
     }
     remove_old(&folder);
-    let said = bind_in_background(path, &kept, changed)?;
-    match (known_in(&kept), said) {
+    let messages = bind_in_background(path, &kept, changed)?;
+    match (coverage_in(&kept), messages) {
         (Some(known), _) => Ok(Some((kept, known))),
         (None, None) => Ok(None),
-        (None, Some(said)) => {
-            let line = said.lines().last().unwrap_or("it ended without a word");
+        (None, Some(messages)) => {
+            let line = messages.lines().last().unwrap_or("mayfly bind ended without a message");
             Err(anyhow!("{}", line.trim_start_matches("mayfly: ").to_owned()))
         }
     }
@@ -119,7 +121,7 @@ fn cache_folder() -> Option<PathBuf> {
     cache.map(|cache| cache.join("mayfly/bound"))
 }
 
-/// A number for a model and files of other builds.
+/// A key for a model and files of other builds.
 fn key(file: &[u8], changed: &[Changed]) -> u64 {
     let mut whole = file.get(24..32).unwrap_or_default().to_vec(); // its checksum
     let mut build_ids: Vec<&[u8]> = changed.iter().map(|file| &*file.build_id).collect();
@@ -128,9 +130,9 @@ fn key(file: &[u8], changed: &[Changed]) -> u64 {
     lifetime::model::sections::checksum(&whole)
 }
 
-/// What a bound model says of itself, if it is whole.
-fn known_in(path: &Path) -> Option<Known> {
-    Known::of(&model_file::File::read(path).ok()?.model())
+/// The coverage in a bound model's file, if it is whole.
+fn coverage_in(path: &Path) -> Option<Coverage> {
+    Coverage::of(&model_file::File::read(path).ok()?.model())
 }
 
 fn remove_old(folder: &Path) {
@@ -143,10 +145,10 @@ fn remove_old(folder: &Path) {
     }
 }
 
-/// Has `mayfly bind` do it. What it said, if it ended soon; else it goes on alone: it is no child of this process, which
-/// becomes the program.
+/// Starts `mayfly bind`. Returns its messages if it ends soon; else it goes on alone: it is no child of this
+/// process, which becomes the program.
 fn bind_in_background(path: &Path, kept: &Path, changed: &[Changed]) -> Result<Option<String>> {
-    let mut command = Command::new(std::env::current_exe().context("cannot tell where this program is")?);
+    let mut command = Command::new(std::env::current_exe().context("cannot find the path of this program")?);
     command.arg("bind").arg("--background").arg(path).arg("-o").arg(kept);
     command.arg("--").args(changed.iter().map(|file| &file.path));
     let mut started = command
@@ -159,9 +161,9 @@ fn bind_in_background(path: &Path, kept: &Path, changed: &[Changed]) -> Result<O
     started.wait().context("mayfly bind")?;
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
-        let mut said = Vec::new();
-        let _ = { output }.read_to_end(&mut said);
-        let _ = sender.send(String::from_utf8_lossy(&said).into_owned());
+        let mut messages = Vec::new();
+        let _ = { output }.read_to_end(&mut messages);
+        let _ = sender.send(String::from_utf8_lossy(&messages).into_owned());
     });
-    Ok(receiver.recv_timeout(AWAITED).ok())
+    Ok(receiver.recv_timeout(PATIENCE).ok())
 }

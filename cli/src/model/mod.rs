@@ -1,4 +1,4 @@
-//! Models of lifetimes: trained, bound to other builds, asked.
+//! Models of lifetimes: trained, bound to other builds, and measured.
 
 pub mod bind;
 pub mod bound;

@@ -1,4 +1,5 @@
-//! `mayfly predict`: what a trained model says of the contexts of a profile, asked as the heap asks it; and how long it takes.
+//! `mayfly predict`: a trained model's predictions for the contexts of a profile, looked up as the heap does;
+//! and their time.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -18,32 +19,32 @@ Examples:
   mayfly predict --model server.mayfly-model server.profile --json   one line of JSON a context, in the order of server.parquet
   mayfly predict --model server.mayfly-model server.profile --time   the time it takes, by number of frames (LLAMA Fig 11b)
 
-The profile is the NAME.profile that `mayfly profile` left, best of another run than those the model was trained on.";
+The profile is a NAME.profile of `mayfly profile`, best of another run than those that the model was trained on.";
 
-/// Ask a trained model for the lifetimes of a profile's contexts
+/// Predict the lifetimes of a profile's contexts with a trained model
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES, after_help = "Examples: mayfly predict --help")]
 pub struct PredictArguments {
     /// The model that `mayfly train` made
     #[arg(long, value_name = "FILE")]
     model: PathBuf,
-    /// NAME.profile, as `mayfly profile` left it
+    /// NAME.profile, written by `mayfly profile`
     #[arg(value_name = "PROFILE")]
     profile: PathBuf,
     /// Measure how long the model takes, by number of frames
     #[arg(long)]
     time: bool,
-    /// Print JSON: a line a context, {"class": output, "scores": [...]}, a table without scores, and null for what it does not
-    /// know; with --time one object
+    /// Print JSON: a line for each context, {"class": output, "scores": [...]}; a table has no scores, and
+    /// null for contexts that it does not know; with --time one object
     #[arg(long)]
     json: bool,
 }
 
 impl PredictArguments {
-    /// Prints what the model says; returns the exit code.
+    /// Prints the model's predictions; returns the exit code.
     ///
     /// # Errors
-    /// A file cannot be read, or holds nothing to predict.
+    /// A file cannot be read, or has no contexts.
     pub fn execute(self) -> Result<i32> {
         let file = File::read(&self.model)?;
         let model = file.model();
@@ -72,7 +73,7 @@ impl PredictArguments {
     }
 }
 
-/// Contexts of a class, and what the model said of them.
+/// Contexts of a class, and the model's predictions for them.
 #[derive(Clone, Copy, Default)]
 struct Row {
     contexts: usize,
@@ -80,7 +81,7 @@ struct Row {
     bytes: f64,
     right_bytes: f64,
     near_bytes: f64,
-    /// Of which it said anything.
+    /// Bytes of the contexts with a prediction.
     known_bytes: f64,
 }
 
@@ -97,7 +98,7 @@ impl Row {
     }
 }
 
-/// How often the model is right, by class: of bytes, and of contexts.
+/// The model's accuracy by class: of bytes, and of contexts.
 fn described(model: &Model, profile: &Profile, contexts: &[Vec<u32>]) -> String {
     let mut rows = [Row::default(); CLASS_NAMES.len()];
     let (mut known_frames, mut frames_in_all) = (0, 0);
@@ -143,7 +144,7 @@ fn described(model: &Model, profile: &Profile, contexts: &[Vec<u32>]) -> String 
         );
     }
     text + &format!(
-        "{} of the frames that it reads are known to it\n",
+        "the model knows {} of the frames that it reads\n",
         percent(known_frames as f64, frames_in_all as f64)
     )
 }

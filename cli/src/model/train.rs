@@ -1,5 +1,5 @@
-//! `mayfly train`: from profiles to a model file (LLAMA §5). The program that trains is `train/`, in Python with JAX; this
-//! checks the arguments, finds it and takes its place.
+//! `mayfly train`: from profiles to a model file (LLAMA §5). The training program is `train/`, in Python with
+//! JAX; this module checks the arguments, finds that program and replaces itself with it.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -12,65 +12,66 @@ use clap::{Args, ValueEnum};
 const EXAMPLES: &str = "\
 Examples:
   mayfly profile -o server -- ./server
-  mayfly train server.parquet -o server.model       learn, and say how well
-  mayfly run --model server.model -- ./server       use it
+  mayfly train server.parquet -o server.model       learn, and print the accuracy
+  mayfly run --model server.model -- ./server       use the model
   mayfly train monday.parquet tuesday.parquet -o server.model --plot confusion.svg
   mayfly train server.parquet --compare             every encoder on the same contexts; writes no model
-  mayfly train other.parquet --measure server.model how well a model does on another profile
+  mayfly train other.parquet --measure server.model a model's accuracy on another profile
   mayfly train profiles/ --where \"program = 'web' AND version >= '9'\" -o web.model
                                                     a data set in folders program=web/version=9/; s3://bucket/profiles, too
   MASTER=spark://host:7077 mayfly train hdfs://host/server.parquet --engine spark -o server.model
 
-The first run installs what it needs into ~/.cache/mayfly/train (0.5 GB); the first network 0.7 GB more, for JAX.
-Accuracy is in bytes: of a run that was held out of training if there are several, and of contexts that were; the model that
-is written then learns from all.
+The first run installs its packages into ~/.cache/mayfly/train (0.5 GB); the first network 0.7 GB more, for JAX.
+Accuracy is in bytes: of a run held out of training if there are several, and of contexts held out. The model that is
+written then learns from all.
 The same profiles, options and seed give the same file. A GPU is used when there is one.";
 
-/// What the model is made of
+/// The kind of model
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Encoder {
     /// A table where contexts are few, else lstm-frames
     Auto,
-    /// A table of contexts: made in a second, and what it does not know is learned online
+    /// A table of contexts: made in a second; the heap learns unknown contexts online
     Table,
-    /// A step a frame: as accurate and many times faster (LLAMA §10)
+    /// A network with a step for each frame: as accurate and many times faster (LLAMA §10)
     LstmFrames,
-    /// A step a token: the paper's (LLAMA §5.2)
+    /// The paper's network, with a step for each token (LLAMA §5.2)
     LstmTokens,
 }
 
-/// How bad it is to take one class for another
+/// The cost of confusing one class with another
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Confusions {
     /// All alike, as in the paper
     Alike,
-    /// As bad as what it does to pages: what outlives its page holds it, a class more costs least
+    /// By the effect on pages: an object that outlives its page holds it, a class too long costs least
     Costs,
 }
 
-/// What computes the dataset
+/// The engine that computes the dataset
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Engine {
     /// This machine
     Duckdb,
-    /// Apache Spark, here or where MASTER or SPARK_REMOTE says
+    /// Apache Spark, here or at MASTER or SPARK_REMOTE
     Spark,
 }
 
-/// Learn lifetimes from profiles: write a model that the heap predicts with
+/// Learn lifetimes from profiles: write a model for the heap's predictions
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct TrainArguments {
     /// Tables that `mayfly profile` wrote, or folders of them, here or at a URL (s3://, gs://, hdfs://)
     #[arg(value_name = "PROFILE.parquet|DATASET", required = true)]
     profiles: Vec<OsString>,
-    /// Which of them, by the names of their folders (KEY=VALUE): an SQL expression, such as "program = 'web'"
+    /// Choose profiles by the names of their folders (KEY=VALUE): an SQL expression, such as "program =
+    /// 'web'"
     #[arg(long = "where", value_name = "EXPRESSION")]
     chosen: Option<OsString>,
     /// The model file to write
     #[arg(short, long, value_name = "MODEL", required_unless_present_any = ["compare", "measure"])]
     output: Option<PathBuf>,
-    /// What the model is made of
+    /// The kind of model
     #[arg(long, value_enum, default_value_t = Encoder::Auto)]
     encoder: Encoder,
     /// Length of the encoder's state: 64, or 16 for a smaller and faster model
@@ -79,16 +80,16 @@ pub struct TrainArguments {
     /// Tokens that have a number of their own
     #[arg(long, value_name = "TOKENS", default_value_t = 5000, value_parser = clap::value_parser!(u32).range(1..=60_000))]
     vocabulary: u32,
-    /// Rounds of training at most; it ends earlier when another round no longer helps
+    /// Most rounds of training; it ends earlier when another round no longer helps
     #[arg(long, value_name = "NUMBER", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    /// Where chance begins
+    /// Seed of the random numbers
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     seed: u32,
-    /// How bad it is to take one class for another
+    /// The cost of confusing one class with another
     #[arg(long, value_enum, default_value_t = Confusions::Alike)]
     confusions: Confusions,
-    /// What computes the dataset
+    /// The engine that computes the dataset
     #[arg(long, value_enum, default_value_t = Engine::Duckdb)]
     engine: Engine,
     /// Draw the confusion matrix
@@ -114,15 +115,15 @@ impl TrainArguments {
         let program = find()?;
         tracing::debug!(program = %program.display(), "train");
         let mut command = Command::new(&program);
-        // By it all the code of the programs is named.
+        // Training starts it to name all the code of the programs.
         if let Ok(own) = std::env::current_exe() {
             command.env("MAYFLY_COMMAND", own);
         }
-        let error = command.args(self.passed_on()).exec();
+        let error = command.args(self.forwarded()).exec();
         Err(error).with_context(|| format!("{}: cannot be started", program.display()))
     }
 
-    fn passed_on(self) -> Vec<OsString> {
+    fn forwarded(self) -> Vec<OsString> {
         let name =
             |value: Option<clap::builder::PossibleValue>| value.map(|value| value.get_name().to_owned());
         let mut arguments: Vec<OsString> = Vec::new();
@@ -167,7 +168,7 @@ fn find() -> Result<PathBuf> {
         }
         return std::path::absolute(program).context("MAYFLY_TRAIN");
     }
-    let own = std::env::current_exe().context("cannot tell where this program is")?;
+    let own = std::env::current_exe().context("cannot find the path of this program")?;
     let prefixes: Vec<&Path> = own.ancestors().skip(2).take(2).collect();
     let places =
         prefixes.iter().flat_map(|prefix| [prefix.join("train/run"), prefix.join("lib/mayfly/train/run")]);

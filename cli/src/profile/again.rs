@@ -1,5 +1,6 @@
-//! `mayfly profile --again`: looks at a server for a minute, now and then, until it is told to end (LLAMA §4: "periodically connects to
-//! servers"). Each look is a profile in a data set in partitions, which `mayfly train` reads:
+//! `mayfly profile --again`: profiles a server for a minute, now and then, until a signal ends it (LLAMA §4:
+//! "periodically connects to servers"). Each profile is a file of a partitioned data set, which
+//! `mayfly train` reads:
 //!
 //! ```text
 //! program=server/build=4f0c…/HOST.PID.TIME.parquet, .symbols.parquet, .pb.gz
@@ -14,41 +15,43 @@ use lifetime::code::symbols::{Symbols, hexadecimal};
 use lifetime::profile::contents::Profile;
 
 use crate::profile::files::{self, Checkpoints, with_suffix};
-use crate::profile::tree::Onlooker;
+use crate::profile::tree::Observer;
 use crate::quantity::count;
 
-/// What of a profile is kept; the table last, for it stands for the others.
+/// The files of a profile that are kept; the table last, since readers find the others by it.
 const KEPT: [&str; 3] = ["symbols.parquet", "pb.gz", "parquet"];
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Looks again and again, `pause` after the last one began; `look` takes one profile, of a process that has that root.
+/// Takes profiles repeatedly, each `pause` after the last one began; `take` returns one, and the root of its
+/// process.
 ///
 /// # Errors
-/// The first look fails, or files cannot be written. Later ones that fail are told of: the server may be there again.
+/// The first profile fails, or files cannot be written. Later failures are only logged: the server may run
+/// again.
 pub fn repeat(
     dataset: &Path,
     pause: Duration,
     checkpoints: &mut Checkpoints,
-    mut look: impl FnMut(&mut Checkpoints) -> Result<(Profile, Root)>,
+    mut take: impl FnMut(&mut Checkpoints) -> Result<(Profile, Root)>,
 ) -> Result<()> {
     std::fs::create_dir_all(dataset).with_context(|| format!("cannot make {}", dataset.display()))?;
-    let mut looks = 0;
+    let mut taken = 0;
     while !checkpoints.is_stopped() {
         let began = Instant::now();
-        match look(checkpoints) {
+        match take(checkpoints) {
             Ok((profile, root)) => {
-                looks += 1;
+                taken += 1;
                 match put(&profile, &root, dataset)? {
                     Some(table) => eprintln!(
                         "mayfly: {}: {} contexts",
                         table.display(),
                         count(profile.contexts.len() as u64)
                     ),
-                    None => eprintln!("mayfly: it allocated less than one sample: nothing was kept"),
+                    None => eprintln!("mayfly: it allocated less than one sample: no profile was written"),
                 }
             }
             Err(_) if checkpoints.is_stopped() => break,
-            Err(why) if looks == 0 => return Err(why),
+            Err(why) if taken == 0 => return Err(why),
             Err(why) => eprintln!("mayfly: {why:#}"),
         }
         while !checkpoints.is_stopped() && began.elapsed() < pause {
@@ -58,12 +61,12 @@ pub fn repeat(
     Ok(())
 }
 
-/// Puts a profile into the data set, at one stroke; where its table is. `None` if it is empty.
+/// Adds a profile to the data set by renames; returns the path of its table. `None` if it is empty.
 fn put(profile: &Profile, root: &Root, dataset: &Path) -> Result<Option<PathBuf>> {
     if profile.contexts.is_empty() {
         return Ok(None);
     }
-    // Readers pass over names that begin so.
+    // Readers ignore names that begin with a dot.
     let fresh = tempfile::Builder::new().prefix(".taking-").tempdir_in(dataset);
     let fresh = fresh.with_context(|| format!("cannot write in {}", dataset.display()))?;
     let stem = fresh.path().join("profile");
@@ -78,7 +81,7 @@ fn put(profile: &Profile, root: &Root, dataset: &Path) -> Result<Option<PathBuf>
     Ok(Some(with_suffix(&target, "parquet")))
 }
 
-/// Where a profile lies in a data set: by program and build, then by who took it, and when.
+/// A profile's path in a data set: by program and build, then by host, process and time.
 fn key(profile: &Profile) -> PathBuf {
     let program = profile.program().map(|number| &profile.modules[number]);
     let name = program.and_then(|program| program.path.file_name()).unwrap_or_default();
@@ -91,7 +94,7 @@ fn key(profile: &Profile) -> PathBuf {
         .join(format!("{}.{}.{}", or(host.trim(), "host"), profile.pid, now.as_millis()))
 }
 
-/// A name that is no path, no partition and not hidden: other characters as in URLs.
+/// A name that is no path, no partition and not hidden: other characters are escaped as in URLs.
 fn escaped(name: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-+".contains(&byte);
     let bytes = name.bytes().take(100).enumerate();

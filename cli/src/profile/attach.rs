@@ -1,8 +1,9 @@
 //! One process that `mayfly profile --pid` is attached to (LLAMA §4).
 //!
-//! This process listens on a socket named after the other one, whose heap looks there now and then (`heap/src/observe/control.rs`): it
-//! gets a memory file, writes the profile into it, and leaves when the file's header says so or when nobody has touched it for
-//! some seconds. So whoever dies, the other goes on.
+//! This process listens on a socket named after the other one, whose heap connects to it now and then
+//! (`heap/src/observe/control.rs`). The heap receives a memory file and writes the profile into it. It stops
+//! when the file's header says so, or when this process has not updated the header for some seconds. So
+//! either process survives the other's death.
 
 use std::fs::File;
 use std::io::Read;
@@ -25,12 +26,12 @@ use rustix::net::SendFlags;
 
 use crate::process;
 
-/// How long the heap, which has called, may take to take the file.
+/// How long the heap, once connected, may take to receive the file.
 const ANSWER: Duration = Duration::from_secs(2);
 
-/// One process.
+/// An attached process.
 pub struct Attachment {
-    /// Which.
+    /// Its PID.
     pub pid: u32,
     every: u64,
     listener: UnixListener,
@@ -45,11 +46,12 @@ struct Sampled {
 }
 
 impl Attachment {
-    /// Listens where the heap of process `pid` looks: in `control`, the folder that it looks for sockets in, where it lies here; without
-    /// one for an abstract name, in its network namespace. One object is sampled every `every` bytes.
+    /// Listens where the heap of process `pid` connects: in `control`, the path here of its folder for
+    /// sockets; without one at an abstract name, in its network namespace. One object is sampled every
+    /// `every` bytes.
     ///
     /// # Errors
-    /// Somebody listens there already, or the process is not there.
+    /// Another process listens there already, or there is no process `pid`.
     pub fn listen(pid: u32, control: Option<&Path>, every: u64) -> Result<Self> {
         let in_use = |error: std::io::Error| match error.kind() {
             std::io::ErrorKind::AddrInUse => {
@@ -62,14 +64,14 @@ impl Attachment {
             let listener = UnixListener::bind_addr(&name).map_err(in_use)?;
             return Self::new(pid, every, listener, None);
         };
-        // It knows itself by the number that it has in its container.
+        // The heap uses its PID in its own namespace.
         let Some(own) = process::own_number(pid) else { bail!("there is no process {pid}") };
         let path = folder.join(own);
         if path.exists() && UnixStream::connect(&path).is_err() {
-            let _ = std::fs::remove_file(&path); // left by one that was killed
+            let _ = std::fs::remove_file(&path); // left by a killed profiler
         }
         let listener = UnixListener::bind(&path).map_err(in_use)?;
-        // Programs in containers have other users than this one.
+        // Programs in containers may run as another user.
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666))?;
         Self::new(pid, every, listener, Some(Named(path)))
     }
@@ -84,16 +86,16 @@ impl Attachment {
         self.sampled.is_some()
     }
 
-    /// Meets the process, if it has called: then it is sampled. One that calls again runs another program by now: what the one before
-    /// left is returned.
+    /// Accepts the heap's connection, if there is one: then the process is sampled. A second connection means
+    /// that the process has started another program: the profile of the one before is returned.
     ///
     /// # Errors
-    /// It refuses.
-    pub fn meet(&mut self) -> Result<Option<Profile>> {
+    /// The heap refuses.
+    pub fn accept(&mut self) -> Result<Option<Profile>> {
         let pid = self.pid;
         loop {
             let stream = match self.listener.accept() {
-                // Anybody may connect.
+                // Any process may connect.
                 Ok((stream, _))
                     if channel::peer(&stream).is_ok_and(|(peer, _)| peer == pid.cast_signed()) =>
                 {
@@ -109,11 +111,12 @@ impl Attachment {
             let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
             let file = memfd_create("mayfly-profile", flags).context("cannot make a memory file")?;
             let file = File::from(file);
-            // It does not wait long, for it serves an allocation: when this machine is busy it gives up, and comes again.
-            match hand_over(&stream, &file, self.every) {
+            // The heap does not wait long, since it serves an allocation: on a busy machine it gives up, and
+            // connects again.
+            match send_file(&stream, &file, self.every) {
                 Err(_) => return Ok(None),
                 Ok(AGREED) => {
-                    // It has sealed the file, if it is what it says: one that shrinks would end this process.
+                    // The heap seals the file: a file that shrinks would crash this process.
                     let seals = fcntl_get_seals(&file).context("the profile's memory file")?;
                     ensure!(
                         seals.contains(SealFlags::SHRINK),
@@ -130,8 +133,8 @@ impl Attachment {
         }
     }
 
-    /// Tells the heap what is wanted, and that somebody is there.
-    pub fn say(&self, phase: u64) {
+    /// Requests a phase from the heap, and shows it that this process is alive.
+    pub fn request(&self, phase: u64) {
         let Some(sampled) = &self.sampled else { return };
         let now_ns = now_ns();
         sampled.word(PHASE_AT).store(phase, Relaxed);
@@ -141,10 +144,11 @@ impl Attachment {
         }
     }
 
-    /// What was sampled so far; `None` if nothing was, since the process did not call. If it has ended, what lives was never freed.
+    /// The profile so far; `None` if the heap has not connected yet. If the process has ended, live objects
+    /// were never freed.
     ///
     /// # Errors
-    /// What it wrote is no profile.
+    /// The heap wrote no valid profile.
     pub fn read(&self, has_ended: bool) -> Result<Option<Profile>> {
         let Some(sampled) = &self.sampled else { return Ok(None) };
         if has_ended {
@@ -157,12 +161,13 @@ impl Attachment {
 
 impl Sampled {
     fn word(&self, at: usize) -> &AtomicU64 {
-        // SAFETY: the words lie in the mapping, aligned, and both processes use them as atomics. The file cannot shrink.
+        // SAFETY: the words lie in the mapping, aligned, and both processes use them as atomics. The file
+        // cannot shrink.
         unsafe { &*self.map.as_mut_ptr().add(at).cast::<AtomicU64>() }
     }
 }
 
-/// A socket with a file's name, which goes with this.
+/// A socket's file, removed when this is dropped.
 struct Named(PathBuf);
 
 impl Drop for Named {
@@ -171,8 +176,8 @@ impl Drop for Named {
     }
 }
 
-/// Sends the mean distance of samples and the file; the answer.
-fn hand_over(stream: &UnixStream, file: &File, every: u64) -> std::io::Result<u64> {
+/// Sends the mean distance of samples and the file; returns the heap's answer.
+fn send_file(stream: &UnixStream, file: &File, every: u64) -> std::io::Result<u64> {
     channel::send(stream, &every.to_le_bytes(), Some(file.as_fd()), SendFlags::empty())?;
     let mut answer = [0; 8];
     (&*stream).read_exact(&mut answer)?;
@@ -186,7 +191,7 @@ mod tests {
     use std::io::Write;
 
     #[test]
-    fn a_process_that_keeps_the_right_to_shrink_the_file_is_not_believed() {
+    fn refuses_a_file_that_the_process_may_shrink() {
         let pid = std::process::id();
         let mut attachment = Attachment::listen(pid, None, 1).unwrap();
         let liar = std::thread::spawn(move || {
@@ -198,9 +203,9 @@ mod tests {
             stream.write_all(&AGREED.to_le_bytes()).unwrap();
         });
         let why = loop {
-            match attachment.meet() {
+            match attachment.accept() {
                 Err(why) => break why.to_string(),
-                Ok(_) => assert!(!attachment.is_sampled(), "it is believed"),
+                Ok(_) => assert!(!attachment.is_sampled(), "the file is accepted"),
             }
             std::thread::sleep(Duration::from_millis(1));
         };

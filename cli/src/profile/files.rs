@@ -1,4 +1,5 @@
-//! The files of a profile: all forms of it at the end, and meanwhile what is there, now and then and when it is asked for.
+//! The files of a profile: all forms of it at the end, and meanwhile checkpoints, periodically and on
+//! request.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,16 +11,16 @@ use lifetime::code::symbols::Symbols;
 use lifetime::profile::contents::Profile;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use crate::profile::tree::Onlooker;
+use crate::profile::tree::Observer;
 
-/// Between two times that the profile so far is kept; more where keeping it takes long.
+/// Time between two checkpoints; more where writing one takes long.
 const KEEP: Duration = Duration::from_secs(2);
 const COST: u32 = 50;
 
-/// Writes `NAME.profile` and what is made from it; which files.
+/// Writes `NAME.profile` and the files made from it; returns their paths.
 ///
 /// # Errors
-/// One cannot be written.
+/// A file cannot be written.
 pub fn write<'a>(profile: &'a Profile, symbols: &mut Symbols<'a>, stem: &Path) -> Result<Vec<PathBuf>> {
     let [raw, pprof, table, code] =
         ["profile", "pb.gz", "parquet", "symbols.parquet"].map(|suffix| with_suffix(stem, suffix));
@@ -38,31 +39,37 @@ pub fn with_suffix(stem: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
-/// A profile that is being taken, written now and then and when it is asked for; and when to stop.
+/// Writes a profile while it is taken, periodically and on request; and holds the request to stop.
 pub struct Checkpoints {
     stem: Option<PathBuf>,
     stopped: Arc<AtomicBool>,
-    asked: Arc<AtomicBool>,
+    requested: Arc<AtomicBool>,
     snapshots: u32,
     next: Instant,
 }
 
 impl Checkpoints {
-    /// For the profile `stem`, or one that is not kept meanwhile; SIGRTMIN asks for a snapshot.
+    /// For the profile `stem`, or one without checkpoints; SIGRTMIN requests a snapshot.
     ///
     /// # Errors
-    /// Signals cannot be taken.
+    /// Signals cannot be handled.
     pub fn new(stem: Option<&Path>) -> Result<Self> {
-        let asked = Arc::new(AtomicBool::new(false));
-        signal_hook::flag::register(libc::SIGRTMIN(), asked.clone()).context("cannot take signals")?;
+        let requested = Arc::new(AtomicBool::new(false));
+        signal_hook::flag::register(libc::SIGRTMIN(), requested.clone()).context("cannot take signals")?;
         let stopped = Arc::new(AtomicBool::new(false));
-        Ok(Self { stem: stem.map(Path::to_owned), stopped, asked, snapshots: 0, next: Instant::now() + KEEP })
+        Ok(Self {
+            stem: stem.map(Path::to_owned),
+            stopped,
+            requested,
+            snapshots: 0,
+            next: Instant::now() + KEEP,
+        })
     }
 
-    /// Ctrl-C and SIGTERM end it.
+    /// Lets Ctrl-C and SIGTERM end the profile.
     ///
     /// # Errors
-    /// Signals cannot be taken.
+    /// Signals cannot be handled.
     pub fn stop_by_signals(&self) -> Result<()> {
         for signal in [SIGINT, SIGTERM] {
             signal_hook::flag::register(signal, self.stopped.clone()).context("cannot take signals")?;
@@ -70,15 +77,15 @@ impl Checkpoints {
         Ok(())
     }
 
-    /// Whether a snapshot was asked for since the last look.
-    pub fn is_asked(&self) -> bool {
-        self.asked.swap(false, Relaxed)
+    /// Whether a snapshot was requested since the last call.
+    pub fn is_requested(&self) -> bool {
+        self.requested.swap(false, Relaxed)
     }
 
     /// Writes the profile so far to a file of its own.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The file cannot be written.
     pub fn snapshot(&mut self, so_far: &Profile) -> Result<()> {
         let Some(stem) = &self.stem else { return Ok(()) };
         self.snapshots += 1;
@@ -89,17 +96,17 @@ impl Checkpoints {
     }
 }
 
-impl Onlooker for Checkpoints {
+impl Observer for Checkpoints {
     fn is_stopped(&self) -> bool {
         self.stopped.load(Relaxed)
     }
 
     fn wants(&mut self) -> bool {
-        self.stem.is_some() && (self.asked.load(Relaxed) || Instant::now() >= self.next)
+        self.stem.is_some() && (self.requested.load(Relaxed) || Instant::now() >= self.next)
     }
 
     fn keep(&mut self, so_far: &Profile) -> Result<()> {
-        if self.is_asked() {
+        if self.is_requested() {
             return self.snapshot(so_far);
         }
         let Some(stem) = &self.stem else { return Ok(()) };

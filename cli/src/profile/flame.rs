@@ -1,4 +1,4 @@
-//! A profile as a flame graph: one HTML file that needs nothing else, and asks nobody.
+//! A profile as a flame graph: one HTML file that needs no other file, and loads nothing from the network.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -9,7 +9,7 @@ use lifetime::code::symbols::Symbols;
 use lifetime::profile::contents::{Context, Profile};
 use serde_json::{Value, json};
 
-/// What a place's width stands for; the page has a button for each.
+/// The measures of a bar's width; the page has a button for each.
 const MEASURES: [(&str, &str); 4] = [
     ("bytes", "bytes"),
     ("objects", "objects"),
@@ -17,7 +17,7 @@ const MEASURES: [(&str, &str); 4] = [
     ("live at the end", "bytes"),
 ];
 const PAGE: &str = include_str!("flame.html");
-/// Stands in the page where the data goes.
+/// The placeholder of the data in the page.
 const PLACE: &str = "MAYFLY_DATA";
 
 fn values_of(context: &Context) -> [f64; 4] {
@@ -28,7 +28,7 @@ fn values_of(context: &Context) -> [f64; 4] {
 struct Node {
     name: usize,
     parent: usize,
-    /// What is allocated there itself; in the profile, and in that which it is compared with.
+    /// Allocations of the function itself; in the profile, and in the one that it is compared with.
     values: [[f64; 4]; 2],
 }
 
@@ -72,7 +72,7 @@ impl Tree {
     }
 }
 
-/// Writes the page to `path`; `before` is what the profile is compared with.
+/// Writes the page to `path`; `before` is the profile to compare with.
 ///
 /// # Errors
 /// The file cannot be written.
@@ -164,6 +164,6 @@ mod tests {
         tree.node(usize::MAX, "</script><script>alert(1)</script>");
         let page = page(&data_of("<b>", &tree, false));
         assert_eq!(page.matches("</script>").count(), PAGE.matches("</script>").count());
-        assert!(!page.contains(PLACE) && !page.contains("http"), "it asks nobody");
+        assert!(!page.contains(PLACE) && !page.contains("http"), "it loads nothing from the network");
     }
 }

@@ -1,4 +1,5 @@
-//! `mayfly profile`: samples a program's allocations and says, for each calling context, how long its objects live.
+//! `mayfly profile`: samples a program's allocations and reports, for each calling context, how long its
+//! objects live.
 
 pub mod again;
 pub mod attach;
@@ -22,11 +23,11 @@ use self::again::parse_pause;
 use self::files::Checkpoints;
 use self::parts::Parts;
 use self::table::{as_json, described, difference, frees, leaks};
-use self::tree::Wish;
+use self::tree::Target;
 use crate::child::Preloaded;
 use crate::process;
 use crate::program;
-use crate::progress::Told;
+use crate::progress::ProgressLine;
 use crate::quantity::{duration, parse_bytes};
 use crate::settings::HeapSettings;
 
@@ -35,32 +36,32 @@ Examples:
   mayfly profile -- ./server                          until it ends, or is killed
   mayfly profile -o server --every 64k -- ./server    more samples, of less memory each
   mayfly profile --pid 1234 --seconds 300 -o server   a program that runs already, for five minutes
-  mayfly profile --from one.profile two.profile -o both   profiles that were taken, as one
-  mayfly profile --from new.profile --minus old.profile --flame new.html   what has changed, and a flame graph of it
-  mayfly profile --leaks -- ./app                     what it never freed
-  mayfly profile --from server.profile --frees        where is what was allocated here freed?
+  mayfly profile --from one.profile two.profile -o both   merge finished profiles
+  mayfly profile --from new.profile --minus old.profile --flame new.html   the changes, and a flame graph of them
+  mayfly profile --leaks -- ./app                     objects that it never freed
+  mayfly profile --from server.profile --frees        the callers that free each context's objects
   mayfly profile --name server --seconds 60 --again 1h -o profiles/   a minute each hour; then: mayfly train profiles/
   go tool pprof -http : server.pb.gz                  flame graphs; -tagfocus lifetime=1s for one class
   duckdb -c \"FROM 'server.parquet' ORDER BY bytes DESC\"
 
-It leaves NAME.pb.gz (pprof), NAME.parquet (one row a calling context) and NAME.profile, which both are made from.
-Objects are chosen by allocated bytes, so what is seen stands for all that was allocated (LLAMA §4). Processes that the program
-starts or forks have a profile each; all become one, unless --only is said.
+It writes NAME.profile, and from it NAME.pb.gz (pprof) and NAME.parquet (one row for each calling context). Objects are
+sampled by allocated bytes, so the samples represent all allocations (LLAMA §4). Processes that the program starts or forks
+have a profile each; all are merged, unless --only is given.
 
-With --pid the program must have been started by `mayfly run`, or with MAYFLY_HEAP_CONTROL=on; its files are found in its container.
-What descends from it, now or later, is sampled, too. In the first half of the time objects are chosen, in the second half only
-their frees are awaited. What lives then is known to live at least so long (≥10s in the table); profiles of other lengths and
-of whole runs say what becomes of it: `mayfly train` takes them together.
+With --pid the program must have been started by `mayfly run`, or with MAYFLY_HEAP_CONTROL=on; its files are read from its
+container. Its descendants, now and later, are sampled, too. In the first half of the time objects are sampled; in the
+second half only their frees are recorded. An object alive at the end lives at least so long (≥10s in the table). Profiles
+of other lengths and of whole runs show longer lives: `mayfly train` takes them together.
 
-Ctrl-C ends it early and keeps what there is; kill -s RTMIN PID-OF-MAYFLY writes NAME.1.profile, NAME.2.profile and so on
-meanwhile. A profile that is there for the asking: mayfly profile --from FILE. One that was killed leaves NAME.profile, as it was
-some seconds before, or with -- CMD the folder NAME.parts-…";
+Ctrl-C ends it early and keeps the profile so far; kill -s RTMIN PID-OF-MAYFLY writes NAME.1.profile, NAME.2.profile and so
+on meanwhile. mayfly profile --from FILE shows a finished profile. A killed mayfly profile leaves NAME.profile, some seconds
+old, or with -- CMD the folder NAME.parts-…";
 
-/// Sample a program's allocations: how long do objects of each calling context live?
+/// Sample a program's allocations: how long objects of each calling context live
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES, after_help = "Examples: mayfly profile --help")]
 pub struct ProfileArguments {
-    /// Where the profile goes: NAME.profile, NAME.pb.gz and NAME.parquet [default: the program's name; nowhere with --from]
+    /// Write NAME.profile, NAME.pb.gz and NAME.parquet [default: the program's name; no files with --from]
     #[arg(short, long, value_name = "NAME")]
     output: Option<PathBuf>,
     /// Bytes between two samples, on average: 512k, 64KiB, 1M
@@ -69,34 +70,36 @@ pub struct ProfileArguments {
     /// Sample a process that is running, for --seconds
     #[arg(long, value_name = "PID", requires = "seconds", conflicts_with_all = ["command", "from"])]
     pid: Option<u32>,
-    /// As --pid, of all processes that are called so
+    /// As --pid, for all processes of this name
     #[arg(long, value_name = "NAME", requires = "seconds", conflicts_with_all = ["command", "from", "pid"])]
     name: Option<String>,
-    /// Look again so long after the last look began (30m, 1h), until told to end: each becomes a file of the data set -o FOLDER
+    /// Profile again so long after the last one began (30m, 1h), until a signal ends it: each profile is a
+    /// file of the data set -o FOLDER
     #[arg(long, value_name = "TIME", requires = "output", conflicts_with_all = ["command", "from"], value_parser = parse_pause)]
     again: Option<Duration>,
-    /// That process, or that of CMD, alone: none that it forks or starts
+    /// Only that process, or CMD's: none that it forks or starts
     #[arg(long, conflicts_with = "from")]
     only: bool,
-    /// Read profiles that were taken, and merge them: .profile files, or what a killed mayfly profile left
+    /// Read finished profiles, and merge them: .profile files, or the folder of a killed mayfly profile
     #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with = "command")]
     from: Vec<PathBuf>,
     /// How long to stay attached to --pid
     #[arg(long, value_name = "N", conflicts_with = "command", value_parser = parse_seconds)]
     seconds: Option<Duration>,
-    /// The folder that --pid has as MAYFLY_HEAP_CONTROL, where it lies here: for programs in containers
+    /// The path here of the folder that --pid has as MAYFLY_HEAP_CONTROL: for programs in containers
     #[arg(long, value_name = "FOLDER", requires = "seconds")]
     control: Option<PathBuf>,
-    /// Draw a flame graph: one HTML page, by bytes, objects, byte-seconds (what is held, for how long) or what lives at the end
+    /// Draw a flame graph: one HTML page, by bytes, objects, byte-seconds (bytes times lifetime) or bytes
+    /// live at the end
     #[arg(long, value_name = "FILE.html")]
     flame: Option<PathBuf>,
-    /// Show what has changed since this profile, of the same build or another
+    /// Show the changes since this profile, of the same build or another
     #[arg(long, value_name = "FILE.profile")]
     minus: Option<PathBuf>,
-    /// Show what was never freed, most first
+    /// Show objects that were never freed, most first
     #[arg(long, conflicts_with = "minus")]
     leaks: bool,
-    /// Show in which functions the objects of each context are freed
+    /// Show the functions that free the objects of each context
     #[arg(long, conflicts_with_all = ["minus", "leaks"])]
     frees: bool,
     /// How many contexts the table shows
@@ -113,11 +116,11 @@ pub struct ProfileArguments {
 }
 
 impl ProfileArguments {
-    /// Samples the program, then names its contexts and writes the profile; returns the program's exit code, or 0 for one that
-    /// runs on.
+    /// Samples the program, then names its contexts and writes the profile; returns the program's exit code,
+    /// or 0 for a program that runs on.
     ///
     /// # Errors
-    /// The program or the heap is not found, or it left no profile that can be read.
+    /// The program or the heap is not found, or the program left no readable profile.
     pub fn execute(self) -> Result<i32> {
         if let Some(pause) = self.again {
             let dataset = self.output.as_deref().unwrap_or(Path::new("."));
@@ -126,7 +129,7 @@ impl ProfileArguments {
             again::repeat(dataset, pause, &mut checkpoints, |checkpoints| self.attach(checkpoints))?;
             return Ok(0);
         }
-        // Before it takes long.
+        // Read first: a wrong file should fail at once.
         let before = self.minus.as_deref().map(Profile::read).transpose()?;
         let stem = self.stem()?;
         let (exit_code, profile, root) = match (&self.from[..], self.seconds, &stem) {
@@ -143,7 +146,7 @@ impl ProfileArguments {
             (files, ..) => (0, read(files)?, Root::Own),
         };
         let mut symbols = Symbols::below(&root, &profile);
-        let told = Told::of("finding the names of functions", self.json);
+        let line = ProgressLine::of("finding the names of functions", self.json);
         let mut written = match &stem {
             Some(stem) => files::write(&profile, &mut symbols, stem)?,
             None => Vec::new(),
@@ -160,7 +163,7 @@ impl ProfileArguments {
             flame::write(&title, (&profile, &mut symbols), before, page)?;
             written.push(page.clone());
         }
-        drop(told);
+        drop(line);
         match &mut old {
             _ if self.json => eprintln!("{}", as_json(&profile)),
             Some((before, names)) => {
@@ -180,7 +183,7 @@ impl ProfileArguments {
         Ok(exit_code)
     }
 
-    /// What the files' names begin with.
+    /// The beginning of the files' names.
     fn stem(&self) -> Result<Option<PathBuf>> {
         let stem = match (&self.output, self.pid, self.command.first()) {
             (Some(name), ..) => name.clone(),
@@ -201,7 +204,7 @@ impl ProfileArguments {
         Ok(Some(stem))
     }
 
-    /// Samples the processes that were named; also, where their files are.
+    /// Samples the named processes; also returns the root of their files.
     fn attach(&self, checkpoints: &mut Checkpoints) -> Result<(Profile, Root)> {
         let pids = match &self.name {
             Some(name) => process::named(name),
@@ -209,14 +212,14 @@ impl ProfileArguments {
         };
         let name = || self.name.clone().unwrap_or_default();
         let pid = *pids.first().ok_or_else(|| anyhow!("there is no process called {}", name()))?;
-        // Now: it may have ended when names are looked for.
+        // Now: the process may have ended before names are looked up.
         let root = Root::of_process(pid).unwrap_or(Root::Own);
         let (control, time) = (self.control.as_deref(), self.seconds.unwrap_or_default());
-        let wish = Wish { pids: &pids, only: self.only, control, time, every: self.every };
-        Ok((tree::profile(&wish, checkpoints)?, root))
+        let target = Target { pids: &pids, only: self.only, control, time, every: self.every };
+        Ok((tree::profile(&target, checkpoints)?, root))
     }
 
-    /// Runs the program from its start; its exit code, and the profile.
+    /// Profiles a program from its start; returns its exit code and the profile.
     fn run(&self, stem: &Path) -> Result<(i32, Profile)> {
         if let Some(why) = program::find(&self.command[0]).and_then(|program| program::no_profile(&program)) {
             bail!("{why}");
@@ -235,8 +238,8 @@ impl ProfileArguments {
         program.set("MAYFLY_HEAP_PROFILE", parts.name());
         program.set("MAYFLY_HEAP_PROFILE_BYTES", self.every.to_string());
         let finished = program.run(|pid| {
-            parts.look();
-            let found = checkpoints.is_asked().then(|| parts.read(self.only.then_some(pid))).flatten();
+            parts.merge_ended();
+            let found = checkpoints.is_requested().then(|| parts.read(self.only.then_some(pid))).flatten();
             if let Some(Err(why)) = found.map(|found| checkpoints.snapshot(&found.profile)) {
                 eprintln!("mayfly: {why:#}");
             }
@@ -247,7 +250,7 @@ impl ProfileArguments {
         if found.running > 0 {
             let number = found.running;
             eprintln!(
-                "mayfly: {number} processes that it started run on: what they do from now on is not in the profile"
+                "mayfly: {number} processes that it started run on: the profile has only their allocations so far"
             );
         }
         Ok((finished.exit_code(), found.profile))

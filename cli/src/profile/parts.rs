@@ -1,4 +1,5 @@
-//! The profiles of a program that is run by `mayfly profile`, and of the processes that it starts: each writes a file of its own.
+//! The profiles of a program that `mayfly profile` runs, and of the processes that it starts: each writes a
+//! file of its own.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -8,41 +9,42 @@ use lifetime::profile::contents::Profile;
 use lifetime::profile::file::is_written;
 use tempfile::TempDir;
 
-/// A server that forks for each connection leaves thousands: when there are so many, those of processes that have ended are merged.
+/// A server that forks for each connection leaves thousands of files: from this number on, those of ended
+/// processes are merged.
 const MANY: usize = 64;
-/// Between two looks whether there are.
-const LOOK: Duration = Duration::from_secs(1);
-/// What those became, in the same folder.
+/// Time between two checks for ended processes.
+const CHECK: Duration = Duration::from_secs(1);
+/// The file of the merged profiles, in the same folder.
 const ENDED: &str = "ended";
 
-/// The folder in which they are, until this is dropped.
+/// The folder of the files, removed when this is dropped.
 pub struct Parts {
     folder: TempDir,
-    looked: Instant,
+    checked: Instant,
 }
 
-/// What was found at the end.
+/// The profiles of all processes.
 pub struct Found {
-    /// All of it.
+    /// The merged profile.
     pub profile: Profile,
     /// Processes that run on.
     pub running: usize,
 }
 
 impl Parts {
-    /// A new folder beside `stem`, and named after it: who kills this process finds what there is.
+    /// A new folder beside `stem`, and named after it, so that a user finds it after this process is killed.
     ///
     /// # Errors
-    /// It cannot be made.
+    /// The folder cannot be made.
     pub fn beside(stem: &Path) -> Result<Self> {
         let folder = stem.parent().unwrap_or(Path::new("."));
         let name = stem.file_name().unwrap_or_default().to_string_lossy();
         let made = tempfile::Builder::new().prefix(&format!("{name}.parts-")).tempdir_in(folder);
         let folder = made.with_context(|| format!("cannot write in {}", folder.display()))?;
-        Ok(Self { folder, looked: Instant::now() })
+        Ok(Self { folder, checked: Instant::now() })
     }
 
-    /// What `MAYFLY_HEAP_PROFILE` is.
+    /// The value of `MAYFLY_HEAP_PROFILE`.
     pub fn name(&self) -> PathBuf {
         self.folder.path().join("%p")
     }
@@ -52,18 +54,18 @@ impl Parts {
         self.folder.path()
     }
 
-    /// Merges what processes that have ended left, when it is much. To be called now and then.
-    pub fn look(&mut self) {
-        if self.looked.elapsed() < LOOK {
+    /// Merges the files of ended processes, if there are many. To be called periodically.
+    pub fn merge_ended(&mut self) {
+        if self.checked.elapsed() < CHECK {
             return;
         }
-        self.looked = Instant::now();
-        let is_there = |path: &&PathBuf| {
+        self.checked = Instant::now();
+        let has_ended = |path: &&PathBuf| {
             let file = std::fs::File::open(path);
             path.ends_with(ENDED) || file.is_ok_and(|file| !is_written(&file))
         };
         let files = files(self.path());
-        let ended: Vec<&PathBuf> = files.iter().filter(is_there).collect();
+        let ended: Vec<&PathBuf> = files.iter().filter(has_ended).collect();
         if ended.len() < MANY {
             return;
         }
@@ -74,13 +76,13 @@ impl Parts {
         }
     }
 
-    /// What there is; `only` names the process whose own is wanted. `None` if there is nothing.
+    /// The profiles so far; `only` restricts them to one process. `None` if there is none.
     pub fn read(&self, only: Option<u32>) -> Option<Found> {
         let files = match only {
             Some(pid) => vec![self.path().join(pid.to_string())],
             None => files(self.path()),
         };
-        // A file that was made and never begun is of a process that was killed then.
+        // An empty file belongs to a process that was killed as it created it.
         let profiles: Vec<Profile> = files.iter().filter_map(|path| Profile::read(path).ok()).collect();
         let runs = |path: &&PathBuf| std::fs::File::open(path).is_ok_and(|file| is_written(&file));
         let running = files.iter().filter(runs).count();

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use lifetime::code::readable::{end_of, says_nothing, short};
+use lifetime::code::readable::{end_of, is_generic, short};
 use lifetime::code::symbols::Symbols;
 use lifetime::profile::contents::{Context, Frame, Profile};
 use lifetime::profile::label::{CLASS_NAMES, lifetime, t95};
@@ -42,13 +42,13 @@ pub fn as_json(profile: &Profile) -> Value {
     totals
 }
 
-/// The contexts that allocate most, with what is known of their objects' lives.
+/// The contexts that allocate most, with the lifetimes of their objects.
 pub fn described(profile: &Profile, symbols: &mut Symbols, top: usize) -> String {
     let mut contexts: Vec<&Context> = profile.contexts.iter().collect();
     contexts.sort_by(|a, b| b.bytes.total_cmp(&a.bytes));
     let total = profile.bytes();
     let mut text = format!(
-        "{} samples of {} contexts in {}{}, one every {}: they stand for {} in {} allocations\n",
+        "{} samples of {} contexts in {}{}, one every {}: they represent {} in {} allocations\n",
         count(sum(profile, |context| context.sampled)),
         count(contexts.len() as u64),
         duration(profile.duration_ns as f64),
@@ -57,12 +57,12 @@ pub fn described(profile: &Profile, symbols: &mut Symbols, top: usize) -> String
         bytes(total),
         count(contexts.iter().map(|context| context.allocations).sum::<f64>() as u64),
     );
-    for (number, what) in [
-        (sum(profile, |context| context.unwatched), "have no lifetime: two of one span are watched at most"),
+    for (number, fault) in [
+        (sum(profile, |context| context.unwatched), "have no lifetime: at most two of a span are watched"),
         (profile.lost, "were lost: a table of the profile is full"),
     ] {
         if number > 0 {
-            text += &format!("note: {} of the samples {what}; sample less often (--every)\n", count(number));
+            text += &format!("note: {} of the samples {fault}; sample less often (--every)\n", count(number));
         }
     }
     text +=
@@ -85,31 +85,31 @@ pub fn described(profile: &Profile, symbols: &mut Symbols, top: usize) -> String
     text
 }
 
-/// The innermost functions of a context that say something.
+/// The innermost functions of a context that are specific to the program.
 fn line_of(frames: &[Frame], symbols: &mut Symbols) -> String {
     let mut all = Vec::new();
-    let mut telling = Vec::new();
+    let mut specific = Vec::new();
     for &frame in frames {
         for function in symbols.of(frame) {
-            // What a program calls code that it made is no name of a compiler's.
+            // The name that a program gives to generated code has no compiler's form.
             let is_made = frame.module.is_none();
             let name = if is_made { end_of(&function.name) } else { short(&function.name) };
-            if !says_nothing(&function.name) {
-                telling.push(name.clone());
+            if !is_generic(&function.name) {
+                specific.push(name.clone());
             }
             all.push(name);
         }
-        if telling.len() >= FUNCTIONS {
+        if specific.len() >= FUNCTIONS {
             break;
         }
     }
-    let mut names = if telling.is_empty() { all } else { telling };
+    let mut names = if specific.is_empty() { all } else { specific };
     names.dedup();
     names.truncate(FUNCTIONS);
     names.join(" < ")
 }
 
-/// The contexts of which most lives at the end: of a program that has ended, what it never freed.
+/// The contexts with most live bytes at the end: for a program that has ended, objects that it never freed.
 pub fn leaks(profile: &Profile, symbols: &mut Symbols, top: usize) -> String {
     let mut contexts: Vec<&Context> = profile.contexts.iter().filter(|context| context.live > 0).collect();
     contexts.sort_by(|a, b| b.live_bytes().total_cmp(&a.live_bytes()));
@@ -136,10 +136,10 @@ pub fn leaks(profile: &Profile, symbols: &mut Symbols, top: usize) -> String {
     text
 }
 
-/// Callers of free that a context shows.
+/// Callers of free that are shown for a context.
 const FREEING: usize = 3;
 
-/// Where objects are freed, of the contexts that allocate most (LLAMA §4).
+/// The callers that free the objects of the contexts that allocate most (LLAMA §4).
 pub fn frees(profile: &Profile, symbols: &mut Symbols, top: usize) -> String {
     let mut contexts: Vec<&Context> =
         profile.contexts.iter().filter(|context| !context.frees.is_empty()).collect();
@@ -154,7 +154,7 @@ pub fn frees(profile: &Profile, symbols: &mut Symbols, top: usize) -> String {
             duration(context.lifetime_ns.sum / context.freed.max(1) as f64),
             line_of(&context.frames, symbols)
         );
-        // What differs in lines of code only is one place to people.
+        // Callers that differ only in lines of code are one for people.
         let mut places: Vec<(String, u64)> = Vec::new();
         for frees in &context.frees {
             let line = line_of(&frees.frames, symbols);
@@ -174,19 +174,19 @@ pub fn frees(profile: &Profile, symbols: &mut Symbols, top: usize) -> String {
     }
     if contexts.is_empty() {
         text +=
-            "no frees were seen: the profile is of an older heap, or of one that is a part of the program\n";
+            "no frees were recorded: the profile is of an older heap, or of one linked into the program\n";
     }
     text
 }
 
-/// What one profile has of a stack.
+/// A stack's values in one profile.
 #[derive(Clone, Default)]
 struct Side {
     bytes: f64,
     lifetime: String,
 }
 
-/// By the names on their stacks, which are the same in another build.
+/// Contexts by the names on their stacks, which are the same in another build.
 fn by_names(profile: &Profile, symbols: &mut Symbols) -> HashMap<String, (Side, String)> {
     let mut found: HashMap<String, (Side, String)> = HashMap::new();
     for context in &profile.contexts {
@@ -194,7 +194,7 @@ fn by_names(profile: &Profile, symbols: &mut Symbols) -> HashMap<String, (Side, 
         let line = || (Side::default(), line_of(&context.frames, symbols));
         let (side, _) = found.entry(names.join("@")).or_insert_with(line);
         side.bytes += context.bytes;
-        // Of several that are called alike the first says it.
+        // Of several contexts with the same names the first counts.
         if side.lifetime.is_empty() {
             side.lifetime = lifetime(context).map_or("?".to_owned(), |lifetime| lifetime.to_string());
         }
@@ -202,7 +202,7 @@ fn by_names(profile: &Profile, symbols: &mut Symbols) -> HashMap<String, (Side, 
     found
 }
 
-/// What has changed since `before`: the contexts that allocate more or less, most first.
+/// The changes since `before`: the contexts that allocate more or less, most first.
 pub fn difference(now: (&Profile, &mut Symbols), before: (&Profile, &mut Symbols), top: usize) -> String {
     let times = [now.0.duration_ns, before.0.duration_ns].map(|ns| duration(ns as f64));
     let totals = [now.0.bytes(), before.0.bytes()];
@@ -211,8 +211,8 @@ pub fn difference(now: (&Profile, &mut Symbols), before: (&Profile, &mut Symbols
     for (stack, (side, line)) in &now {
         rows.push((side.clone(), before.get(stack).map_or(Side::default(), |other| other.0.clone()), line));
     }
-    let gone = before.iter().filter(|(stack, _)| !now.contains_key(*stack));
-    rows.extend(gone.map(|(_, (side, line))| (Side::default(), side.clone(), line.as_str())));
+    let removed = before.iter().filter(|(stack, _)| !now.contains_key(*stack));
+    rows.extend(removed.map(|(_, (side, line))| (Side::default(), side.clone(), line.as_str())));
     let change = |row: &(Side, Side, &str)| row.0.bytes - row.1.bytes;
     rows.sort_by(|a, b| change(b).abs().total_cmp(&change(a).abs()).then(a.2.cmp(b.2)));
     let mut text = format!(
@@ -253,7 +253,8 @@ mod tests {
     use lifetime::profile::contents::{Alive, Frees, Module};
 
     fn context(offset: u64, bytes: f64, freed: u64, ages_s: &[u64]) -> Context {
-        let alive = ages_s.iter().map(|age| Alive { age_ns: age * 1_000_000_000, for_ever: true }).collect();
+        let alive =
+            ages_s.iter().map(|age| Alive { age_ns: age * 1_000_000_000, never_freed: true }).collect();
         let mut classes = [0; 7];
         classes[0] = freed;
         Context {
@@ -275,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn leaks_are_ordered_by_what_lives_and_not_by_what_was_allocated() {
+    fn leaks_are_ordered_by_live_bytes_not_by_allocated_bytes() {
         let profile = profile(vec![
             context(1, 8192.0 * 1024.0, 99, &[1]),
             context(2, 1024.0 * 1024.0, 1, &[5, 3, 7]),
@@ -284,7 +285,7 @@ mod tests {
         let text = leaks(&profile, &mut Symbols::new(&profile), 10);
         let lines: Vec<&str> = text.lines().collect();
         assert!(lines[0].ends_with("were never freed"), "{text}");
-        assert_eq!(lines.len(), 4, "what was all freed is no leak: {text}");
+        assert_eq!(lines.len(), 4, "a context with all objects freed is no leak: {text}");
         assert!(
             lines[2].contains("768") && lines[2].contains("75.0%") && lines[2].ends_with("server+0x2"),
             "{text}"
@@ -300,14 +301,14 @@ mod tests {
         let profile = profile(vec![context(2, 1e9, 9, &[]), one]);
         let text = frees(&profile, &mut Symbols::new(&profile), 10);
         let lines: Vec<&str> = text.lines().skip(1).collect();
-        assert_eq!(lines.len(), 3, "of the other one nothing was seen: {text}");
+        assert_eq!(lines.len(), 3, "the other one has no recorded frees: {text}");
         assert!(lines[0].ends_with("server+0x1"), "{text}");
         assert!(lines[1].ends_with("75.0%  freed by server+0x8"), "{text}");
         assert!(lines[2].ends_with("25.0%  freed by server+0x7"), "{text}");
     }
 
     #[test]
-    fn a_difference_has_what_came_and_what_went() {
+    fn a_difference_has_new_and_removed_contexts() {
         let now = profile(vec![context(1, 4096.0, 9, &[]), context(2, 9000.0, 9, &[])]);
         let before = profile(vec![context(2, 8999.0, 0, &[1]), context(3, 2048.0, 9, &[])]);
         let text = difference((&now, &mut Symbols::new(&now)), (&before, &mut Symbols::new(&before)), 10);

@@ -1,4 +1,5 @@
-//! `mayfly profile --pid`: samples a process that runs and those that descend from it, as servers' workers do, for a while.
+//! `mayfly profile --pid`: samples a running process and its descendants, such as a server's workers, for a
+//! while.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,59 +14,60 @@ use lifetime::profile::contents::Profile;
 use crate::process;
 use crate::profile::attach::Attachment;
 
-/// How long the program may take to answer: it does when it allocates.
+/// How long the program may take to connect: it does when it allocates.
 const PATIENCE: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(20);
-/// Between two looks whether there are new processes.
-const LOOK: Duration = Duration::from_millis(500);
+/// Time between two checks for new processes.
+const CHECK: Duration = Duration::from_millis(500);
 
-/// What to sample.
-pub struct Wish<'a> {
-    /// The processes, one at least: messages speak of the first.
+/// The processes to sample, and how.
+pub struct Target<'a> {
+    /// The processes, at least one: messages name the first.
     pub pids: &'a [u32],
-    /// None that descends from them.
+    /// No descendants of them.
     pub only: bool,
-    /// The folder that it looks for sockets in, where it lies here.
+    /// The path here of the folder in which its heap looks for sockets.
     pub control: Option<&'a Path>,
-    /// For how long.
+    /// How long to sample.
     pub time: Duration,
     /// Bytes between two samples, on average.
     pub every: u64,
 }
 
-/// Who is told how far it is.
-pub trait Onlooker {
-    /// It shall end now.
+/// Receives the profile while it is taken, and may stop it.
+pub trait Observer {
+    /// Whether to stop now.
     fn is_stopped(&self) -> bool;
-    /// Whether the profile so far is wanted now.
+    /// Whether it wants the profile so far now.
     fn wants(&mut self) -> bool;
-    /// The profile so far.
+    /// Stores the profile so far.
     ///
     /// # Errors
-    /// It cannot be kept: then the whole ends.
+    /// It cannot be stored: then profiling ends.
     fn keep(&mut self, so_far: &Profile) -> Result<()>;
 }
 
-/// Samples these processes, and waits meanwhile.
+/// Samples these processes until the time is up.
 ///
 /// # Errors
-/// The process is not there, not ours, has no heap of Mayfly's that can be attached to, or is being profiled already.
-pub fn profile(wish: &Wish, onlooker: &mut impl Onlooker) -> Result<Profile> {
-    let pid = wish.pids[0];
+/// The process does not exist, belongs to another user, has no Mayfly heap that can be attached to, or is
+/// being profiled already.
+pub fn profile(target: &Target, observer: &mut impl Observer) -> Result<Profile> {
+    let pid = target.pids[0];
     let mut session = Session {
-        wish,
+        target,
         attached: Vec::new(),
         refused: BTreeMap::new(),
         ended: Profile::default(),
-        looked: None,
+        checked: None,
     };
     let began = Instant::now();
     while !session.is_sampled() {
         session.step(SAMPLE);
         if session.attached.is_empty() && session.ended.processes == 0 {
-            return Err(session.why_not());
+            return Err(session.refusal());
         }
-        if onlooker.is_stopped() {
+        if observer.is_stopped() {
             bail!("stopped before process {pid} answered");
         }
         if began.elapsed() > PATIENCE {
@@ -76,18 +78,19 @@ pub fn profile(wish: &Wish, onlooker: &mut impl Onlooker) -> Result<Profile> {
         }
         std::thread::sleep(PAUSE);
     }
-    let bar = ProgressBar::new(wish.time.as_millis() as u64).with_message(format!("sampling process {pid}"));
+    let bar =
+        ProgressBar::new(target.time.as_millis() as u64).with_message(format!("sampling process {pid}"));
     bar.set_style(ProgressStyle::with_template("{msg} {bar:30} {eta} left").expect("the template is right"));
     let (began, stopped) = (Instant::now(), AtomicBool::new(false));
-    while began.elapsed() < wish.time && !stopped.load(Relaxed) && !session.attached.is_empty() {
-        // What is sampled in the first half has the second half to be freed in.
-        session.step(if began.elapsed() >= wish.time / 2 { WATCH } else { SAMPLE });
-        if onlooker.wants() {
-            onlooker.keep(&session.so_far(false)?)?;
+    while began.elapsed() < target.time && !stopped.load(Relaxed) && !session.attached.is_empty() {
+        // The heap samples objects in the first half, and awaits their frees in the second.
+        session.step(if began.elapsed() >= target.time / 2 { WATCH } else { SAMPLE });
+        if observer.wants() {
+            observer.keep(&session.so_far(false)?)?;
         }
-        stopped.store(onlooker.is_stopped(), Relaxed);
+        stopped.store(observer.is_stopped(), Relaxed);
         bar.set_position(began.elapsed().as_millis() as u64);
-        std::thread::sleep(PAUSE.min(wish.time.saturating_sub(began.elapsed())));
+        std::thread::sleep(PAUSE.min(target.time.saturating_sub(began.elapsed())));
     }
     bar.finish_and_clear();
     if session.attached.is_empty() {
@@ -101,13 +104,13 @@ pub fn profile(wish: &Wish, onlooker: &mut impl Onlooker) -> Result<Profile> {
 }
 
 struct Session<'a> {
-    wish: &'a Wish<'a>,
+    target: &'a Target<'a>,
     attached: Vec<Attachment>,
-    /// Why not, by process.
+    /// Processes that cannot be sampled, and why.
     refused: BTreeMap<u32, anyhow::Error>,
-    /// What processes that have ended left.
+    /// The merged profiles of ended processes.
     ended: Profile,
-    looked: Option<Instant>,
+    checked: Option<Instant>,
 }
 
 impl Session<'_> {
@@ -115,18 +118,19 @@ impl Session<'_> {
         self.ended.processes > 0 || self.attached.iter().any(Attachment::is_sampled)
     }
 
-    /// Takes in processes that are new, meets those that call, tells the others what is wanted, and harvests those that have ended.
+    /// Finds new processes, accepts connections, requests a phase from the heaps, and collects the profiles
+    /// of ended processes.
     fn step(&mut self, phase: u64) {
-        if self.looked.is_none_or(|at| at.elapsed() >= LOOK) {
-            self.looked = Some(Instant::now());
-            self.look();
+        if self.checked.is_none_or(|at| at.elapsed() >= CHECK) {
+            self.checked = Some(Instant::now());
+            self.listen_to_new();
         }
         let (running, ended): (Vec<_>, Vec<_>) = std::mem::take(&mut self.attached)
             .into_iter()
             .partition(|process| process::is_running(process.pid));
         for process in ended {
             match process.read(true) {
-                Ok(Some(profile)) => self.harvest(profile),
+                Ok(Some(profile)) => self.collect(profile),
                 Ok(None) => {
                     let why = anyhow!("process {} ended before it answered", process.pid);
                     self.refused.insert(process.pid, why);
@@ -135,10 +139,10 @@ impl Session<'_> {
             }
         }
         for mut process in running {
-            match process.meet() {
+            match process.accept() {
                 Ok(before) => {
-                    before.into_iter().for_each(|profile| self.harvest(profile));
-                    process.say(phase);
+                    before.into_iter().for_each(|profile| self.collect(profile));
+                    process.request(phase);
                     self.attached.push(process);
                 }
                 Err(why) => _ = self.refused.insert(process.pid, why),
@@ -146,14 +150,14 @@ impl Session<'_> {
         }
     }
 
-    fn harvest(&mut self, profile: Profile) {
+    fn collect(&mut self, profile: Profile) {
         self.ended = Profile::merged([std::mem::take(&mut self.ended), profile]);
     }
 
-    /// Listens for processes that are new.
-    fn look(&mut self) {
-        let roots = self.wish.pids;
-        let processes = if self.wish.only { roots.to_vec() } else { process::trees(roots) };
+    /// Listens for connections of new processes.
+    fn listen_to_new(&mut self) {
+        let roots = self.target.pids;
+        let processes = if self.target.only { roots.to_vec() } else { process::trees(roots) };
         for pid in processes {
             let is_known = self.attached.iter().any(|process| process.pid == pid);
             if is_known || self.refused.contains_key(&pid) || pid == std::process::id() {
@@ -170,20 +174,20 @@ impl Session<'_> {
 
     fn listen(&self, pid: u32) -> Result<Attachment> {
         process::check(pid)?;
-        Attachment::listen(pid, self.wish.control, self.wish.every)
+        Attachment::listen(pid, self.target.control, self.target.every)
     }
 
-    fn why_not(&mut self) -> anyhow::Error {
-        let own = self.refused.remove(&self.wish.pids[0]);
+    fn refusal(&mut self) -> anyhow::Error {
+        let own = self.refused.remove(&self.target.pids[0]);
         let first = own.or_else(|| self.refused.pop_first().map(|(_, why)| why));
-        first.unwrap_or_else(|| anyhow!("there is no process {}", self.wish.pids[0]))
+        first.unwrap_or_else(|| anyhow!("there is no process {}", self.target.pids[0]))
     }
 
-    /// What is there; at the end the heaps are told to leave.
+    /// The profile so far; `at_end` it first requests the heaps to stop.
     fn so_far(&self, at_end: bool) -> Result<Profile> {
         if at_end {
-            self.attached.iter().for_each(|process| process.say(ENDED));
-            std::thread::sleep(PAUSE); // a sample in work is finished
+            self.attached.iter().for_each(|process| process.request(ENDED));
+            std::thread::sleep(PAUSE); // a heap finishes the sample that it is taking
         }
         let mut profiles = vec![self.ended.clone()];
         for process in &self.attached {

@@ -1,4 +1,5 @@
-//! The archive that goes to the guest beside its image: cpio's "newc" format, which Linux unpacks into its root.
+//! The archive that the guest receives beside its image: cpio's "newc" format, which Linux unpacks into its
+//! root.
 
 /// Files to be unpacked, in order.
 #[derive(Default)]
@@ -37,7 +38,8 @@ impl Archive {
     fn entry(&mut self, path: &str, mode: u32, device: (u32, u32), content: &[u8]) {
         self.files += 1;
         let links = 1;
-        // inode, mode, user, group, links, time, size, device's major and minor, special file's, name's length, no sum
+        // inode, mode, user, group, links, time, size, device's major and minor, special file's, name's
+        // length, no sum
         let numbers = [
             self.files,
             mode,

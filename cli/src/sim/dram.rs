@@ -1,4 +1,4 @@
-//! `mayfly sim --dram dramsim3`: what DRAMsim3 says of the requests that the machine's own DRAM model answered.
+//! `mayfly sim --dram dramsim3`: replays the requests that the machine's own DRAM model answered on DRAMsim3.
 
 use std::path::Path;
 
@@ -9,30 +9,33 @@ use serde_json::{Map, Value};
 use sim::Description;
 use sim_oracle::Request;
 
-/// Who times DRAM.
+/// The timing model of DRAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Dram {
     /// The machine's own event-driven model
     Model,
-    /// The same, and afterwards DRAMsim3 on the same requests at the same clocks: how far the two are apart. A minute
-    /// for each 50 simulated milliseconds
+    /// The same, and afterwards DRAMsim3 on the same requests at the same clocks, to compare the two. A
+    /// minute for each 50 simulated milliseconds
     Dramsim3,
 }
 
-/// Where the machine keeps its requests.
+/// The file of the machine's requests.
 pub const REQUESTS: &str = "dram.requests";
-/// Physical addresses of Memento's pool begin here, far above the guest's memory; DRAMsim3 has them right behind it.
+/// Physical addresses of Memento's pool begin here, far above the guest's memory; DRAMsim3 maps them right
+/// behind it.
 const POOL: u64 = 64 << 30;
 const BEHIND: u64 = 4 << 30;
 
-/// Whether DRAMsim3 can judge this machine: it is set to Table 3's DDR4.
+/// Checks that DRAMsim3 models this machine: it is configured for Table 3's DDR4.
 ///
 /// # Errors
-/// Its DRAM is another.
+/// The machine has another DRAM.
 pub fn check(description: &Description) -> Result<()> {
     let known = Description::load("table3", &[]).map_err(anyhow::Error::msg)?;
     if toml::to_string(&description.dram)? != toml::to_string(&known.dram)? {
-        bail!("--dram dramsim3: DRAMsim3 is set to the DRAM of machine table3, and this one has another");
+        bail!(
+            "--dram dramsim3: DRAMsim3 is configured for the DRAM of machine table3, and this machine has another"
+        );
     }
     Ok(())
 }
@@ -46,7 +49,7 @@ pub fn judge(folder: &Path, description: &Description, statistics: &mut Map<Stri
     let bytes = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
     let (records, _) = bytes.as_chunks::<16>();
     let mut requests: Vec<Request> = records.iter().map(|record| Request::decode(*record)).collect();
-    // The core goes ahead and comes back; DRAMsim3 only goes forward.
+    // The core's requests are not in order of time; DRAMsim3 needs them so.
     requests.sort_unstable();
     for request in &mut requests {
         if let Some(place) = request.line.checked_sub(POOL / 64) {
@@ -73,7 +76,7 @@ pub fn judge(folder: &Path, description: &Description, statistics: &mut Map<Stri
     std::fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))
 }
 
-/// A line for the table, if DRAMsim3 was asked.
+/// A line for the table, if DRAMsim3 was run.
 pub fn line(statistics: &Map<String, Value>) -> Option<String> {
     let number = |key: &str| statistics.get(key).and_then(Value::as_f64);
     let theirs = number("dram.dramsim3.read_latency_ns")?;

@@ -1,13 +1,13 @@
-//! The functions of a program's allocator, as its files name them: the plugin finds them in the guest by their place in a page
-//! and their first bytes. So a run says what the allocator's cycles are, and how large objects are and how long they live,
-//! of the program as it is.
+//! The functions of a program's allocator, from the symbols of its files: the plugin finds them in the guest
+//! by their offset in a page and their first bytes. So a run reports the allocator's cycles, and objects'
+//! sizes and lifetimes, without changes to the program.
 
 use std::path::Path;
 
 use object::{Object, ObjectSection, ObjectSymbol};
 use serde_json::{Value, json};
 
-/// Names, and what the plugin calls their kind.
+/// Names, and the plugin's name of their kind.
 const NAMES: [(&[&str], &str); 8] = [
     (
         &[
@@ -33,13 +33,14 @@ const NAMES: [(&[&str], &str); 8] = [
     (&["runtime.mallocgc"], "go_malloc"),
     (&["runtime.(*sweepLocked).sweep"], "go_sweep"),
 ];
-/// As many bytes of a function are compared, or its first block if that is shorter.
+/// The plugin compares so many bytes of a function, or its first block if that is shorter.
 const BYTES: usize = 64;
-/// The C library, in which a program's malloc is if nothing else has one.
+/// The C library, which has a program's malloc if no other file does.
 const C_LIBRARY: &str = "/usr/lib/x86_64-linux-gnu/libc.so.6";
 
-/// What the plugin reads as functions.json. `tree`: the guest's root, as a folder; `program`: the file that is run, as the
-/// guest names it, or this machine's own; `library`: one of this machine's that it is run with.
+/// The content of functions.json for the plugin. `tree`: the guest's root, as a folder; `program`: the
+/// program's file, as the guest names it, or on this machine; `library`: a library of this machine that is
+/// preloaded into it.
 pub fn of(tree: Option<&Path>, program: &Path, library: Option<&Path>, environment: &[String]) -> Value {
     let preloaded = environment.iter().filter_map(|variable| variable.strip_prefix("LD_PRELOAD="));
     let mut files = vec![program.to_owned()];
@@ -55,7 +56,7 @@ pub fn of(tree: Option<&Path>, program: &Path, library: Option<&Path>, environme
     Value::Array(files.iter().flat_map(|file| functions(file)).collect())
 }
 
-/// Of one ELF file; none, if it is something else.
+/// The functions of one ELF file; none for other files.
 fn functions(path: &Path) -> Vec<Value> {
     let Ok(bytes) = std::fs::read(path) else { return Vec::new() };
     let Ok(file) = object::File::parse(&*bytes) else { return Vec::new() };
@@ -84,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_c_librarys_are_found() {
+    fn finds_those_of_the_c_library() {
         // This test's own program has its malloc from the C library.
         let library = Path::new(C_LIBRARY);
         if !library.is_file() {

@@ -1,4 +1,4 @@
-//! A simulated guest: what it boots, QEMU with the plugin, and what became of it.
+//! A simulated guest: its image, QEMU with the plugin, and the result of its run.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -15,45 +15,45 @@ use crate::sim::snapshot;
 
 /// One run of one command.
 pub struct Guest<'a> {
-    /// What it boots.
+    /// The image that it boots.
     pub image: &'a Image,
-    /// The words.
+    /// The program and its arguments.
     pub command: &'a [String],
-    /// A file of the host's that is copied in, as /sim/bin/NAME: the program, or a library for it.
+    /// A file of the host that is copied into the guest, as /sim/bin/NAME: the program, or a library for it.
     pub file: Option<&'a Path>,
-    /// It is a library.
+    /// The file is a library.
     pub is_library: bool,
-    /// NAME=VALUE.
+    /// Variables, as NAME=VALUE.
     pub environment: &'a [String],
     /// The machine, as TOML.
     pub machine: &'a str,
-    /// DRAM's requests are kept in the folder.
+    /// Whether DRAM's requests are kept in the folder.
     pub keeps_dram: bool,
-    /// So is how often each block was entered.
+    /// Whether the folder keeps how often each block was entered.
     pub keeps_blocks: bool,
     /// Stop after so many instructions of the region; 0: never.
     pub most_instructions: u64,
-    /// How many cores the machine has.
+    /// The number of cores.
     pub cores: usize,
     /// Memory, in MiB.
     pub memory_mib: u64,
-    /// Where statistics, console and progress go.
+    /// The folder for statistics, console and progress.
     pub folder: &'a Path,
 }
 
-/// What became of it.
+/// The result of a run.
 pub struct Ended {
-    /// The statistics; partial ones say so themselves.
+    /// The statistics; partial ones are marked.
     pub statistics: Map<String, Value>,
-    /// What the program wrote.
+    /// The program's output.
     pub output: Vec<u8>,
 }
 
 impl Guest<'_> {
-    /// Runs and waits; `progress` is told what the plugin says: instructions, cycles, seconds.
+    /// Runs the guest to its end; `progress` receives the plugin's instructions, cycles and seconds.
     ///
     /// # Errors
-    /// The guest does not get as far as the region, or its end is not an orderly one.
+    /// The guest does not reach the region, or does not end in an orderly way.
     pub fn run(&self, mut progress: impl FnMut(Progress)) -> Result<Ended> {
         std::fs::create_dir_all(self.folder)
             .with_context(|| format!("cannot make {}", self.folder.display()))?;
@@ -95,7 +95,7 @@ impl Guest<'_> {
         self.judge(&console, &complaints, status.success())
     }
 
-    /// QEMU with the plugin, and what the guest's init will ask for.
+    /// Starts QEMU with the plugin, and with the files that the guest's init requests.
     fn start(&self, snapshot: &Path, scratch: &Path) -> Result<Owned> {
         let plugin = qemu::plugin()?;
         std::fs::write(self.folder.join("machine.toml"), self.machine)
@@ -118,13 +118,13 @@ impl Guest<'_> {
             snapshot::restored(snapshot, self.cores, self.memory_mib, &scratch.join("monitor"))?;
         for (name, content) in items {
             let path = scratch.join(name);
-            std::fs::write(&path, content).context("cannot write what the guest runs")?;
+            std::fs::write(&path, content).context("cannot write the guest's command")?;
             command.arg("-fw_cfg").arg(format!("name=opt/mayfly/{name},file={}", escaped(&path)));
         }
         let mut keep = String::new();
-        for (is_kept, what) in [(self.keeps_dram, "dram"), (self.keeps_blocks, "blocks")] {
+        for (is_kept, name) in [(self.keeps_dram, "dram"), (self.keeps_blocks, "blocks")] {
             if is_kept {
-                keep += &format!(",keep={what}");
+                keep += &format!(",keep={name}");
             }
         }
         let most = self.most_instructions;
@@ -137,7 +137,7 @@ impl Guest<'_> {
         Ok(Owned(command.spawn().context("cannot start QEMU")?))
     }
 
-    /// What the files and the console say.
+    /// The result, from the files and the console.
     fn judge(&self, console: &Console, complaints: &str, success: bool) -> Result<Ended> {
         let partial = || {
             let kept = self.folder.join("stats.json").is_file();
@@ -155,7 +155,7 @@ impl Guest<'_> {
         }
         if let Some(name) = &console.missing {
             bail!(
-                "{name}: no such program in the guest's image ; a static program of this machine is named as ./PROGRAM"
+                "{name}: no such program in the guest's image; a static program of this machine is named as ./PROGRAM"
             );
         }
         if let Some(line) = complaints.lines().find(|line| line.contains("TCG plugin")) {
@@ -189,7 +189,7 @@ impl Guest<'_> {
     }
 }
 
-/// What the plugin said last.
+/// The plugin's last report.
 #[derive(Default)]
 pub struct Progress {
     /// Instructions of the region; 0 while the guest boots.
@@ -215,7 +215,7 @@ impl Progress {
     }
 }
 
-/// The guest's console: its own lines, and the program's output between two of init's.
+/// The guest's console: its own lines, and the program's output between two lines of init.
 #[derive(Default)]
 struct Console {
     text: String,
@@ -232,7 +232,7 @@ fn read_console(from: impl Read) -> Console {
         if let Some(size) =
             text.trim_end().strip_prefix("@sim output ").and_then(|size| size.parse::<u64>().ok())
         {
-            // The serial line turns each \n into \r\n; what is left of the output is as the program wrote it.
+            // The serial line turns each \n into \r\n; the rest of the output is as the program wrote it.
             let mut raw = Vec::new();
             let mut taken = 0;
             while taken < size && reader.read_until(b'\n', &mut raw).is_ok_and(|read| read > 0) {

@@ -1,4 +1,4 @@
-//! What a simulated guest boots.
+//! The image that a simulated guest boots.
 
 use std::path::{Path, PathBuf};
 
@@ -9,13 +9,13 @@ use vm::image::{self, Kernel};
 use crate::sim::qemu;
 use crate::sim::script::script;
 
-/// What the guest boots.
+/// A guest's image.
 pub struct Image {
     /// Its kernel.
     pub kernel: PathBuf,
-    /// The root; none: the program alone.
+    /// The root; `None`: the program alone.
     pub initrd: Option<PathBuf>,
-    /// image.json.
+    /// The content of image.json.
     pub description: Map<String, Value>,
     /// The root as a folder.
     pub tree: Option<PathBuf>,
@@ -25,7 +25,7 @@ impl Image {
     /// The image in this folder.
     ///
     /// # Errors
-    /// There is none.
+    /// There is no image in it.
     pub fn open(folder: &Path) -> Result<Image> {
         let file = folder.join("image.json");
         let text = std::fs::read_to_string(&file)
@@ -38,11 +38,12 @@ impl Image {
         Ok(Image { kernel, initrd: name("initrd"), description, tree })
     }
 
-    /// What results depend on besides the machine: QEMU, the kernel, the image and what compiled it.
+    /// The versions that results depend on besides the machine: QEMU, the kernel, the image and its
+    /// compilers.
     pub fn made_with(&self) -> Map<String, Value> {
         let mut all = Map::new();
-        let said = self.description.get("made_with").and_then(Value::as_object);
-        for (name, value) in said.into_iter().flatten() {
+        let listed = self.description.get("made_with").and_then(Value::as_object);
+        for (name, value) in listed.into_iter().flatten() {
             all.insert(format!("made_with.{name}"), value.clone());
         }
         if all.is_empty()
@@ -57,10 +58,10 @@ impl Image {
         all
     }
 
-    /// The one that `sim/image/build` makes; it tells its progress on stderr.
+    /// The image that `sim/image/build` makes; the script shows its progress on stderr.
     ///
     /// # Errors
-    /// It fails.
+    /// The script fails.
     pub fn build() -> Result<Image> {
         Image::open(Path::new(&script("sim/image/build")?))
     }

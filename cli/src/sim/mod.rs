@@ -1,4 +1,4 @@
-//! `mayfly sim`: a program on a simulated machine, the kernel and all, and where its cycles go.
+//! `mayfly sim`: runs a program on a simulated machine, kernel included, and attributes its cycles.
 
 pub mod archive;
 pub mod dram;
@@ -34,33 +34,34 @@ Examples:
   mayfly sim -- python3 -c 'print(6 * 7)'       a program of the image
   mayfly sim --compare -- json-loads            a program that the image lists: the baseline, then Memento
   mayfly sim --allocator memento -- churn 1000  one of these with another input
-  mayfly sim --set l1d.ways=9 -- ./churn        another machine: every number of sim/machines/*.toml
+  mayfly sim --set l1d.ways=9 -- ./churn        another machine: any key of sim/machines/*.toml
   mayfly sim --cores 2 -- ./threads             two cores, each with caches and TLBs of its own
   mayfly sim --max-instructions 50000000 --json -- ./churn
   mayfly sim --sample -- ./churn                a fifth of it is timed: cycles with a confidence interval, in less time
 
 The guest boots Linux under QEMU once for each image; every run starts from a snapshot of it, and each
-instruction of all processes and of the kernel is timed. Counted is from the program's start to its end.
-The program's output and exit status are passed on; statistics go to stderr and, whole, to the folder --out.";
+instruction of all processes and of the kernel is timed. Statistics cover the program from its start to its end.
+mayfly sim passes on the program's output and exit status; it prints statistics on stderr, and writes all of them to
+the folder --out.";
 
 /// Run a program on a simulated machine: out-of-order core, caches, TLBs and DRAM of Memento's Table 3
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub struct SimArguments {
-    /// The machine: table3, memento, iso-storage, mallacc, speedmalloc, or a TOML file [default: table3, or its
-    /// allocator's]
+    /// The machine: table3, memento, iso-storage, mallacc, speedmalloc, or a TOML file [default: table3, or
+    /// its allocator's]
     #[arg(long, value_name = "NAME|FILE")]
     machine: Option<String>,
-    /// Who allocates the program's objects
+    /// The allocator of the program's objects
     #[arg(long, value_enum, default_value = "native")]
     allocator: Allocator,
-    /// Run it twice, on the baseline and on Memento, and show both
+    /// Run the program twice, on the baseline and on Memento, and show both
     #[arg(long, conflicts_with_all = ["allocator", "machine"])]
     compare: bool,
-    /// Who times DRAM
+    /// The timing model of DRAM
     #[arg(long, value_enum, default_value = "model")]
     dram: Dram,
-    /// How many cores the machine has [default: 1]
+    /// Number of cores [default: 1]
     #[arg(long, value_name = "N")]
     cores: Option<usize>,
     /// Another value for a key of the machine; may be repeated
@@ -69,25 +70,25 @@ pub struct SimArguments {
     /// A variable of the program's environment; may be repeated
     #[arg(long = "env", value_name = "NAME=VALUE")]
     environment: Vec<String>,
-    /// What is counted; all but `process` of functions that the image lists as `warm`
+    /// The part of the run that is counted; all but `process` need a function that the image lists as `warm`
     #[arg(long, value_enum, default_value = "process")]
     region: Region,
-    /// Another layout: the program's stack, heap and mappings begin elsewhere, for each number [default: where they do
+    /// Another layout: each number places the program's stack, heap and mappings elsewhere [default: as
     /// without randomness]
     #[arg(long, value_name = "N")]
     layout: Option<u8>,
-    /// Who gets huge pages: who asks for them, as on Ubuntu, or everybody, as on Debian
+    /// Mappings with huge pages: those with madvise, as on Ubuntu, or all, as on Debian
     #[arg(long, value_enum, default_value = "madvise")]
     huge_pages: HugePages,
-    /// Estimate the cycles: time 3000 of each N instructions, and in between only keep caches, TLBs and predictors warm
-    /// (SMARTS). Events are counted as ever; the cycles come with their confidence interval of 95%
+    /// Estimate the cycles: time 3000 of each N instructions, and in between only keep caches, TLBs and
+    /// predictors warm (SMARTS). All events are counted; the cycles have a confidence interval of 95%
     #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "25013")]
     sample: Option<u64>,
-    /// Stop after so many instructions; what was counted is kept, and marked as partial
+    /// Stop after so many instructions; the statistics so far are kept, and marked as partial
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     max_instructions: u64,
-    /// The guest's image: a folder with image.json, or `bare` for a kernel alone [default: bare for ./PROGRAM, else
-    /// the one that sim/image/build makes]
+    /// The guest's image: a folder with image.json, or `bare` for a kernel alone [default: bare for
+    /// ./PROGRAM, else the one that sim/image/build makes]
     #[arg(long, value_name = "FOLDER|bare")]
     image: Option<PathBuf>,
     /// The guest's memory
@@ -96,7 +97,7 @@ pub struct SimArguments {
     /// Keep stats.json, stats.txt, machine.toml and the guest's console in this folder
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
-    /// Keep in --out how often each block of instructions was entered, as blocks.tsv
+    /// Write to --out how often each block of instructions was entered, as blocks.tsv
     #[arg(long, requires = "out")]
     blocks: bool,
     /// Print the statistics as one JSON object, instead of the program's output
@@ -107,17 +108,17 @@ pub struct SimArguments {
     command: Vec<String>,
 }
 
-/// What the guest's kernel gives huge pages to.
+/// The mappings that the guest's kernel gives huge pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum HugePages {
-    /// Mappings for which madvise asks for them
+    /// Mappings with madvise(MADV_HUGEPAGE)
     Madvise,
-    /// All
+    /// All mappings
     Always,
 }
 
 impl SimArguments {
-    /// Boots, runs, reports. The program's exit status.
+    /// Boots, runs and reports; returns the program's exit status.
     ///
     /// # Errors
     /// The machine cannot be built, or the guest did not run the program to its end.
@@ -127,11 +128,11 @@ impl SimArguments {
         if self.memory > 2 << 30 || self.memory < 128 << 20 {
             bail!("--memory {}: a guest has 128 MiB to 2 GiB", quantity::bytes(self.memory as f64));
         }
-        // What cannot be built is told before anything is started.
+        // Wrong settings fail before anything is started.
         let machine = self.description(if self.compare { Allocator::Memento } else { self.allocator })?;
         if self.dram == Dram::Dramsim3 {
             if machine.sample.is_some() {
-                bail!("--dram dramsim3: of a sampled run DRAM's requests have no times to compare");
+                bail!("--dram dramsim3: in a sampled run DRAM's requests have no times to compare");
             }
             dram::check(&machine)?;
         }
@@ -161,7 +162,7 @@ impl SimArguments {
             Allocator::Native | Allocator::Marks | Allocator::Mayfly => "table3",
         };
         let machine = self.machine.as_deref().unwrap_or(default);
-        // The units have keys of their own, which the baseline of a comparison lacks.
+        // Memento's units have keys of their own, which the baseline of a comparison lacks.
         let lacks =
             |key: &String| self.compare && allocator == Allocator::Native && key.starts_with("memento.");
         let cores = self.cores.map(|number| format!("cores.number={number}"));
@@ -180,7 +181,7 @@ impl SimArguments {
             }
             environment.push(variable.to_owned());
         }
-        // Of the guest's init.
+        // For the guest's init.
         environment.extend(self.layout.map(|number| format!("MAYFLY_LAYOUT={number}")));
         if self.huge_pages == HugePages::Always {
             environment.push("MAYFLY_HUGE_PAGES=always".to_owned());
@@ -260,7 +261,7 @@ impl SimArguments {
     }
 }
 
-/// The program's exit status.
+/// The program's exit status, if the statistics are consistent.
 fn status(statistics: &Map<String, Value>) -> Result<i32> {
     if let Some(law) = statistics.get("broken_laws").and_then(Value::as_array).and_then(|laws| laws.first()) {
         bail!("the simulator contradicts itself: {}", law.as_str().unwrap_or_default());

@@ -1,5 +1,5 @@
-//! What a simulated guest runs: a static program of this machine, any program of the image, or one that the image lists by
-//! name with its input and its expected output; and what an allocator needs in its environment.
+//! The program of a simulated guest: a static one of this machine, any one of the image, or one that the
+//! image lists by name with its input and its expected output; and the environment that an allocator needs.
 
 use std::path::{Path, PathBuf};
 
@@ -12,16 +12,16 @@ use crate::libraries;
 /// Mayfly's heap.
 const MAYFLY_HEAP: &str = "libmayfly_heap.so";
 
-/// Who allocates the program's objects.
+/// The allocator of the program's objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Allocator {
     /// The software allocator of the paper's baseline: CPython's own, jemalloc for C and C++, Go's
     Native,
     /// Memento's hardware, by libmemento.so
     Memento,
-    /// Go's own, with marks that tell when its sweep frees what
+    /// Go's own, with marks that record its sweep's frees
     Marks,
-    /// Mayfly's heap, as it is on this machine, in software: C, C++ and, in place of pymalloc too, CPython
+    /// Mayfly's heap of this machine, in software: for C, C++ and CPython, where it also replaces pymalloc
     Mayfly,
     /// The baseline on machine mallacc, whose allocator's fast paths take no time: C++ programs only
     Mallacc,
@@ -31,7 +31,7 @@ pub enum Allocator {
 }
 
 impl Allocator {
-    /// As the image calls it.
+    /// Its name in the image.
     pub fn name(self) -> &'static str {
         match self {
             Allocator::Native => "native",
@@ -44,21 +44,22 @@ impl Allocator {
     }
 }
 
-/// What is counted of a function (§6.6).
+/// The part of a function's run that is counted (§6.6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Region {
     /// Its process, from its start to its end
     Process,
-    /// The process until it has imported what it needs
+    /// The process until it has finished its imports
     Import,
-    /// The first call of its handler in a process that has, as the paper counts: to the handler's return
+    /// The first call of its handler after the imports, to the handler's return, as the paper counts
     First,
     /// A later call
     Warm,
 }
 
 impl Region {
-    /// What tells the program, and the guest's init, that the program itself says where it begins or ends.
+    /// The variable by which the program, and the guest's init, know that the program itself marks the
+    /// region's begin or end.
     pub fn variable(self) -> Option<&'static str> {
         match self {
             Region::Process => None,
@@ -73,22 +74,22 @@ impl Region {
 pub struct Program {
     /// The words for the guest.
     pub words: Vec<String>,
-    /// A file that is copied in, as /sim/bin/NAME: the program itself, or a library for it.
+    /// A file that is copied into the guest, as /sim/bin/NAME: the program itself, or a library for it.
     pub file: Option<PathBuf>,
     /// The file is a library.
     pub is_library: bool,
     /// The environment.
     pub environment: Vec<String>,
-    /// What it must write.
+    /// The output that it must write.
     pub expected: Option<String>,
-    /// It says itself where its imports end and its calls begin.
+    /// The program marks the end of its imports and the begin of its calls.
     pub has_regions: bool,
 }
 
-/// Whether the command is a program of this machine's that needs no image.
+/// Whether the command is a program of this machine that needs no image.
 ///
 /// # Errors
-/// It is one, and cannot run without.
+/// There is no such file.
 pub fn is_alone(words: &[String]) -> Result<bool> {
     let first = &words[0];
     if !first.starts_with("./") && !first.starts_with("../") {
@@ -186,7 +187,8 @@ impl Program {
     }
 }
 
-/// A listed command with other arguments: those behind its last absolute path, which is the program or its script.
+/// A listed command with other arguments: those behind its last absolute path, which is the program or its
+/// script.
 fn with_arguments(mut command: Vec<String>, arguments: &[String]) -> Vec<String> {
     let program = command.iter().rposition(|word| word.starts_with('/')).unwrap_or(0);
     command.truncate(program + 1);
@@ -203,8 +205,8 @@ fn environment(
     let of = |language: &str, allocator: &str| {
         description.get("environment")?.get(language)?.get(allocator)?.as_object()
     };
-    // Mallacc and SpeedMalloc are machines: the program and its allocator are the baseline's. Mayfly's heap takes the place
-    // of an allocator.
+    // Mallacc and SpeedMalloc are machines: the program and its allocator are the baseline's. Mayfly's heap
+    // replaces an allocator.
     let is_native = matches!(allocator, Allocator::Mallacc | Allocator::SpeedMalloc | Allocator::Mayfly);
     let named = if is_native { Allocator::Native } else { allocator };
     let own = of(language, named.name());
@@ -219,7 +221,7 @@ fn environment(
     Ok(all)
 }
 
-/// Whether an ELF file asks for no interpreter.
+/// Whether an ELF file names no interpreter.
 fn is_static(path: &Path) -> Result<bool> {
     use object::read::elf::ElfFile64;
     let bytes = std::fs::read(path)?;
@@ -278,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn other_words_are_passed_on() {
+    fn forwards_other_commands() {
         let program = Program::resolve(&words("python3 json"), &description(), Allocator::Native).unwrap();
         assert_eq!((program.words, program.environment), (words("python3 json"), words("HOME=/tmp")));
         let line =

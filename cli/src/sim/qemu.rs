@@ -1,4 +1,4 @@
-//! QEMU with the plugin: where both are, with which options every guest is the same, and how it ends.
+//! QEMU with the plugin: the paths of both, the options that make every guest the same, and its end.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
@@ -8,8 +8,8 @@ use anyhow::{Context, Result, bail};
 
 use crate::sim::script::script;
 
-/// The same guest, to the bit, in every run: time is counted in instructions (2 ns each), and starts at a fixed date;
-/// no randomness; no instruction that the emulator cannot interrupt.
+/// The same guest, to the bit, in every run: time is counted in instructions (2 ns each), and starts at a
+/// fixed date; no randomness; no instruction that the emulator cannot interrupt.
 pub const DETERMINISTIC: [&str; 10] = [
     "-accel",
     "tcg,thread=single",
@@ -26,7 +26,7 @@ pub const DETERMINISTIC: [&str; 10] = [
 /// The folder of QEMU 10.
 ///
 /// # Errors
-/// It cannot be had.
+/// The script `sim/qemu` fails.
 pub fn folder() -> Result<String> {
     script("sim/qemu")
 }
@@ -34,12 +34,12 @@ pub fn folder() -> Result<String> {
 /// libmayfly_sim.so: beside this program, or what `MAYFLY_SIM_PLUGIN` names.
 ///
 /// # Errors
-/// It is not there.
+/// There is no such file.
 pub fn plugin() -> Result<PathBuf> {
     if let Some(path) = std::env::var_os("MAYFLY_SIM_PLUGIN") {
         return Ok(PathBuf::from(path));
     }
-    let program = std::env::current_exe().context("cannot find myself")?;
+    let program = std::env::current_exe().context("cannot find the path of this program")?;
     let path = program.with_file_name("libmayfly_sim.so");
     if path.is_file() {
         Ok(path)
@@ -53,7 +53,7 @@ pub fn escaped(path: &Path) -> String {
     path.display().to_string().replace(',', ",,")
 }
 
-/// QEMU, which does not outlive this.
+/// A QEMU process, killed when this is dropped.
 pub struct Owned(pub Child);
 
 impl std::ops::Deref for Owned {
@@ -73,7 +73,7 @@ impl Owned {
     /// Waits so long for its end.
     ///
     /// # Errors
-    /// It cannot be waited for.
+    /// The process cannot be waited for.
     pub fn wait_timeout(&mut self, time: Duration) -> Result<Option<std::process::ExitStatus>> {
         let until = Instant::now() + time;
         loop {
@@ -93,7 +93,7 @@ impl Drop for Owned {
     }
 }
 
-/// It is killed when this process ends, however that comes.
+/// Has the kernel kill the child when this process ends in any way.
 pub fn die_with_parent(command: &mut Command) {
     use std::os::unix::process::CommandExt;
     // SAFETY: prctl is async-signal-safe and touches no memory of the parent's.
@@ -105,8 +105,8 @@ pub fn die_with_parent(command: &mut Command) {
     }
 }
 
-/// The guest's memory has pages of 4 KiB, though QEMU asks for huge ones: a snapshot's pages lie scattered, and all of the
-/// 2 MiB round each would be cleared first, for a tenth of a short run's time.
+/// Gives the guest's memory pages of 4 KiB, though QEMU asks for huge ones: a snapshot's pages lie scattered,
+/// and the kernel would clear 2 MiB around each first, which takes a tenth of a short run's time.
 pub fn with_small_pages(command: &mut Command) {
     use std::os::unix::process::CommandExt;
     // SAFETY: as above.

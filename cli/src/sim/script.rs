@@ -1,4 +1,5 @@
-//! The scripts of the source tree that build what a simulation needs, and print where it is.
+//! The scripts of the source tree that build QEMU, images and the like for a simulation, and print their
+//! paths.
 
 use std::process::{Command, Stdio};
 
@@ -7,9 +8,9 @@ use anyhow::{Context, Result, anyhow, bail};
 /// Runs a script of the source tree that prints a path.
 ///
 /// # Errors
-/// It is not found, or fails.
+/// The script is not found, or fails.
 pub fn script(name: &str) -> Result<String> {
-    let program = std::env::current_exe().context("cannot find myself")?;
+    let program = std::env::current_exe().context("cannot find the path of this program")?;
     let here = std::env::current_dir().unwrap_or_default();
     let found = program
         .ancestors()

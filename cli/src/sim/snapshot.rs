@@ -1,6 +1,6 @@
-//! A booted guest on disk. Booting takes a quarter of a minute of CPU time and is the same each time, so it is done once for
-//! each image: the guest's init pauses the machine when the kernel has nothing left to do, QEMU writes its state to a
-//! file, and every run starts from there.
+//! A booted guest on disk. Booting takes a quarter of a minute of CPU time and is the same each time, so it
+//! is done once for each image. The guest's init pauses the machine when the kernel is idle, QEMU writes its
+//! state to a file, and every run starts from there.
 
 use std::fs::File;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -19,16 +19,17 @@ use crate::sim::image::Image;
 use crate::sim::qemu::{self, DETERMINISTIC, Owned, die_with_parent, escaped, with_small_pages};
 use crate::sim::script::script;
 
-/// A snapshot that nobody has used for so long is deleted: each is half as large as the guest's memory.
+/// A snapshot that was unused for so long is deleted: each is half as large as the guest's memory.
 const KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
-/// Huge pages as Ubuntu has them (Table 3): only for who asks. Debian gives them to all, so that a baseline faults rarely and
-/// zeroes megabytes that nobody uses.
+/// Huge pages as on Ubuntu (Table 3): only with madvise. Debian gives them to all mappings, so that a
+/// baseline faults rarely and zeroes megabytes that no program uses.
 const KERNEL_WORDS: &str =
     "console=ttyS0 nokaslr norandmaps quiet panic=-1 rdinit=/init transparent_hugepage=madvise";
-/// What the guest's init writes to when it pauses the machine.
+/// The device by which the guest's init pauses the machine.
 const PAUSE: [&str; 4] = ["-device", "pvpanic", "-action", "panic=pause"];
 
-/// The snapshot of this image with so many cores and so much memory; it is made if there is none. `progress` is told the seconds so far.
+/// The snapshot of this image with so many cores and so much memory; it is made if there is none. `progress`
+/// receives the seconds so far.
 ///
 /// # Errors
 /// The image does not boot, or there is no room for its state.
@@ -47,11 +48,11 @@ pub fn of(image: &Image, cores: usize, memory_mib: u64, mut progress: impl FnMut
         (path, known.len(), known.mtime(), known.mtime_nsec()).hash(&mut key);
     }
     let path = cache.join(format!("snapshot-{:016x}", key.finish()));
-    // Two who want the same one: the second waits for the first.
+    // Of two processes that need the same snapshot, the second waits for the first.
     let lock = File::create(cache.join(".snapshot-lock")).context("cannot lock the simulator's cache")?;
     lock.lock().context("cannot lock the simulator's cache")?;
     if !path.is_file() {
-        forget_old(&cache);
+        remove_old(&cache);
         let scratch = tempfile::tempdir_in(&cache).context("cannot write to the simulator's cache")?;
         boot(image, Path::new(&init), cores, memory_mib, scratch.path(), &mut progress)?;
         std::fs::rename(scratch.path().join("state"), &path).context("cannot keep the guest's snapshot")?;
@@ -63,13 +64,13 @@ pub fn of(image: &Image, cores: usize, memory_mib: u64, mut progress: impl FnMut
 fn cache() -> Result<PathBuf> {
     let folder = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let folder = folder.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")));
-    let folder = folder.context("neither XDG_CACHE_HOME nor HOME says where to keep a guest's snapshot")?;
+    let folder = folder.context("neither XDG_CACHE_HOME nor HOME is set: a guest's snapshot has no place")?;
     let folder = folder.join("mayfly/sim");
     std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
     Ok(folder)
 }
 
-fn forget_old(cache: &Path) {
+fn remove_old(cache: &Path) {
     for entry in std::fs::read_dir(cache).into_iter().flatten().flatten() {
         let used = entry.metadata().and_then(|known| known.modified());
         let age = used.ok().and_then(|used| used.elapsed().ok());
@@ -128,7 +129,7 @@ fn boot(
     })
 }
 
-/// QEMU for a guest from `snapshot` on; [`resume`] lets it go.
+/// QEMU for a guest that starts from `snapshot`; [`resume`] resumes it.
 ///
 /// # Errors
 /// There is no QEMU.
@@ -160,10 +161,10 @@ fn command(cores: usize, memory_mib: u64, socket: &Path) -> Result<Command> {
     Ok(command)
 }
 
-/// Lets a guest run that was started by [`restored`], once QEMU has read its state.
+/// Resumes a guest that [`restored`] started, once QEMU has read its state.
 ///
 /// # Errors
-/// QEMU cannot, or ends.
+/// QEMU refuses, or ends.
 pub fn resume(socket: &Path, child: &mut Owned) -> Result<()> {
     let mut monitor = Monitor::open(socket, child)?;
     monitor.wait_for_migration()?;
@@ -171,7 +172,7 @@ pub fn resume(socket: &Path, child: &mut Owned) -> Result<()> {
     Ok(())
 }
 
-/// QEMU's monitor, as far as it is needed here: one question after the other.
+/// A client of QEMU's monitor: one command after the other.
 struct Monitor {
     reader: BufReader<UnixStream>,
 }

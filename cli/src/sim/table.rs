@@ -97,7 +97,7 @@ pub fn table(statistics: &Map<String, Value>) -> String {
     text
 }
 
-/// Of several cores: how long each was awake, and what they cost one another.
+/// With several cores: how long each was busy, and the cache lines that they took from one another.
 fn cores(statistics: &Map<String, Value>) -> Option<String> {
     let number = |key: &str| statistics.get(key).and_then(Value::as_u64);
     let busy = (0..number("cores.number")?).map(|core| {
@@ -106,13 +106,13 @@ fn cores(statistics: &Map<String, Value>) -> Option<String> {
     });
     let lines = ["cores.lines_taken", "cores.lines_invalidated"].iter().filter_map(|key| number(key)).sum();
     Some(format!(
-        "cores          busy {}; {} lines out of one another's caches\n",
+        "cores          busy {}; {} lines taken from one another's caches\n",
         busy.collect::<Vec<_>>().join(", "),
         quantity::count(lines)
     ))
 }
 
-/// Of a sampled run: how sure its cycles are.
+/// The confidence interval of a sampled run's cycles.
 fn interval(statistics: &Map<String, Value>) -> String {
     let Some(percent) = statistics.get("sample.interval_95_percent").and_then(Value::as_f64) else {
         return String::new();

@@ -5,7 +5,7 @@ use lifetime::profile::label::CLASS_NAMES;
 /// The class of objects that are never freed.
 pub const CLASS_INF: u8 = CLASS_NAMES.len() as u8 - 1;
 
-/// The class of an object that lived `lifetime_ns`; that of class c less than 10^(c+1) ms.
+/// The class of an object that lived `lifetime_ns`; objects of class c live less than 10^(c+1) ms.
 pub fn class_of(lifetime_ns: u64) -> u8 {
     let mut bound_ns = 10_000_000;
     let mut class = 0;
@@ -43,7 +43,7 @@ impl Amount {
 /// How long objects lived, on a logarithmic scale.
 #[derive(Clone, Debug)]
 pub struct Distribution {
-    /// Freed objects by lifetime; `bin_start_ns` tells where a bin begins.
+    /// Freed objects by lifetime; `bin_start_ns` is the begin of a bin.
     pub bins: Vec<Amount>,
     /// All objects by class; those never freed are in `inf`.
     pub classes: [Amount; CLASS_NAMES.len()],
@@ -81,7 +81,7 @@ impl Distribution {
         self.total.add(size_bytes);
     }
 
-    /// Where bin `index` begins.
+    /// The begin of bin `index`.
     pub fn bin_start_ns(index: usize) -> f64 {
         FIRST_BIN_NS * 10f64.powf(index as f64 / BINS_PER_DECADE as f64)
     }
@@ -92,8 +92,8 @@ impl Distribution {
         (self.total.objects > 0).then(|| 100.0 * within as f64 / self.total.objects as f64)
     }
 
-    /// The lifetime that `share` (0 to 1) of all objects do not reach, to the precision of a bin; `None` where
-    /// so many were not freed.
+    /// The lifetime that `share` (0 to 1) of all objects do not reach, to the precision of a bin; `None`
+    /// where so many were not freed.
     pub fn percentile_ns(&self, share: f64) -> Option<f64> {
         let wanted = share * self.total.objects as f64;
         let mut seen = 0;

@@ -1,7 +1,7 @@
 //! The process that replays a trace on Mayfly's heap, driven by `on_heap` over its standard input.
 //!
-//! It allocates nothing but what the trace did: its table of objects and its buffers are mapped or static, and
-//! the few objects of Rust's runtime at start-up are all that is added.
+//! It allocates only the objects of the trace: its table of objects and its buffers are mapped or static. The
+//! only others are the few objects of Rust's runtime at start-up.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
@@ -17,7 +17,7 @@ type SetClock = unsafe extern "C" fn(u64);
 const STATISTICS_BYTES: usize = 1 << 20;
 const INPUT_BYTES: usize = STEP_BYTES << 13;
 
-/// Takes steps from standard input until it ends. Returns the exit code, 1 after one line that says why.
+/// Reads steps from standard input until it ends. Returns the exit code, 1 after one line with the reason.
 pub fn drive(slots: &str) -> i32 {
     match try_drive(slots) {
         Ok(()) => 0,
@@ -52,12 +52,12 @@ fn try_drive(slots: &str) -> Result<(), String> {
         let whole = held - held % STEP_BYTES;
         for bytes in input[..whole].chunks_exact(STEP_BYTES) {
             let bytes = bytes.try_into().expect("a chunk is a step");
-            let (step, time_ns) = Step::decode(bytes).ok_or("the input holds what is no step")?;
+            let (step, time_ns) = Step::decode(bytes).ok_or("the input has bytes that are no step")?;
             // SAFETY: sets a number in the heap; 0 would mean the real clock.
             unsafe { set_clock(time_ns.max(1)) };
             match step {
                 Step::Allocate { slot, size_bytes, class } => {
-                    // SAFETY: a plain allocation; the pointer is only kept, and freed once by its slot.
+                    // SAFETY: a plain allocation; the pointer is only stored, and freed once by its slot.
                     let object = unsafe { allocate(size_bytes as usize, c_int::from(class)) };
                     if object.is_null() {
                         return Err(format!("the heap has no {size_bytes} bytes left at {time_ns} ns"));
@@ -68,7 +68,8 @@ fn try_drive(slots: &str) -> Result<(), String> {
                     let place = slot_mut(&mut objects, slot)?;
                     let object = u64::from_ne_bytes((&*place).try_into().expect("eight bytes"));
                     place.fill(0);
-                    // SAFETY: from `allocate`, and freed for the first time: the slot is cleared; NULL is fine.
+                    // SAFETY: from `allocate`, and freed for the first time: the slot is cleared; NULL is
+                    // fine.
                     unsafe { libc::free(object as *mut c_void) };
                 }
                 Step::Sample => {
@@ -100,7 +101,7 @@ fn symbol(name: &CStr) -> Result<*mut c_void, String> {
 
 fn read(into: &mut [u8]) -> Result<usize, String> {
     loop {
-        // SAFETY: the buffer is as long as the call is told.
+        // SAFETY: the buffer has the length given to the call.
         let length = unsafe { libc::read(0, into.as_mut_ptr().cast(), into.len()) };
         match usize::try_from(length) {
             Ok(length) => return Ok(length),
@@ -121,7 +122,7 @@ fn write_line(text: &mut [u8], length: usize) -> Result<(), String> {
     text[end] = b'\n';
     let mut line = &text[..=end];
     while !line.is_empty() {
-        // SAFETY: the buffer is as long as the call is told.
+        // SAFETY: the buffer has the length given to the call.
         let written = unsafe { libc::write(1, line.as_ptr().cast(), line.len()) };
         match usize::try_from(written) {
             Ok(written) => line = &line[written..],

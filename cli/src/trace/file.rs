@@ -1,4 +1,5 @@
-//! The allocation trace that `libmayfly_heap.so` records (`MAYFLY_HEAP_TRACE`): reading, and writing for tests.
+//! The allocation trace that `libmayfly_heap.so` records (`MAYFLY_HEAP_TRACE`): reading, and writing for
+//! tests.
 //!
 //! The format is described in `docs/trace.md`. A reader never trusts the file: every record is checked, and a
 //! refusal names the file and the byte offset. A last record that the process did not finish is dropped.
@@ -12,7 +13,7 @@ use crate::failure::plain_reason;
 
 /// First bytes of a trace.
 pub const MAGIC: &[u8; 8] = b"MAYFLYTR";
-/// The one version there is.
+/// The only version.
 pub const VERSION: u32 = 1;
 /// Length of the header.
 pub const HEADER_BYTES: usize = 64;
@@ -24,7 +25,7 @@ const ADDRESS_LIMIT: u64 = 1 << 56;
 /// No process lives 146 years; the bound keeps sums of times far from overflow.
 const TIME_LIMIT_NS: u64 = 1 << 62;
 
-/// What a record tells.
+/// The operation of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     /// `malloc`, `new` and their kin.
@@ -54,7 +55,7 @@ pub struct Record {
     pub stack_height: u32,
 }
 
-/// What the header tells about the traced process.
+/// The header: the traced process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     /// Process id.
@@ -63,14 +64,14 @@ pub struct Header {
     pub start_unix_ns: u64,
 }
 
-/// Why a trace is refused: always one line that names the file and the place.
+/// A refused trace: one line that names the file, the place and the reason.
 #[derive(Debug)]
 pub struct TraceError {
     /// The trace.
     pub path: PathBuf,
     /// Offset of the first byte of the header or record at fault.
     pub offset: u64,
-    /// What is wrong there.
+    /// The fault.
     pub reason: String,
 }
 
@@ -96,7 +97,7 @@ impl Reader<BufReader<File>> {
     /// Opens the trace at `path` and checks its header.
     ///
     /// # Errors
-    /// The file cannot be opened, or is no trace that this version reads.
+    /// The file cannot be opened, or is no trace of this version.
     pub fn open(path: &Path) -> Result<Self, TraceError> {
         let refuse =
             |error: io::Error| TraceError { path: path.into(), offset: 0, reason: plain_reason(&error) };
@@ -112,7 +113,7 @@ impl<R: Read> Reader<R> {
     /// Reads and checks the header. `path` is only for messages.
     ///
     /// # Errors
-    /// Input that is no trace, or a trace of another version.
+    /// The input is no trace, or one of another version.
     pub fn new(mut input: R, path: &Path) -> Result<Self, TraceError> {
         let refuse = |reason: String| TraceError { path: path.into(), offset: 0, reason };
         let mut bytes = [0; HEADER_BYTES];
@@ -146,7 +147,7 @@ impl<R: Read> Reader<R> {
         self.torn_bytes
     }
 
-    /// How many bytes of the file have been read as header and records.
+    /// The bytes of the file that have been read as header and records.
     pub fn offset(&self) -> u64 {
         self.offset
     }
@@ -235,7 +236,7 @@ impl<W: Write> Writer<W> {
     /// Writes the header.
     ///
     /// # Errors
-    /// Those of `output`.
+    /// The errors of `output`.
     pub fn new(mut output: W, header: Header) -> io::Result<Self> {
         let mut bytes = [0; HEADER_BYTES];
         bytes[..8].copy_from_slice(MAGIC);
@@ -250,7 +251,7 @@ impl<W: Write> Writer<W> {
     /// Appends one record.
     ///
     /// # Errors
-    /// Those of the output.
+    /// The errors of the output.
     pub fn write(&mut self, record: &Record) -> io::Result<()> {
         let mut bytes = [0; RECORD_BYTES];
         bytes[0..8].copy_from_slice(&record.time_ns.to_le_bytes());
@@ -265,10 +266,10 @@ impl<W: Write> Writer<W> {
         self.output.write_all(&bytes)
     }
 
-    /// Hands the output back, flushed.
+    /// Flushes and returns the output.
     ///
     /// # Errors
-    /// Those of the output.
+    /// The errors of the output.
     pub fn finish(mut self) -> io::Result<W> {
         self.output.flush()?;
         Ok(self.output)
@@ -331,7 +332,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(records in prop::collection::vec(arbitrary_record(), 0..40),
+        fn reads_written_records(records in prop::collection::vec(arbitrary_record(), 0..40),
                                    pid in any::<u32>(), start_unix_ns in any::<u64>()) {
             let header = Header { pid, start_unix_ns };
             prop_assert_eq!(read(&written(header, &records)).unwrap(), (header, records, 0));

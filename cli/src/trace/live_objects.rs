@@ -1,4 +1,4 @@
-//! Which objects are alive at each moment of a trace: the walk that every analysis shares.
+//! The objects alive at each moment of a trace: the walk that every analysis shares.
 //!
 //! Memory is proportional to the objects alive, not to the trace. Threads write their records in batches, so
 //! the file is only nearly in order of time: a window of records is sorted as it passes.
@@ -16,11 +16,11 @@ const WINDOW_RECORDS: usize = 1 << 18;
 /// An object that is alive, or was until now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Object {
-    /// Where it is.
+    /// Its address.
     pub address: u64,
     /// Requested size.
     pub size_bytes: u64,
-    /// When it was allocated.
+    /// The time of its allocation.
     pub born_ns: u64,
     /// The thread that allocated it.
     pub thread: u32,
@@ -28,7 +28,7 @@ pub struct Object {
     pub sequence: u32,
 }
 
-/// What one record changes: an allocation whose address is taken ends that object first.
+/// The change of one record: an allocation at the address of a live object ends that object first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Change {
     /// Time of the record; never goes back.
@@ -39,7 +39,7 @@ pub struct Change {
     pub born: Option<Object>,
 }
 
-/// What a whole trace held.
+/// Sums over a whole trace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     /// Allocations recorded.
@@ -50,7 +50,7 @@ pub struct Totals {
     pub frees_unmatched: u64,
     /// Allocations at an address whose object was never freed.
     pub frees_missing: u64,
-    /// Records that came later than the window can put right.
+    /// Records that came too late for the window to sort.
     pub out_of_order: u64,
     /// Threads that used the heap.
     pub threads: u64,
@@ -70,11 +70,12 @@ pub struct Totals {
     pub torn_bytes: u64,
 }
 
-/// Walks the trace in order of time and tells `visit` each change and the bytes alive after it. `progress` is
-/// told how many bytes of the file have been read. Returns the totals and the objects alive at the end.
+/// Walks the trace in order of time and calls `visit` with each change and the bytes alive after it.
+/// `progress` receives the bytes of the file that have been read. Returns the totals and the objects alive at
+/// the end.
 ///
 /// # Errors
-/// A record that cannot be, or an error from `visit`.
+/// There is an impossible record, or `visit` fails.
 pub fn walk<R: Read, E: From<TraceError>>(
     reader: Reader<R>,
     mut progress: impl FnMut(u64),
@@ -101,7 +102,7 @@ pub fn walk<R: Read, E: From<TraceError>>(
     Ok((totals, live.objects.into_values().collect()))
 }
 
-/// Puts records that are nearly in order of time into order: holds twice the window, sorts, gives out half.
+/// Sorts records that are nearly in order of time: buffers twice the window, sorts, returns half.
 struct InTimeOrder<R> {
     reader: Reader<R>,
     window: usize,
@@ -269,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_free_out_of_the_windows_reach_does_not_end_the_next_object() {
+    fn a_free_beyond_the_window_does_not_end_the_next_object() {
         let mut live = LiveObjects::default();
         live.apply(&alloc(1, 0x10, 100));
         live.apply(&alloc(9, 0x10, 50));
@@ -279,7 +280,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_window_sorts_whatever_strays_less_than_it(jitter in prop::collection::vec(0u64..16, 1..200)) {
+        fn a_window_sorts_records_less_out_of_order_than_its_length(jitter in prop::collection::vec(0u64..16, 1..200)) {
             let records: Vec<_> =
                 jitter.iter().enumerate().map(|(i, j)| alloc(i as u64 + j, 1 + i as u64, 1)).collect();
             let bytes = bytes_of(&records);

@@ -1,11 +1,11 @@
-//! Replays a trace through Mayfly's heap with perfect lifetimes (LLAMA §9.1, Fig. 9): this side reads the trace
-//! and drives a second process, which is on the heap and does nothing but allocate and free.
+//! Replays a trace through Mayfly's heap with perfect lifetimes (LLAMA §9.1, Fig. 9): this process reads the
+//! trace and controls a second one, the driver, which is on the heap and only allocates and frees.
 //!
-//! The two are apart so that the reader's own memory never lies in the heap that is measured. Both sides agree
-//! on `Step`: the driver keeps objects in numbered slots, and this side gives the numbers out.
+//! The two are separate so that the reader's own memory never lies in the measured heap. The protocol is
+//! `Step`: the driver stores objects in numbered slots, and this process assigns the numbers.
 //!
-//! What the heap holds is its live huge pages and the objects so large that each has a mapping of its own. Less
-//! than what lives, in whole huge pages, no allocator can hold: a sample that says so fails the replay.
+//! The heap holds its live huge pages, and the objects so large that each has a mapping of its own. No
+//! allocator can hold less than the live bytes, in whole huge pages: a sample below that fails the replay.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, BufWriter, Write};
@@ -30,7 +30,7 @@ pub const DRIVER_VERB: &str = "replay-on-the-heap";
 pub const STEP_BYTES: usize = 24;
 const HUGE_PAGE_BYTES: u64 = 2 << 20;
 
-/// One order to the driver.
+/// One command to the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Allocate `size_bytes` of `class` and keep the object in `slot`.
@@ -52,7 +52,7 @@ pub enum Step {
 }
 
 impl Step {
-    /// As bytes for the pipe; the heap's clock shows `time_ns` during the step.
+    /// The step as bytes for the pipe; the heap's clock shows `time_ns` during it.
     pub fn encode(self, time_ns: u64) -> [u8; STEP_BYTES] {
         let (kind, class, slot, size_bytes) = match self {
             Step::Allocate { slot, size_bytes, class } => (1, class, slot, size_bytes),
@@ -82,7 +82,7 @@ impl Step {
     }
 }
 
-/// Gives every live object a number, small and used again.
+/// Assigns every live object a small number; numbers are reused.
 #[derive(Default)]
 struct Slots {
     of_address: HashMap<u64, u32, FxBuildHasher>,
@@ -91,7 +91,7 @@ struct Slots {
 }
 
 impl Slots {
-    fn take(&mut self, address: u64) -> u32 {
+    fn assign(&mut self, address: u64) -> u32 {
         let slot = self.free.pop().unwrap_or_else(|| {
             self.next += 1;
             self.next - 1
@@ -100,28 +100,29 @@ impl Slots {
         slot
     }
 
-    fn give_back(&mut self, address: u64) -> Option<u32> {
+    fn release(&mut self, address: u64) -> Option<u32> {
         let slot = self.of_address.remove(&address)?;
         self.free.push(slot);
         Some(slot)
     }
 }
 
-/// What a replay showed.
+/// The result of a replay.
 pub struct Replayed {
-    /// What the heap holds.
+    /// The bytes that the heap holds.
     pub curve: Curve,
-    /// Where that is.
+    /// The parts of these bytes.
     pub placement: Summary,
     /// The heap's statistics at the end.
     pub at_end: Map<String, Value>,
 }
 
-/// Replays the trace at `path`, whose recorded simulation is `recorded`. Each object has its true lifetime but for `confusions`. `progress` is told the bytes read, three times over.
+/// Replays the trace at `path`, whose recorded simulation is `recorded`. Each object has its true lifetime
+/// but for `confusions`. `progress` receives the bytes read, for three passes.
 ///
 /// # Errors
-/// No heap, a heap without what the replay needs, one that runs out of memory, or one whose statistics say that it
-/// holds less than what lives.
+/// There is no heap, it lacks functions that the replay needs, it runs out of memory, or its statistics show
+/// less than the live bytes.
 pub fn replay(
     path: &Path,
     recorded: &Recorded,
@@ -153,7 +154,7 @@ pub fn replay(
     let status = driver.wait()?;
     let samples = samples.join().map_err(|_| anyhow!("the reader of samples failed"))?;
     if !status.success() {
-        // The driver has said why.
+        // The driver has printed the reason.
         bail!("the replay through Mayfly's heap failed ({status})");
     }
     let moments = sent?;
@@ -162,7 +163,7 @@ pub fn replay(
     Ok(Replayed { curve, placement: placement(&moments, samples), at_end })
 }
 
-/// When a sample was taken, and what was live then by the trace.
+/// The time of a sample, and the live bytes then by the trace.
 #[derive(Clone, Copy, Debug)]
 struct Moment {
     time_ns: u64,
@@ -171,9 +172,9 @@ struct Moment {
     is_point: bool,
 }
 
-/// Sends all steps, with a sample at the middle of each interval of the recorded curves, one after each object of a
-/// huge page or more, which may come and go between two of those, and one at the end; returns the moments of the
-/// samples.
+/// Sends all steps and requests samples: at the middle of each interval of the recorded curves, after each
+/// object of a huge page or more, which may live only between two of those, and at the end. Returns the
+/// moments of the samples.
 fn send(
     path: &Path,
     recorded: &Recorded,
@@ -182,24 +183,24 @@ fn send(
     progress: impl FnMut(u64),
 ) -> Result<Vec<Moment>> {
     let mut slots = Slots::default();
-    let mut due = recorded.curves[0].points.iter().map(|&(time_ns, _)| time_ns).peekable();
+    let mut sample_times = recorded.curves[0].points.iter().map(|&(time_ns, _)| time_ns).peekable();
     let mut moments = Vec::new();
     let mut live_bytes = 0_u64;
     walk(Reader::open(path)?, progress, |change: &Change, _| {
-        while let Some(time_ns) = due.next_if(|&time_ns| time_ns <= change.time_ns) {
+        while let Some(time_ns) = sample_times.next_if(|&time_ns| time_ns <= change.time_ns) {
             steps.write_all(&Step::Sample.encode(time_ns))?;
             moments.push(Moment { time_ns, live_bytes, is_point: true });
         }
         if let Some(object) = change.died
-            && let Some(slot) = slots.give_back(object.address)
+            && let Some(slot) = slots.release(object.address)
         {
             steps.write_all(&Step::Free { slot }.encode(change.time_ns))?;
             live_bytes -= object.size_bytes;
         }
         if let Some(object) = change.born {
-            let slot = slots.take(object.address);
+            let slot = slots.assign(object.address);
             let lived = classes.class(object.thread, object.sequence);
-            let class = confusion::said(confusions, object.thread, object.sequence, lived);
+            let class = confusion::predicted(confusions, object.thread, object.sequence, lived);
             let step = Step::Allocate { slot, size_bytes: object.size_bytes, class };
             steps.write_all(&step.encode(change.time_ns))?;
             live_bytes += object.size_bytes;
@@ -217,7 +218,7 @@ fn send(
     Ok(moments)
 }
 
-/// What one line of statistics says.
+/// The values of one line of statistics.
 #[derive(Clone, Debug, Default)]
 struct Sample {
     live_huge_pages: u64,
@@ -228,7 +229,7 @@ struct Sample {
 }
 
 impl Sample {
-    /// What the heap holds, in whole huge pages.
+    /// The bytes that the heap holds, in whole huge pages.
     fn held_bytes(&self) -> u64 {
         let pages = self.live_huge_pages.saturating_mul(HUGE_PAGE_BYTES);
         pages.saturating_add(self.direct_bytes.next_multiple_of(HUGE_PAGE_BYTES))
@@ -283,7 +284,7 @@ fn curve(moments: &[Moment], samples: &[Sample]) -> Result<Curve> {
 fn placement(moments: &[Moment], samples: Vec<Sample>) -> Summary {
     let whole = moments.iter().zip(samples).map(|(moment, sample)| {
         let held_bytes = sample.held_bytes();
-        (moment.is_point, sample.placement.among(moment.live_bytes, held_bytes))
+        (moment.is_point, sample.placement.with_objects(moment.live_bytes, held_bytes))
     });
     let (points, others): (Vec<_>, Vec<_>) = whole.partition(|(is_point, _)| *is_point);
     let at_end = others.last().map_or_else(Placement::default, |(_, placement)| placement.clone());
@@ -307,12 +308,12 @@ mod tests {
     }
 
     #[test]
-    fn slots_are_used_again() {
+    fn slots_are_reused() {
         let mut slots = Slots::default();
-        assert_eq!([slots.take(10), slots.take(20), slots.take(30)], [0, 1, 2]);
-        assert_eq!(slots.give_back(20), Some(1));
-        assert_eq!(slots.give_back(20), None);
-        assert_eq!([slots.take(40), slots.take(50)], [1, 3]);
+        assert_eq!([slots.assign(10), slots.assign(20), slots.assign(30)], [0, 1, 2]);
+        assert_eq!(slots.release(20), Some(1));
+        assert_eq!(slots.release(20), None);
+        assert_eq!([slots.assign(40), slots.assign(50)], [1, 3]);
     }
 
     #[test]
@@ -322,13 +323,13 @@ mod tests {
     }
 
     #[test]
-    fn a_heap_that_holds_less_than_what_lives_is_refused() {
+    fn refuses_a_heap_that_holds_less_than_the_live_bytes() {
         let moment = |live_bytes| Moment { time_ns: 5, live_bytes, is_point: true };
         let sample = Sample { live_huge_pages: 1, direct_bytes: 17 << 20, ..Sample::default() };
         // 17 MiB of mappings take nine huge pages.
         assert_eq!(curve(&[moment(20 << 20)], std::slice::from_ref(&sample)).unwrap().final_bytes, 20 << 20);
         let error = curve(&[moment((20 << 20) + 1)], &[sample]).unwrap_err();
-        let said = "the heap's statistics are wrong: 20971520 bytes held at 5 ns, where 20971521 are live";
-        assert_eq!(error.to_string(), said);
+        let wanted = "the heap's statistics are wrong: 20971520 bytes held at 5 ns, where 20971521 are live";
+        assert_eq!(error.to_string(), wanted);
     }
 }

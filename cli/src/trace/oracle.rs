@@ -1,8 +1,8 @@
-//! Perfect lifetimes from a trace (LLAMA §9.1): the table that tells the heap the class of each allocation by
-//! thread and sequence number. The layout is described in `docs/trace.md`.
+//! Perfect lifetimes from a trace (LLAMA §9.1): the table of each allocation's class, by thread and sequence
+//! number, for the heap. The layout is described in `docs/trace.md`.
 //!
-//! The table is filled in place in a mapped file, one byte an allocation, so that memory stays proportional to
-//! the objects alive.
+//! The table is filled in place in a mapped file, one byte an allocation, so that memory stays proportional
+//! to the objects alive.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -23,15 +23,16 @@ const VERSION: u32 = 1;
 pub struct Table {
     file: NamedTempFile,
     classes: MmapMut,
-    /// For each thread, where its classes begin in the file and how many they are.
+    /// For each thread, the offset of its classes in the file and their number.
     ranges: Vec<(usize, usize)>,
 }
 
 impl Table {
-    /// Makes the table of the trace at `path`; `progress` is told the bytes read, twice over the file.
+    /// Makes the table of the trace at `path`; `progress` receives the bytes read, for two passes over the
+    /// file.
     ///
     /// # Errors
-    /// A trace that cannot be read, or a temporary file that cannot be written.
+    /// The trace cannot be read, or the temporary file cannot be written.
     pub fn from_trace(path: &Path, mut progress: impl FnMut(u64)) -> Result<Table> {
         let counts = allocations_by_thread(path, &mut progress)?;
         let bytes_read = std::fs::metadata(path)?.len();
@@ -74,7 +75,7 @@ impl Table {
         Some(&mut self.classes[place])
     }
 
-    /// A table in which nothing is ever freed.
+    /// A table in which no object is freed.
     fn all_inf(counts: &[u64]) -> Result<Table> {
         let mut file = tempfile::Builder::new().prefix("mayfly-oracle-").tempfile()?;
         let mut output = BufWriter::new(file.as_file_mut());
@@ -105,11 +106,11 @@ impl Table {
 
 fn map(file: &File) -> Result<MmapMut> {
     // SAFETY: the file was made by this process under a name of its own and is not changed or cut by another
-    // while it is mapped; a heap that is given its name only reads it.
+    // while it is mapped; a heap that receives its name only reads it.
     Ok(unsafe { MmapMut::map_mut(file) }?)
 }
 
-/// How many allocations each thread made, by its highest sequence number.
+/// The number of each thread's allocations, by its highest sequence number.
 fn allocations_by_thread(path: &Path, mut progress: impl FnMut(u64)) -> Result<Vec<u64>> {
     let mut reader = Reader::open(path)?;
     let length = std::fs::metadata(path)?.len();
@@ -123,7 +124,7 @@ fn allocations_by_thread(path: &Path, mut progress: impl FnMut(u64)) -> Result<V
         if record.operation == Operation::Free {
             continue;
         }
-        // Numbers count threads and allocations, so none can exceed the number of bytes there are.
+        // Numbers count threads and allocations, so none can exceed the trace's length in bytes.
         if u64::from(record.thread.max(record.sequence)) > length {
             let at = reader.offset() - crate::trace::file::RECORD_BYTES as u64;
             bail!(

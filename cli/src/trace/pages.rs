@@ -9,8 +9,8 @@ use rustc_hash::FxBuildHasher;
 pub struct LivePages {
     page_bytes: u64,
     shift: u32,
-    /// Objects on each page at which some object begins or ends. Pages in the middle of an object are its
-    /// own, so they are only counted: an object of 1 GiB costs two entries.
+    /// Objects on each page at which some object begins or ends. Pages in the middle of an object hold no
+    /// other, so they are only counted: an object of 1 GiB costs two entries.
     shared: HashMap<u64, u32, FxBuildHasher>,
     pages: u64,
 }
@@ -47,7 +47,7 @@ impl LivePages {
         }
     }
 
-    /// That object dies.
+    /// The object of `size_bytes` at `address` dies.
     pub fn died(&mut self, address: u64, size_bytes: u64) {
         let (first, last) = self.pages_of(address, size_bytes);
         self.leave(first);

@@ -1,5 +1,5 @@
-//! Where the memory is that Mayfly's heap holds during a replay: what the objects take, and what lies free in spans, in
-//! hands and on pages, on average over the replay and at its end.
+//! The parts of the memory that Mayfly's heap holds during a replay: objects, and free memory in spans, in
+//! threads' caches and on pages, on average over the replay and at its end.
 
 use anyhow::Result;
 use lifetime::profile::label::CLASS_NAMES;
@@ -8,19 +8,19 @@ use serde_json::{Map, Value};
 use crate::quantity;
 use crate::statistics::whole_number;
 
-/// Bytes by where they are: key and words.
+/// A part of the memory: its key, and words for people.
 type Part = (String, String);
-/// The first parts are not free.
+/// The first parts are not free memory.
 const PARTS_OF_OBJECTS: usize = 2;
 
 fn parts() -> Vec<Part> {
     let mut parts: Vec<Part> = [
-        ("objects", "objects, as asked for"),
+        ("objects", "objects, as requested"),
         ("rounding", "rounded up to cells, blocks and mappings"),
-        ("free.spans", "spans without objects, open or in hand"),
-        ("free.large", "large objects in hand"),
+        ("free.spans", "spans without objects, open or cached"),
+        ("free.large", "large objects, cached"),
         ("free.open_pages", "free blocks of pages being filled"),
-        ("free.to_be_filled", "blocks of such pages that are yet to be"),
+        ("free.to_be_filled", "blocks of such pages not yet filled"),
     ]
     .map(|(key, words)| (key.into(), words.into()))
     .into();
@@ -30,15 +30,15 @@ fn parts() -> Vec<Part> {
     parts
 }
 
-/// One moment: as many numbers as there are parts.
+/// The bytes of each part at one moment.
 #[derive(Clone, Debug, Default)]
 pub struct Placement(Vec<f64>);
 
 impl Placement {
-    /// What is free, from the heap's statistics.
+    /// The free parts, from the heap's statistics.
     ///
     /// # Errors
-    /// Statistics without the keys.
+    /// The statistics lack a key.
     pub fn new(statistics: &Map<String, Value>) -> Result<Placement> {
         let mut bytes = vec![0.0; PARTS_OF_OBJECTS];
         for (key, _) in &parts()[PARTS_OF_OBJECTS..] {
@@ -47,21 +47,21 @@ impl Placement {
         Ok(Placement(bytes))
     }
 
-    /// With the rest, where `asked_bytes` of live objects were asked for and `held_bytes` are held.
+    /// Adds the parts of objects: `requested_bytes` of live objects, and the rest of `held_bytes`.
     #[must_use]
-    pub fn among(mut self, asked_bytes: u64, held_bytes: u64) -> Placement {
+    pub fn with_objects(mut self, requested_bytes: u64, held_bytes: u64) -> Placement {
         let free: f64 = self.0[PARTS_OF_OBJECTS..].iter().sum();
-        self.0[0] = asked_bytes as f64;
-        self.0[1] = held_bytes as f64 - asked_bytes as f64 - free;
+        self.0[0] = requested_bytes as f64;
+        self.0[1] = held_bytes as f64 - requested_bytes as f64 - free;
         self
     }
 }
 
-/// The parts, with their mean over `moments` and what they are in the last one.
+/// The parts, with their means over all moments and their bytes at the end.
 pub struct Summary(Vec<(Part, f64, f64)>);
 
 impl Summary {
-    /// Of these moments, equally far apart.
+    /// The summary of these moments, equally far apart.
     pub fn of(moments: &[Placement], at_end: &Placement) -> Summary {
         let mean =
             |part: usize| moments.iter().map(|one| one.0[part]).sum::<f64>() / moments.len().max(1) as f64;
@@ -77,7 +77,7 @@ impl Summary {
         })
     }
 
-    /// A table, without what is never there.
+    /// A table, without parts that are always empty.
     pub fn as_text(&self, name: &str) -> String {
         let held: f64 = self.0.iter().map(|row| row.1).sum();
         let mut text = format!("\n{name:42}{:>12}{:>9}{:>12}\n", "average", "of it", "at the end");

@@ -78,17 +78,17 @@ pub fn memory_over_time(path: &Path, curves: &[Curve]) -> Result<()> {
 fn legend(curve: &Curve) -> String {
     let average =
         curve.average_bytes.map_or(String::new(), |bytes| format!(", {} on average", quantity::bytes(bytes)));
-    let what = match curve.name.split_once('.') {
+    let label = match curve.name.split_once('.') {
         Some(("recorded", page)) => format!("{page} pages, recorded addresses"),
         Some(("mayfly", page)) => format!("{page} pages, Mayfly with true lifetimes"),
         Some(("packed", page)) => format!("{page} pages, least possible"),
         _ => "live objects".into(),
     };
-    what + &average
+    label + &average
 }
 
 fn color(index: usize) -> RGBColor {
-    // Told apart in print and by the colour-blind.
+    // Distinct in print and for the colour-blind.
     const COLORS: [(u8, u8, u8); 6] =
         [(0, 0, 0), (230, 159, 0), (204, 51, 17), (0, 119, 187), (0, 153, 136), (170, 51, 119)];
     let (red, green, blue) = COLORS[index % COLORS.len()];

@@ -18,7 +18,7 @@ const EXAMPLES: &str = "\
 Examples:
   mayfly trace -o redis.trace -- redis-server --port 7000
   mayfly trace -o build.%p.trace -- make        one trace for each process
-  mayfly replay redis.trace                     then: what its pages held over time
+  mayfly replay redis.trace                     then: its pages over time
 
 A record is 48 bytes, so a program that allocates a million times a second writes about 96 MB a second.
 The format is described in docs/trace.md.";
@@ -27,7 +27,7 @@ The format is described in docs/trace.md.";
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct TraceArguments {
-    /// Where the trace goes; %p stands for the process id and keeps the traces of processes it starts
+    /// The trace file; %p stands for the process id and keeps the traces of processes that the program starts
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
     #[command(flatten)]
@@ -41,10 +41,11 @@ pub struct TraceArguments {
 }
 
 impl TraceArguments {
-    /// Runs the program, then reads its trace and prints a summary on stderr; returns the program's exit code.
+    /// Runs the program, then reads its trace and prints a summary on stderr; returns the program's exit
+    /// code.
     ///
     /// # Errors
-    /// The program or the heap is not found, or it left no trace that can be read.
+    /// The program or the heap is not found, or the program left no readable trace.
     pub fn execute(self) -> Result<i32> {
         let output = std::path::absolute(&self.output)?;
         let name = output.file_name().ok_or_else(|| anyhow!("{}: not a file", output.display()))?;
@@ -62,7 +63,7 @@ impl TraceArguments {
             }
         }
         let keep_all = name.to_string_lossy().contains("%p");
-        // Each process writes a file of its own, or one would write over another.
+        // Each process writes a file of its own, or one would overwrite another's.
         let parts = if keep_all { None } else { Some(beside(folder)?) };
         let pattern = parts.as_ref().map_or(output.clone(), |parts| parts.path().join("%p"));
         program.set("MAYFLY_HEAP_TRACE", &pattern);
@@ -143,14 +144,14 @@ pub fn described(totals: &Totals, trace: &Path) -> String {
         bytes(totals.end_live_bytes as f64),
         count(totals.end_live_objects),
     );
-    for (number, what) in [
+    for (number, fault) in [
         (totals.torn_bytes, "bytes of an unfinished last record were dropped"),
         (totals.frees_unmatched, "frees have no allocation in the trace"),
         (totals.frees_missing, "allocations are at the address of an object that was never freed"),
         (totals.out_of_order, "records came too late to be put in order of time"),
     ] {
         if number > 0 {
-            text += &format!("\nnote: {} {what}", count(number));
+            text += &format!("\nnote: {} {fault}", count(number));
         }
     }
     text

@@ -19,21 +19,23 @@ Examples:
   mayfly replay app.trace
   mayfly replay app.trace --plot memory.svg --lifetimes-plot lifetimes.svg
   mayfly replay app.trace --allocator recorded,mayfly,packed --json
-  mayfly replay app.trace --allocator mayfly --confuse 10ms=inf:10   a tenth of what dies at once is said to stay
+  mayfly replay app.trace --allocator mayfly --confuse 10ms=inf:10   a tenth of the objects that die at once is predicted
+                                                                     to live for ever
   mayfly replay app.trace --page 4KiB,64KiB,2MiB,1GiB --interval 100
 
 Allocators:
   recorded  the addresses in the trace, as the traced program's allocator chose them
   mayfly    the same objects allocated anew on Mayfly's heap, each with its true lifetime, by one
-            thread; deadlines follow the trace's time. MAYFLY_HEAP_SPANS, _RECYCLE and _K apply. Says
-            where the memory is that it holds (--json: mayfly.where), and with --json the heap's
-            statistics at the end (mayfly.end)
+            thread; deadlines follow the trace's time. MAYFLY_HEAP_SPANS, _RECYCLE and
+            _DEADLINE_FACTOR apply. Prints
+            the parts of the memory that it holds (--json: mayfly.where), and with --json the
+            heap's statistics at the end (mayfly.end)
   packed    the least whole pages that hold the live bytes: no allocator can do better
 
 Ratios are memory in pages that hold a live object, divided by live bytes (requested sizes): the
 average is that of the two averages over time, the final one is at the last record.";
 
-/// Where objects are placed.
+/// The allocator that places objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Allocator {
     Recorded,
@@ -41,7 +43,7 @@ enum Allocator {
     Packed,
 }
 
-/// Show which pages a recorded program's live objects kept, over time
+/// Show the pages that a recorded program's live objects kept, over time
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct ReplayArguments {
@@ -57,8 +59,9 @@ pub struct ReplayArguments {
     /// Points of the curves are this far apart [default: chosen, for 1000 to 2000 points]
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
     interval: Option<u64>,
-    /// What the heap (mayfly) is told wrong: of the objects that live in a class, so many percent are said to live in another
-    #[arg(long, value_name = "LIVED=SAID:PERCENT,...", value_delimiter = ',', value_parser = Confusion::parse)]
+    /// Wrong predictions for the heap (mayfly): of the objects that live in a class, so many percent are
+    /// predicted to live in another
+    #[arg(long, value_name = "LIVED=PREDICTED:PERCENT,...", value_delimiter = ',', value_parser = Confusion::parse)]
     confuse: Vec<Confusion>,
     /// Print one JSON object: sums, ratios and the curves (`timeline.*`)
     #[arg(long)]
@@ -75,7 +78,7 @@ impl ReplayArguments {
     /// Simulates, prints and draws; returns 0.
     ///
     /// # Errors
-    /// A trace that cannot be read, or figures that cannot be written.
+    /// The trace cannot be read, or a figure cannot be written.
     pub fn execute(mut self) -> Result<i32> {
         self.page.sort_unstable();
         self.page.dedup();
@@ -116,7 +119,7 @@ impl ReplayArguments {
         } else {
             print!("{}", as_text(&self.trace, &recorded, &curves));
             if let Some(heap) = on_the_heap {
-                print!("{}", heap.placement.as_text("where mayfly's memory is"));
+                print!("{}", heap.placement.as_text("parts of mayfly's memory"));
             }
         }
         Ok(0)

@@ -1,4 +1,5 @@
-//! Replays a trace at its recorded addresses: live bytes and live pages over time (Fig. 1), lifetimes (Fig. 2).
+//! Replays a trace at its recorded addresses: live bytes and live pages over time (Fig. 1), lifetimes (Fig.
+//! 2).
 
 use std::path::Path;
 
@@ -10,7 +11,7 @@ use crate::trace::live_objects::{Totals, walk};
 use crate::trace::pages::LivePages;
 use crate::trace::timeline::Timeline;
 
-/// One curve: a name, its points and what sums it up.
+/// One curve: a name, its points and their summary.
 #[derive(Clone, Debug)]
 pub struct Curve {
     /// Key of the curve: `live`, `recorded.4KiB`, `mayfly.2MiB`.
@@ -21,11 +22,11 @@ pub struct Curve {
     pub average_bytes: Option<f64>,
     /// At the end of the trace.
     pub final_bytes: u64,
-    /// At its highest moment.
+    /// The maximum.
     pub peak_bytes: u64,
 }
 
-/// What the recorded addresses tell.
+/// The results for the recorded addresses.
 pub struct Recorded {
     /// Sums over the trace.
     pub totals: Totals,
@@ -37,10 +38,10 @@ pub struct Recorded {
     pub curves: Vec<Curve>,
 }
 
-/// Simulates the trace at `path` with pages of each of `page_sizes`. `progress` is told the bytes read.
+/// Simulates the trace at `path` with pages of each of `page_sizes`. `progress` receives the bytes read.
 ///
 /// # Errors
-/// A trace that cannot be read, or an interval too short for its length.
+/// The trace cannot be read, or the interval is too short for its length.
 pub fn simulate(
     path: &Path,
     page_sizes: &[u64],
@@ -92,7 +93,7 @@ pub fn simulate(
     Ok(Recorded { totals, lifetimes, interval_ns: timeline.interval_ns(), curves })
 }
 
-/// The least pages that could hold what is alive: the live bytes, rounded up to whole pages at each point.
+/// The least pages that could hold the live objects: the live bytes, rounded up to whole pages at each point.
 pub fn packed(live: &Curve, page_bytes: u64) -> Curve {
     let whole = |bytes: f64| (bytes / page_bytes as f64).ceil() * page_bytes as f64;
     let points: Vec<_> = live.points.iter().map(|&(time_ns, bytes)| (time_ns, whole(bytes))).collect();

@@ -3,7 +3,7 @@
 //! Without a given interval the timeline starts with 1 ms and doubles it whenever the points become too many,
 //! so that a trace of any length gives a curve of 1024 to 2048 points.
 
-/// Most points of a timeline that chooses its own interval.
+/// Most points of a timeline without a given interval.
 const AUTOMATIC_POINTS: usize = 2048;
 /// Most points of a timeline whose interval was given.
 const GIVEN_POINTS: u64 = 1_000_000;
@@ -20,14 +20,14 @@ pub struct Timeline {
 }
 
 impl Timeline {
-    /// A timeline of `series` values; `interval_ms` is chosen as time passes when it is `None`.
+    /// A timeline of `series` values; with `None` it chooses its interval as time passes.
     pub fn new(series: usize, interval_ms: Option<u64>) -> Self {
         let interval_ns = interval_ms.unwrap_or(1).max(1).saturating_mul(1_000_000);
         let automatic = interval_ms.is_none();
         Timeline { series, interval_ns, automatic, now_ns: 0, sums: Vec::new(), totals: vec![0.0; series] }
     }
 
-    /// Time passes until `until_ns` while the values stay as they are.
+    /// Advances the time to `until_ns`, with these values until then.
     ///
     /// # Errors
     /// The given interval is too short for a trace of this length.

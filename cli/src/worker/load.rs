@@ -20,10 +20,10 @@ Examples:
 A trace has one of the layouts published of Azure Functions: counts per minute (2019:
 HashOwner,HashApp,HashFunction,Trigger,1,2,...) or a row per invocation (2021:
 app,func,end_timestamp,duration). A function of the trace goes to the worker's function of that
-name; the others are given to the worker's functions in turn.
+name; the others are assigned to the worker's functions in turn.
 
-Requests are sent when the trace says, answered or not (open loop), and latencies count from that
-moment. The worker must not ask for signatures.";
+Requests are sent at the trace's times, answered or not (open loop), and latencies count from
+then. The worker must not require signatures.";
 
 /// Replay a trace of invocations on a worker, and show its latencies
 #[derive(Args)]
@@ -32,19 +32,19 @@ pub struct LoadArguments {
     /// The trace, a CSV file
     #[arg(long, value_name = "FILE")]
     trace: PathBuf,
-    /// Where the worker listens
+    /// The worker's address
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
     worker: SocketAddr,
-    /// Functions to call, with commas between [default: all that the worker has]
+    /// Functions to call, separated by commas [default: all of the worker's]
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     functions: Vec<String>,
-    /// So many seconds of the trace pass in one
+    /// Seconds of the trace that pass in one second
     #[arg(long, value_name = "FACTOR", default_value_t = 1.0)]
     speed: f64,
     /// Only the first seconds of the trace
     #[arg(long, value_name = "S", default_value_t = f64::INFINITY, hide_default_value = true)]
     seconds: f64,
-    /// Places the invocations of a minute: the same seed, the same load
+    /// Seed of the invocations' times within a minute: the same seed gives the same load
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
     /// Print JSON instead of the table
@@ -56,7 +56,7 @@ impl LoadArguments {
     /// Replays the trace; returns the exit code.
     ///
     /// # Errors
-    /// The trace is wrong, or the worker is not there.
+    /// The trace is wrong, or no worker answers.
     pub fn execute(self) -> Result<i32> {
         let trace = Trace::read(&self.trace, self.seconds, self.seed)?;
         let bar = ProgressBar::new(trace.arrivals.len() as u64);

@@ -1,4 +1,4 @@
-//! The worker of functions: started, loaded, reported on.
+//! The worker of functions: serving, load and reports.
 
 pub mod load;
 pub mod report;

@@ -1,4 +1,4 @@
-//! `mayfly report`: a worker's run as a table, and as one HTML file with its charts.
+//! `mayfly report`: a worker's run as a table, and as one HTML file with charts.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -24,26 +24,26 @@ To compare, keep each run in a file, and name the files; ratios are to the first
   mayfly report --worker 127.0.0.1:8080 --load load.json --name plain --keep plain.json
   mayfly report plain.json mayfly.json --output report.html
 
-The HTML file holds everything, styles and charts included: it can be sent and opened anywhere.
-A worker remembers its last hour.";
+The HTML file is complete, styles and charts included: it can be sent and opened anywhere.
+A worker keeps its last hour.";
 
-/// Longest that a worker may take for an answer.
+/// How long a worker may take for an answer.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Show what a worker did with its memory: a table, and an HTML file with charts
+/// Show a worker's use of its memory: a table, and an HTML file with charts
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES, after_help = "Examples: mayfly report --help")]
 pub struct ReportArguments {
-    /// Runs that were kept with --keep, to compare with the first
+    /// Runs saved with --keep; ratios are to the first
     #[arg(value_name = "RUN")]
     runs: Vec<PathBuf>,
     /// A worker whose last hour is a run
     #[arg(long, value_name = "ADDRESS", required_unless_present = "runs")]
     worker: Option<SocketAddr>,
-    /// What `mayfly load --json` printed of that worker
+    /// The output of `mayfly load --json` for that worker
     #[arg(long, value_name = "FILE", requires = "worker")]
     load: Option<PathBuf>,
-    /// How the worker's run is called
+    /// The name of the worker's run
     #[arg(
         long,
         value_name = "NAME",
@@ -52,7 +52,7 @@ pub struct ReportArguments {
         hide_default_value = true
     )]
     name: String,
-    /// Keep the worker's run in a file
+    /// Save the worker's run to a file
     #[arg(long, value_name = "FILE", requires = "worker")]
     keep: Option<PathBuf>,
     /// Write the HTML file
@@ -64,7 +64,7 @@ pub struct ReportArguments {
 }
 
 impl ReportArguments {
-    /// Writes and prints what was asked for; returns the exit code.
+    /// Writes and prints the report; returns the exit code.
     ///
     /// # Errors
     /// No worker answers, or a file cannot be read or written.
@@ -104,14 +104,15 @@ impl ReportArguments {
 
 fn read<T: DeserializeOwned>(path: &Path) -> Result<T> {
     let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    serde_json::from_str(&text).with_context(|| format!("{}: not what this command keeps", path.display()))
+    serde_json::from_str(&text)
+        .with_context(|| format!("{}: not a file that this command saves", path.display()))
 }
 
 fn write(path: &Path, text: &str) -> Result<()> {
     fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// What a worker answers at a path. HTTP/1.0, so that the end of the connection is the end of the answer.
+/// A worker's answer at a path. HTTP/1.0, so that the end of the connection is the end of the answer.
 fn ask<T: DeserializeOwned>(address: SocketAddr, path: &str) -> Result<T> {
     let mut stream = TcpStream::connect_timeout(&address, PATIENCE)
         .with_context(|| format!("no worker answers at {address}: start one with `mayfly up`"))?;
@@ -125,7 +126,7 @@ fn ask<T: DeserializeOwned>(address: SocketAddr, path: &str) -> Result<T> {
     serde_json::from_str(body).with_context(|| format!("{address}: the answer at {path} is not understood"))
 }
 
-/// One row per fact that some run tells; from the second run on with the ratio to the first.
+/// One row per fact that some run has; from the second run on with the ratio to the first.
 fn as_table(names: &[String], facts: &[Vec<Fact>]) -> String {
     let mut rows = vec![vec![String::new()]];
     for (place, name) in names.iter().enumerate() {
@@ -184,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_stand_under_one_another() {
+    fn columns_are_aligned() {
         let names = ["plain".to_string(), "mayfly".to_string()];
         let facts = [vec![fact(Some(2_097_152.0)), fact(None)], vec![fact(Some(1_048_576.0)), fact(None)]];
         assert_eq!(
@@ -194,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_say_the_run_and_the_unit() {
+    fn keys_name_the_run_and_the_unit() {
         let json = as_json(&["plain".to_string()], &[vec![fact(Some(5.0)), fact(None)]]);
         assert_eq!(json.to_string(), "{\"plain.memory.peak_bytes\":5.0}");
     }

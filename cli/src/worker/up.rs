@@ -29,46 +29,47 @@ Clients are Lambda's own: boto3.client('lambda', endpoint_url='http://127.0.0.1:
 command. Any credentials will do, unless MAYFLY_ACCESS_KEY_ID and MAYFLY_SECRET_ACCESS_KEY are set:
 then requests must be signed with those.
 
-The page at / shows what is served, /metrics is for Prometheus, /healthz answers once it is ready.
-SIGHUP reads the template anew. SIGUSR2 has a new version of the program take over, without losing a
-request. SIGTERM or Ctrl-C ends it: requests that run are given 5 seconds. Traces go to the collector
-that OTEL_EXPORTER_OTLP_ENDPOINT names, if it does.";
+The page at / shows the functions, /metrics is for Prometheus, /healthz answers once the worker is ready.
+SIGHUP rereads the template. SIGUSR2 hands over to a new version of the program, without losing a
+request. SIGTERM or Ctrl-C ends the worker: running requests have 5 seconds. Traces go to the
+collector at OTEL_EXPORTER_OTLP_ENDPOINT, if it is set.";
 
-/// A layer that can be left out, so that what it saves can be measured.
+/// A layer that can be left out, to measure its savings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Layer {
     /// libmayfly_heap.so in every instance.
     Heap,
-    /// Pages that instances of a function have in common, once.
+    /// Identical pages of a function's instances, stored once.
     Merge,
     /// A partition of the VM's memory for each instance (with --sandbox vm).
     Partitions,
 }
 
-/// What an idle instance advises to merge.
+/// The memory that an idle instance advises to merge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum AdviseName {
     /// All its anonymous memory.
     Whole,
-    /// Only what the function's code has named (in Python: mayfly.advise, mayfly.advising).
+    /// Only the memory that the function's code names (in Python: mayfly.advise, mayfly.advising).
     Named,
 }
 
-/// What a function reaches.
+/// The network that a function reaches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Network {
     /// Nothing.
     None,
-    /// What this host reaches, but not the host itself nor other instances.
+    /// All that this host reaches, except the host itself and other instances.
     Outside,
 }
 
-/// What an instance is shut in.
+/// The sandbox of an instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Sandbox {
     /// Namespaces, seccomp and cgroups on this host.
     Process,
-    /// A microVM, with a partition of its memory for each; another for each Metadata.Mayfly.Vm (needs: mayfly vm image).
+    /// A microVM, with a partition of its memory for each instance; another microVM for each
+    /// Metadata.Mayfly.Vm (needs: mayfly vm image).
     Vm,
 }
 
@@ -102,10 +103,11 @@ enum LogFormat {
 pub struct UpArguments {
     /// A SAM template with AWS::Serverless::Function resources
     template: Option<PathBuf>,
-    /// Where the Lambda API listens; whoever reaches it can run programs in sandboxes of this machine
+    /// The address of the Lambda API; any client that reaches it can run programs in sandboxes of this
+    /// machine
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
     listen: SocketAddr,
-    /// Memory for all instances together, in MiB [default: three quarters of the machine's]
+    /// Memory of all instances together, in MiB [default: three quarters of the machine's]
     #[arg(long, value_name = "MIB")]
     memory: Option<u64>,
     /// Instances that run at once
@@ -120,54 +122,59 @@ pub struct UpArguments {
     /// Seconds that a request waits for an instance before it is refused (429)
     #[arg(long, value_name = "S", default_value_t = 30)]
     queue_wait: u64,
-    /// Seconds that an instance without work is kept
+    /// Seconds that an idle instance is kept
     #[arg(long, value_name = "S", default_value_t = 300)]
     keep_alive: u64,
-    /// Folder below which callers may name code (S3Bucket 'folder', S3Key its path) and images (ImageUri its path); may be given several times [default: none]
+    /// Folder below which callers may name code (S3Bucket 'folder', S3Key its path) and images (ImageUri its
+    /// path); may be given several times [default: none]
     #[arg(long, value_name = "FOLDER")]
     code_from: Vec<PathBuf>,
-    /// Registry on this machine from which callers may name images (ImageUri ADDRESS/NAME:TAG); may be given several times [default: none]
+    /// Registry on this machine from which callers may name images (ImageUri ADDRESS/NAME:TAG); may be given
+    /// several times [default: none]
     #[arg(long, value_name = "ADDRESS", value_parser = loopback)]
     image_registry: Vec<SocketAddr>,
-    /// Server of the queues that functions of the template are called from (Events of Type SQS), which speaks SQS' API in plain HTTP and asks for no signature, such as ElasticMQ [default: none]
+    /// Server of the queues that trigger functions of the template (Events of Type SQS): it serves SQS' API
+    /// in plain HTTP without signatures, such as ElasticMQ [default: none]
     #[arg(long, value_name = "ADDRESS", value_parser = loopback)]
     queues: Option<SocketAddr>,
-    /// Folder where functions and layers made by the API are kept, and accepted Event invocations until they are done, so that a killed worker loses none [default: in memory]
+    /// Folder for functions and layers made by the API, and for accepted Event invocations until they have
+    /// run, so that a killed worker loses none [default: in memory]
     #[arg(long, value_name = "FOLDER")]
     state: Option<PathBuf>,
-    /// What functions reach whose template says nothing of it (Metadata: {Mayfly: {Network: outside}}); outside needs root
+    /// Network of functions whose template does not set it (Metadata: {Mayfly: {Network: outside}}); outside
+    /// needs root
     #[arg(long, value_enum, default_value = "none")]
     network: Network,
-    /// What an instance is shut in
+    /// The sandbox of an instance
     #[arg(long, value_enum, default_value = "process")]
     sandbox: Sandbox,
-    /// Instances that the VM has room for
+    /// Instances that fit into the VM
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
     partitions: u32,
     /// How the VM's memory grows and shrinks
     #[arg(long, value_enum, default_value = "nodes")]
     mode: ModeName,
-    /// Layers to leave out, with commas between
+    /// Layers to leave out, separated by commas
     #[arg(long, value_name = "LAYERS", value_delimiter = ',')]
     without: Vec<Layer>,
-    /// What an idle instance advises to merge
+    /// The memory that an idle instance advises to merge
     #[arg(long, value_enum, default_value = "whole")]
     advise: AdviseName,
-    /// How the log is written
+    /// Format of the log
     #[arg(long, value_enum, default_value = "text", value_name = "FORMAT")]
     log: LogFormat,
 }
 
 impl UpArguments {
-    /// Whether programs read the log.
+    /// Whether the log is JSON, for programs.
     pub fn logs_json(&self) -> bool {
         self.log == LogFormat::Json
     }
 
-    /// Serves until it is asked to end; returns the exit code.
+    /// Serves until a signal ends it; returns the exit code.
     ///
     /// # Errors
-    /// What hinders it from starting.
+    /// The worker cannot start.
     pub fn execute(self) -> Result<i32> {
         let processors = std::thread::available_parallelism().map_or(1, |number| number.get() as u32);
         let memory_mib = match self.memory {
@@ -196,7 +203,7 @@ impl UpArguments {
             credentials: credentials()?,
             layers,
             machine,
-            program: std::env::current_exe().context("cannot tell where this program is")?,
+            program: std::env::current_exe().context("cannot find the path of this program")?,
             cache: cache()?,
             code_folders: code_folders(&self.code_from)?,
             image_registries: self.image_registry,
@@ -205,7 +212,7 @@ impl UpArguments {
             state: self.state,
         };
         worker::run(service, |address| {
-            // For people and for scripts that asked for port 0. Nobody may be listening.
+            // For people and for scripts that asked for port 0. stderr may be closed.
             match self.log {
                 LogFormat::Text => {
                     let _ = writeln!(std::io::stderr(), "mayfly: serving Lambda's API on http://{address}");
@@ -230,7 +237,7 @@ impl UpArguments {
     }
 }
 
-/// The libraries for instances, which lie beside this program.
+/// The libraries for instances, beside this program.
 fn layers(without: &[Layer], advise: AdviseName) -> Result<Layers> {
     let advise_as = match advise {
         AdviseName::Named => Advise::Named,
@@ -251,7 +258,7 @@ fn layers(without: &[Layer], advise: AdviseName) -> Result<Layers> {
     Ok(layers)
 }
 
-/// An address of this machine's own: what comes from there is not encrypted.
+/// A loopback address: connections to it are not encrypted.
 fn loopback(text: &str) -> Result<SocketAddr, String> {
     let address = text.replace("localhost:", "127.0.0.1:").parse::<SocketAddr>();
     let address = address.map_err(|_| "an address with a port is needed, such as 127.0.0.1:5000")?;
@@ -262,7 +269,7 @@ fn loopback(text: &str) -> Result<SocketAddr, String> {
     }
 }
 
-/// As callers name them: absolute, and without links.
+/// The folders as callers name them: absolute, and without links.
 fn code_folders(given: &[PathBuf]) -> Result<Vec<PathBuf>> {
     let whole =
         |folder: &PathBuf| folder.canonicalize().with_context(|| format!("--code-from {}", folder.display()));

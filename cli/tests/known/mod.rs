@@ -1,4 +1,4 @@
-//! A program whose lifetimes are known, for tests of profiles.
+//! A program with known lifetimes, for tests of profiles.
 #![allow(dead_code)] // each test program uses its part
 
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::process::Command;
 use lifetime::code::symbols::Symbols;
 use lifetime::profile::contents::{Context, Profile};
 
-/// Each function allocates in a way of its own; none is inlined, all are compiled without frame pointers.
+/// Each function allocates in a different way; none is inlined, all are compiled without frame pointers.
 const PROGRAM: &str = r#"
 #include <pthread.h>
 #include <signal.h>

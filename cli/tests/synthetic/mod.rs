@@ -1,4 +1,4 @@
-//! Traces made up by tests, and the built programs.
+//! Synthetic traces, and the built programs.
 #![allow(dead_code)] // each test program uses its part
 
 use std::fs::File;
@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 
 use mayfly_cli::trace::file::{Header, Operation, Record, Writer};
 
-/// `mayfly`, with nothing of the caller's settings.
+/// `mayfly`, without the caller's settings.
 pub fn mayfly() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mayfly"));
     for (name, _) in std::env::vars_os() {
@@ -41,7 +41,7 @@ pub fn refusal(output: &Output, code: i32) -> String {
     line.trim_end().to_string()
 }
 
-/// Writes records one after another; times and addresses are the caller's.
+/// Writes records one after another; the caller chooses times and addresses.
 pub struct TraceMaker {
     writer: Writer<BufWriter<File>>,
     sequence: u32,

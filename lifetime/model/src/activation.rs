@@ -1,5 +1,5 @@
-//! The logistic and hyperbolic functions, written so that a compiler turns them into any width of vectors and the result is
-//! the same bits in each: no fused operations, no tables, no calls.
+//! The logistic and hyperbolic functions, written so that a compiler turns them into any width of vectors and
+//! the result is the same bits in each: no fused operations, no tables, no calls.
 
 /// Adding and subtracting it rounds to an integer, whose two's complement is then in the low bits.
 const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23
@@ -44,7 +44,7 @@ trait ClampTo {
 }
 
 impl ClampTo for f32 {
-    /// From -most to most; -most for what is not a number.
+    /// From -most to most; -most for NaN.
     #[inline(always)]
     fn clamp_to(self, most: f32) -> f32 {
         let from_below = if self > -most { self } else { -most };
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn are_what_they_are_called() {
+    fn equal_the_exact_functions() {
         for i in -4_000_000..=4_000_000i32 {
             let x = i as f32 / 300_000.0;
             let exact = f64::from(x).tanh();

@@ -1,12 +1,13 @@
-//! The model file: header, section table, sections; read in place. A file that is cut short, damaged, of another version or
-//! made to do harm is refused with what is wrong with it; behind [`Model::parse`] no number of it can lead anywhere else.
+//! The model file: header, section table, sections; read in place. A file that is cut short, damaged, of
+//! another version or malicious is refused with its fault. After [`Model::parse`] no number in it can lead
+//! outside of it.
 
 use xxhash_rust::xxh3::xxh3_64;
 use zerocopy::FromBytes;
 
-use crate::table::{NOT_TOLD, Table};
+use crate::table::{NO_CLASS, Table};
 
-/// The version of the layout that is read here.
+/// The version of the layout.
 pub const VERSION: u32 = 1;
 /// The widest hidden state.
 pub const MAX_HIDDEN: usize = 128;
@@ -26,7 +27,7 @@ const MODULE: usize = 64;
 const BUILD_ID: usize = 32;
 const RECURRENT_ENCODER: u32 = 1;
 const TABLE_ENCODER: u32 = 2;
-/// In a step's last row.
+/// Set in a step's last row.
 pub const STEP_END: u16 = 1 << 15;
 
 /// A checked model. Slices lie in the file.
@@ -37,7 +38,7 @@ pub struct Model<'a> {
     pub max_frames: usize,
     /// The outermost of the frames that are read is the first step, not the innermost.
     pub outermost_first: bool,
-    /// What the file says about itself, JSON.
+    /// The file's description of itself, JSON.
     pub metadata: &'a [u8],
     /// For each output, the time in ms within which the objects die; the last is `u64::MAX`.
     pub limits: &'a [u64],
@@ -53,9 +54,9 @@ pub struct Model<'a> {
     pub(crate) recurrent_scales: &'a [f32],
     pub(crate) dense: &'a [f32],
     pub(crate) dense_bias: &'a [f32],
-    /// In place of the weights, which are none then.
+    /// In place of the weights, which are empty then.
     pub(crate) table: Option<Table<'a>>,
-    /// -128 times the sum of each row of `recurrent`: what a kernel that counts the state from 0 has to add.
+    /// -128 times the sum of each row of `recurrent`: a kernel that counts the state from 0 has to add it.
     pub(crate) correction: [i32; 4 * MAX_HIDDEN],
 }
 
@@ -111,16 +112,16 @@ impl<'a> Sections<'a> {
     }
 }
 
-fn within(number: u32, least: usize, most: usize, what: &'static str) -> Result<usize, &'static str> {
+fn within(number: u32, least: usize, most: usize, fault: &'static str) -> Result<usize, &'static str> {
     let number = number as usize;
-    if (least..=most).contains(&number) { Ok(number) } else { Err(what) }
+    if (least..=most).contains(&number) { Ok(number) } else { Err(fault) }
 }
 
 impl<'a> Model<'a> {
     /// Checks a whole file, which begins at a multiple of 8.
     ///
     /// # Errors
-    /// What is wrong with it, to follow its name and a colon.
+    /// The fault, to follow the file's name and a colon.
     pub fn parse(file: &'a [u8]) -> Result<Self, &'static str> {
         if file.len() < HEADER || &file[..8] != MAGIC {
             return Err("it does not begin with MAYFLYLM: not a model that `mayfly train` wrote");
@@ -198,12 +199,12 @@ impl<'a> Model<'a> {
         Ok(model)
     }
 
-    /// Whether it is a table and no network: then it may know nothing of a context.
+    /// Whether it is a table and no network: then it does not know every context.
     pub fn is_table(&self) -> bool {
         self.table.is_some()
     }
 
-    /// That every number that leads to another place leads to one that is there.
+    /// Checks that every reference leads to an entry that exists.
     fn check(&self, rows: usize) -> Result<(), &'static str> {
         let ascending = |numbers: &[u32]| numbers.windows(2).all(|pair| pair[0] < pair[1]);
         if self.limits.last() != Some(&u64::MAX) || self.limits.windows(2).any(|pair| pair[0] >= pair[1]) {
@@ -256,7 +257,8 @@ impl<'a> Model<'a> {
         Some(self.modules.chunks_exact(MODULE).position(has_id)? as u32)
     }
 
-    /// The frame of an address within a module's file; of a call, the address before the one that it returns to.
+    /// The frame of an address within a module's file; of a call, the address before the one that it returns
+    /// to.
     pub fn frame(&self, module: u32, address: u64) -> u32 {
         let Ok(address) = u32::try_from(address) else { return UNKNOWN_FRAME };
         let Some(ranges) = self.modules.chunks_exact(MODULE).nth(module as usize).map(ranges_of) else {
@@ -286,13 +288,13 @@ fn table_of<'a>(sections: &Sections<'a>, outputs: usize) -> Result<Table<'a>, &'
     if keys.windows(2).any(|pair| pair[0] >= pair[1]) {
         return Err("its contexts do not ascend");
     }
-    if found.outputs.iter().any(|&output| output != NOT_TOLD && usize::from(output) >= outputs) {
+    if found.outputs.iter().any(|&output| output != NO_CLASS && usize::from(output) >= outputs) {
         return Err("a context has a class that is not there");
     }
     Ok(found)
 }
 
-/// Which ranges are a module's.
+/// The ranges of a module.
 fn ranges_of(entry: &[u8]) -> core::ops::Range<usize> {
     let (first, count) = (u32_at(entry, BUILD_ID + 4) as usize, u32_at(entry, BUILD_ID + 8) as usize);
     first..first + count

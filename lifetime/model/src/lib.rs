@@ -1,11 +1,12 @@
-//! A lifetime model as a running program needs it (LLAMA §5): its file, which Python wrote, and its inference.
+//! A lifetime model in a running program (LLAMA §5): its file, which Python wrote, and its inference.
 //!
-//! The file is used where it is mapped: [`mod@file`] checks every number in it once, so that [`lstm`] can run without meeting a
-//! wrong one, without allocating, and in any number of threads at once. Names do not occur: training has split each function
-//! of each program into tokens already and multiplied them with the input half of the gates (§10's partial evaluation), so a
-//! return address leads to numbers that are only added. docs/lifetime.md has the layout.
+//! The file is used where it is mapped: [`mod@file`] checks every number in it once, so that [`lstm`] never
+//! meets a wrong one, does not allocate, and runs in any number of threads at once. There are no names:
+//! training has split each function of each program into tokens already and multiplied them with the input
+//! half of the gates (§10's partial evaluation). A return address leads to numbers that are only added.
+//! docs/lifetime.md describes the layout.
 //!
-//! [`attach`] is here because both the heap and the command know this crate.
+//! [`attach`] is here because both the heap and the command import this crate.
 
 #![no_std]
 

@@ -1,13 +1,15 @@
-//! The recurrent network (LLAMA §5.2): a context's frames become steps, each step goes through one LSTM cell, and the last
-//! state through a fully connected layer. A step is a token (the paper's model) or a whole frame (§10): the file decides.
+//! The recurrent network (LLAMA §5.2): a context's frames become steps, each step goes through one LSTM cell,
+//! and the last state through a fully connected layer. A step is a token (the paper's model) or a whole frame
+//! (§10): the file decides.
 
 use crate::activation::{sigmoid, tanh, to_i8};
 use crate::file::{MAX_HIDDEN, MAX_OUTPUTS, Model, STEP_END};
 use crate::kernel::{self, Kernel, State, Sums};
 
 impl Model<'_> {
-    /// The likeliest output for a context, given as its frames' numbers, innermost first; the first of equals. Frames beyond
-    /// [`Model::max_frames`] are not read. `None` where a table does not know it; a network always says something.
+    /// The likeliest output for a context, given as its frames' numbers, innermost first; the first of
+    /// equals. Frames beyond [`Model::max_frames`] are ignored. `None` where a table does not know the
+    /// context; a network always predicts.
     ///
     /// The result is the same with every kernel. It takes about 5 KiB of stack.
     pub fn classify(&self, kernel: Kernel, frames: &[u32]) -> Option<usize> {
@@ -19,8 +21,8 @@ impl Model<'_> {
         Some((1..self.limits.len()).fold(0, |best, i| if scores[i] > scores[best] { i } else { best }))
     }
 
-    /// What a table says of a context given as its functions, innermost first.
-    pub fn says(&self, functions: impl Iterator<Item = u16>) -> Option<usize> {
+    /// A table's class for a context given as its functions, innermost first.
+    pub fn classify_functions(&self, functions: impl Iterator<Item = u16>) -> Option<usize> {
         self.table.as_ref()?.look_up(functions)
     }
 
@@ -32,7 +34,7 @@ impl Model<'_> {
         let frames = &frames[..frames.len().min(self.max_frames)];
         match kernel {
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: the processor has what the kernel needs.
+            // SAFETY: the processor has the kernel's instructions.
             Kernel::Avx512 if kernel.works() => unsafe { self.scores_avx512(frames) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
@@ -86,7 +88,7 @@ impl Model<'_> {
     }
 }
 
-/// Units that are worked on at once, which divide every hidden size.
+/// Units that are computed at once; every hidden size is a multiple.
 const LANES: usize = 16;
 
 struct Cell {

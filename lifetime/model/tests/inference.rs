@@ -23,7 +23,7 @@ fn follows_the_reference_with_every_kernel() {
                 }
                 let best = logits.iter().copied().fold(f64::MIN, f64::max);
                 // A unit of the state may be rounded to the other of two steps where it lies between them.
-                let found = found.expect("a network always says something");
+                let found = found.expect("a network always predicts");
                 assert!(logits[found] > best - 0.05, "{logits:?}, not {found}");
                 close += usize::from(logits[found] < best);
                 seen[found] += 1;
@@ -36,7 +36,7 @@ fn follows_the_reference_with_every_kernel() {
 }
 
 #[test]
-fn reads_the_innermost_frames_in_the_order_that_the_file_says() {
+fn reads_the_innermost_frames_in_the_order_of_the_file() {
     let mut made = Maker::by_innermost_frame(&[6, 0, 1, 2, 3, 4, 5]);
     let file = Aligned::new(&made.file());
     let model = Model::parse(file.bytes()).unwrap();
@@ -52,7 +52,7 @@ fn reads_the_innermost_frames_in_the_order_that_the_file_says() {
 }
 
 #[test]
-fn a_table_says_what_the_longest_beginning_that_it_knows_says() {
+fn the_longest_known_prefix_decides_in_a_table() {
     let mut made = Maker::random(1, 16, 0, 1, 1);
     // Frame 3 has two functions: the second was inlined into the first's caller.
     made.frames = vec![vec![vec![0]], vec![vec![1]], vec![vec![2]], vec![vec![1], vec![2]]];
@@ -60,12 +60,12 @@ fn a_table_says_what_the_longest_beginning_that_it_knows_says() {
     let file = Aligned::new(&made.file());
     let model = Model::parse(file.bytes()).unwrap();
     assert!(model.is_table());
-    let says = |frames: &[u32]| model.classify(Kernel::best(), frames);
-    assert_eq!([says(&[1, 2]), says(&[3]), says(&[3, 0, 0])], [Some(6); 3], "whatever was inlined");
-    assert_eq!([says(&[1]), says(&[1, 1]), says(&[]), says(&[0])], [None; 4]);
-    assert_eq!((says(&[2, 2, 2]), says(&[1, 0]), says(&[1, 99])), (Some(3), Some(2), None));
+    let class = |frames: &[u32]| model.classify(Kernel::best(), frames);
+    assert_eq!([class(&[1, 2]), class(&[3]), class(&[3, 0, 0])], [Some(6); 3], "inlined or not");
+    assert_eq!([class(&[1]), class(&[1, 1]), class(&[]), class(&[0])], [None; 4]);
+    assert_eq!((class(&[2, 2, 2]), class(&[1, 0]), class(&[1, 99])), (Some(3), Some(2), None));
     let deep: Vec<u32> = [vec![2], vec![0; 80]].concat();
-    assert_eq!(says(&deep), Some(3));
+    assert_eq!(class(&deep), Some(3));
 }
 
 #[test]

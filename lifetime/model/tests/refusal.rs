@@ -1,4 +1,4 @@
-//! Files that are cut short, damaged, stale or made to do harm: refused, or harmless.
+//! Files that are cut short, damaged, stale or malicious: refused, or harmless.
 
 mod maker;
 
@@ -10,7 +10,7 @@ fn refusal(file: &[u8]) -> Option<&'static str> {
     Model::parse(Aligned::new(file).bytes()).err()
 }
 
-/// Where a section begins, and its entry in the table.
+/// The offsets of a section and of its entry in the table.
 fn section(file: &[u8], kind: u32) -> (usize, usize) {
     let count = file[12] as usize;
     let entry = (0..count).map(|i| 64 + 32 * i).find(|&at| file[at] == kind as u8).unwrap();
@@ -26,7 +26,7 @@ fn with(file: &[u8], at: usize, bytes: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn names_what_is_wrong() {
+fn names_the_fault() {
     let whole = Maker::random(3, 16, 20, 2, 3).file();
     assert_eq!(refusal(&whole), None);
     let mut flipped = whole.clone();
@@ -69,7 +69,7 @@ fn names_what_is_wrong() {
 }
 
 #[test]
-fn names_what_is_wrong_with_a_table() {
+fn names_the_fault_of_a_table() {
     let mut made = Maker::random(3, 16, 20, 2, 1);
     made.contexts = Some(vec![(vec![0], 255), (vec![0, 1], 6), (vec![2], 1)]);
     let whole = made.file();
@@ -84,7 +84,7 @@ fn names_what_is_wrong_with_a_table() {
     assert_eq!(changed(outputs.1 + 24, 2), "a section has not the number of entries that it should have");
 }
 
-/// Uses everything of a model that was accepted.
+/// Uses all parts of a model that was accepted.
 fn exercise(model: &Model) {
     for id in [&[1, 2, 3][..], &[], &[0; 32]] {
         if let Some(module) = model.module(id) {

@@ -1,5 +1,6 @@
-//! Names of code that a program made while it ran, where it writes them down: `/tmp/perf-PID.map`, which V8 (`--perf-basic-prof`), the
-//! JVM's agents and CPython write for Linux' perf. They are for people: the heap, which predicts, knows no names.
+//! Names of code that a program generated at run time, from `/tmp/perf-PID.map`, which V8
+//! (`--perf-basic-prof`), the JVM's agents and CPython write for Linux' perf. They are for people: the heap,
+//! which predicts, knows no names.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read};
@@ -9,21 +10,21 @@ use std::time::{Duration, UNIX_EPOCH};
 use crate::code::root::Root;
 use crate::profile::contents::Profile;
 
-/// A file ends here: a day of V8's is some MiB, and it is the program's own word.
+/// No more of a file is read: a day of V8's is some MiB, and the program's file is untrusted.
 const MOST_BYTES: u64 = 256 << 20;
-/// One that was written to so long after the profile's end is of another process of that number.
+/// A file written to so long after the profile's end belongs to another process with the same PID.
 const AFTERWARDS: Duration = Duration::from_secs(60);
 
 /// Code by its address.
 #[derive(Debug, Default)]
 pub(crate) struct PerfMap {
-    /// By its beginning: the first address behind it, and its name. None overlaps another.
+    /// By its beginning: the first address behind it, and its name. No two overlap.
     code: BTreeMap<u64, (u64, String)>,
 }
 
 impl PerfMap {
-    /// What the process of a profile wrote while it was taken; empty if it wrote nothing, or if the profile is of several: their
-    /// addresses are not to be told apart.
+    /// The map that the process of a profile wrote during it. Empty if there is none, or if the profile is of
+    /// several processes, whose addresses cannot be told apart.
     pub(crate) fn of(root: &Root, profile: &Profile) -> Self {
         let made_code = |frame: &crate::profile::contents::Frame| frame.module.is_none();
         if profile.processes > 1
@@ -41,7 +42,8 @@ impl PerfMap {
         }
     }
 
-    /// Lines of beginning and bytes, in hexadecimal, and a name. Of two that overlap the later counts: the place was used again.
+    /// Lines of beginning and bytes, in hexadecimal, and a name. Of two that overlap the later counts: it
+    /// reused the place.
     fn read(mut lines: impl BufRead) -> Self {
         let (mut map, mut line) = (Self::default(), Vec::new());
         while lines.read_until(b'\n', &mut line).is_ok_and(|bytes| bytes > 0) {
@@ -82,14 +84,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn code_is_known_by_the_last_name_that_its_place_had() {
+    fn the_last_name_of_an_address_counts() {
         let text = "1000 20 JS:*serve server.js:3:1\n1020 10 Builtin:Call\nnonsense\n2000 zz bad\n\n3000 0 none\n0x1018 0x10 JS:~later\n\
                     ffffffffffffffff 2 beyond\n";
         let map = PerfMap::read(text.as_bytes());
         assert_eq!(map.at(0x1018), Some("JS:~later"));
         assert_eq!(map.at(0x1027), Some("JS:~later"));
-        for gone in [0x1000, 0x1017, 0x1028, 0x2000, 0x3000, u64::MAX] {
-            assert_eq!(map.at(gone), None, "{gone:#x}");
+        for unnamed in [0x1000, 0x1017, 0x1028, 0x2000, 0x3000, u64::MAX] {
+            assert_eq!(map.at(unnamed), None, "{unnamed:#x}");
         }
         let map = PerfMap::read(&b"1000 20 JS:*serve server.js:3:1\n1020 10 Builtin:Call"[..]);
         assert_eq!(map.at(0x101f), Some("JS:*serve server.js:3:1"));

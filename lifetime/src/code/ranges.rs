@@ -1,5 +1,5 @@
-//! Names for all the code of a module, whether it was seen on a stack or not: a model that knows functions by the tokens of
-//! their names can then predict for contexts that no profile held (LLAMA §5.2).
+//! Names for all the code of a module, whether a profile has it on a stack or not: a model that knows
+//! functions by the tokens of their names can then predict for contexts that no profile held (LLAMA §5.2).
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -20,17 +20,17 @@ use crate::profile::contents::{Frame, Module};
 pub struct Range {
     /// Address in the module's file.
     pub start: u64,
-    /// The first behind it.
+    /// The first address behind it.
     pub end: u64,
-    /// Its names as in a stack's text, innermost first; the module's file name where there is no function. Many ranges of a
-    /// function share them.
+    /// Its names as in a stack's text, innermost first; the module's file name where there is no function.
+    /// The ranges of a function share them.
     pub names: Rc<str>,
 }
 
-/// Names that were met, each once: a large program has a hundred ranges for each function.
+/// Names met so far, each stored once: a large program has a hundred ranges for each function.
 #[derive(Default)]
 struct Names {
-    /// As people write them, by the symbol's.
+    /// Demangled names, by symbol.
     demangled: HashMap<String, String>,
     joined: HashMap<String, Rc<str>>,
 }
@@ -47,7 +47,8 @@ impl Names {
         to.push_str(&self.demangled[symbol]);
     }
 
-    /// What a stack's text says of an address (see [`Symbols::text_of`]); `None` where there is no function.
+    /// The names of an address as in a stack's text (see [`Symbols::text_of`]); `None` where there is no
+    /// function.
     fn at(&mut self, loader: &Loader, address: u64) -> Option<Rc<str>> {
         let mut names = String::new();
         if let Ok(mut frames) = loader.find_frames(address) {
@@ -73,9 +74,9 @@ impl Names {
     }
 }
 
-/// The code of a program or library that no profile has.
+/// The code of a program or library, read without a profile.
 pub struct Code {
-    /// Where it lies.
+    /// The path of its file.
     pub path: PathBuf,
     /// Its build-id.
     pub build_id: Vec<u8>,
@@ -87,7 +88,7 @@ impl Code {
     /// Names the functions of a file.
     ///
     /// # Errors
-    /// It is no 64-bit ELF file that can be read, or has no build-id, by which the heap would know it.
+    /// The file is no readable 64-bit ELF file, or has no build-id, by which the heap would know it.
     pub fn read(path: &Path) -> Result<Code> {
         let build_id = build_id(path).map_err(|why| anyhow!("{}: {why}", path.display()))?;
         ensure!(
@@ -106,7 +107,7 @@ impl Code {
     }
 }
 
-/// The code that calls return to, an address each, ascending.
+/// The code of these calls, an address each, ascending.
 pub fn of_calls(symbols: &mut Symbols<'_>, calls: &[Frame]) -> Vec<Range> {
     let mut names = Names::default();
     let mut named: Vec<_> = calls
@@ -118,7 +119,8 @@ pub fn of_calls(symbols: &mut Symbols<'_>, calls: &[Frame]) -> Vec<Range> {
     named.into_iter().map(|(address, names)| Range { start: address, end: address + 1, names }).collect()
 }
 
-/// All the code of a module, ascending, without overlaps. What `calls` return to is in it as it is in the stacks' text.
+/// All the code of a module, ascending, without overlaps. The addresses of `calls` have the names of the
+/// stacks' text.
 pub fn ranges(symbols: &mut Symbols<'_>, module: &Module, number: usize, calls: &[Frame]) -> Vec<Range> {
     let file_name = module.path.file_name().unwrap_or_default().to_string_lossy();
     let mut names = Names::default();
@@ -144,7 +146,7 @@ pub fn ranges(symbols: &mut Symbols<'_>, module: &Module, number: usize, calls: 
     ranges
 }
 
-/// Gives one address its names, where its range has others.
+/// Gives one address names of its own, if its range has others.
 fn name_one(ranges: &mut Vec<Range>, address: u64, names: Rc<str>) {
     let at = ranges.partition_point(|range| range.end <= address);
     let one = Range { start: address, end: address + 1, names };
@@ -163,8 +165,8 @@ fn name_one(ranges: &mut Vec<Range>, address: u64, names: Rc<str>) {
     }
 }
 
-/// Where names may change within the code: symbols' beginnings and ends, and every row of the line table, at which inlined
-/// functions begin and end.
+/// The addresses at which names may change: symbols' beginnings and ends, and every row of the line table,
+/// where inlined functions begin and end.
 fn edges(loader: &Loader, path: &Path) -> Option<Vec<u64>> {
     let bytes = ReadCache::new(File::open(path).ok()?);
     let file = object::File::parse(&bytes).ok()?;

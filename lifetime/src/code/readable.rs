@@ -1,8 +1,8 @@
-//! Functions' names for people: without parameters, and without those that say nothing of a program.
+//! Functions' names for people: without parameters, and without functions that are the same in every program.
 
-/// Whether a function is one of an allocator's or of a language's library, which every context of that language goes through, or has
-/// no name.
-pub fn says_nothing(name: &str) -> bool {
+/// Whether a function is of an allocator or of a language's library, which every context of that language
+/// goes through, or has no name.
+pub fn is_generic(name: &str) -> bool {
     const PATHS: [&str; 9] =
         ["std", "__gnu_cxx", "alloc", "core", "hashbrown", "boost", "__cxxabiv1", "__rust_alloc", "fmt"];
     const FUNCTIONS: [&str; 24] = [
@@ -40,31 +40,31 @@ pub fn says_nothing(name: &str) -> bool {
         || first == "__rg_alloc"
 }
 
-/// What `<A as B>::c` is of, without `<`, `&` and the like; else the name.
+/// The type of `<A as B>::c`, without `<`, `&` and the like; else the name.
 fn path_of(name: &str) -> &str {
     let name = base(name);
     let name = &name[..parameters(name)];
     name.trim_start_matches(['<', '&', '*', '[', '(']).trim_start_matches("mut ").trim_start_matches("dyn ")
 }
 
-/// A function's name as people say it, cut where a line would not hold four of them.
+/// A function's name for people, cut so that a line holds four of them.
 pub fn short(name: &str) -> String {
     let plain = without_arguments(base(name));
     end_of(if plain.is_empty() { name } else { &plain })
 }
 
-/// As much of a name as a line has room for.
+/// The end of a name, as much as a line has room for.
 pub fn end_of(plain: &str) -> String {
     const MOST: usize = 40;
     if plain.chars().count() <= MOST {
         return plain.to_owned();
     }
-    // The end says more than the beginning.
+    // The end is more specific than the beginning.
     let skipped = plain.chars().count() - (MOST - 1);
     std::iter::once('…').chain(plain.chars().skip(skipped)).collect()
 }
 
-/// Without the type of what is returned, which demanglers put before the names of templates.
+/// Without the return type, which demanglers put before the names of templates.
 fn base(name: &str) -> &str {
     let end = parameters(name);
     if name[..end].contains("operator") {
@@ -93,7 +93,8 @@ fn last_space(name: &str) -> usize {
     behind
 }
 
-/// Where the parameters begin: at the first bracket of the outermost level, unless it only names a scope or an operator.
+/// The place of the parameters: the first bracket of the outermost level, unless it is part of a scope's or
+/// operator's name.
 fn parameters(name: &str) -> usize {
     let mut depth = 0i32;
     let from = behind_operator(name);
@@ -109,7 +110,8 @@ fn parameters(name: &str) -> usize {
     name.len()
 }
 
-/// Behind `operator<<`, `operator()` and the like, whose brackets are names; 0 where there is none before the parameters.
+/// Behind `operator<<`, `operator()` and the like, whose brackets are names; 0 where there is none before the
+/// parameters.
 fn behind_operator(name: &str) -> usize {
     let Some(at) = name.find("operator").filter(|&at| !name[..at].trim_start_matches("(anon").contains('('))
     else {
@@ -123,7 +125,8 @@ fn behind_operator(name: &str) -> usize {
     from + rest.find(|character: char| !"<>=-+*/%^&|~![],".contains(character)).unwrap_or(0)
 }
 
-/// Without parameters and template arguments: `std::vector<int>::push_back(int&&)` is `std::vector::push_back`.
+/// Without parameters and template arguments: `std::vector<int>::push_back(int&&)` is
+/// `std::vector::push_back`.
 fn without_arguments(name: &str) -> String {
     let name = &name[..parameters(name)];
     if name.starts_with('<') {
@@ -171,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn libraries_of_languages_and_allocators_say_nothing() {
+    fn functions_of_allocators_and_language_libraries_are_generic() {
         for name in [
             "std::__new_allocator<char>::allocate(unsigned long, void const*)",
             "void std::vector<Json>::_M_realloc_insert<Json>(Json&&)",
@@ -183,7 +186,7 @@ mod tests {
             "__rust_alloc",
             "postgres+0x5c7860",
         ] {
-            assert!(says_nothing(name), "{name}");
+            assert!(is_generic(name), "{name}");
         }
         for name in [
             "main",
@@ -193,7 +196,7 @@ mod tests {
             "void store<std::string>(int)",
             "<app::Cache as Drop>::drop",
         ] {
-            assert!(!says_nothing(name), "{name}");
+            assert!(!is_generic(name), "{name}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Where a program's files lie: on this machine, or in the container that it runs in.
+//! The root folder of a program's files: this machine's, or its container's.
 
 use std::fs::{self, File};
 use std::io;
@@ -7,19 +7,19 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// The folder that a program sees as `/`. It is kept when the program has ended.
+/// The folder that a program sees as `/`. It stays open after the program has ended.
 pub enum Root {
-    /// As this process has it.
+    /// This process's own.
     Own,
-    /// Another one.
+    /// Another one, by descriptor.
     Other(OwnedFd),
 }
 
 impl Root {
-    /// That of a process, which must be ours to look at.
+    /// The root of a process, which this one must be allowed to inspect.
     ///
     /// # Errors
-    /// There is no such process, or it is another user's.
+    /// There is no such process, or it belongs to another user.
     pub fn of_process(pid: u32) -> io::Result<Root> {
         let path = PathBuf::from(format!("/proc/{pid}/root"));
         let (its, own) = (fs::metadata(&path)?, fs::metadata("/")?);
@@ -30,12 +30,12 @@ impl Root {
         Ok(Root::Other(folder.into()))
     }
 
-    /// Opens a regular file below it. Symbolic links end in it, whoever has made them: the program's files are its own word.
+    /// Opens a regular file below it. No symbolic link leads out of it: the program's files are untrusted.
     ///
     /// # Errors
-    /// The kernel's; or it is no regular file.
+    /// The kernel's error; or the file is not regular.
     pub fn open(&self, path: &Path) -> io::Result<File> {
-        let flags = libc::O_CLOEXEC | libc::O_NONBLOCK; // a pipe would let us wait
+        let flags = libc::O_CLOEXEC | libc::O_NONBLOCK; // opening a pipe would block
         let file = match self {
             Root::Own => fs::OpenOptions::new().read(true).custom_flags(flags).open(path)?,
             Root::Other(folder) => {
@@ -44,7 +44,8 @@ impl Root {
                 let mut how: libc::open_how = unsafe { std::mem::zeroed() };
                 how.flags = u64::from((libc::O_RDONLY | flags).cast_unsigned());
                 how.resolve = libc::RESOLVE_IN_ROOT | libc::RESOLVE_NO_MAGICLINKS;
-                // SAFETY: the name ends in NUL, `how` is of the size given, and the descriptor is new and nobody else's.
+                // SAFETY: the name ends in NUL, `how` is of the size given, and the descriptor is new and
+                // owned here alone.
                 unsafe {
                     let fd = libc::syscall(
                         libc::SYS_openat2,
@@ -71,7 +72,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     #[test]
-    fn links_of_another_root_end_in_it_and_pipes_are_not_waited_for() {
+    fn links_stay_below_another_root_and_pipes_do_not_block() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("file"), "inside").unwrap();
         symlink("/file", folder.path().join("absolute")).unwrap();
@@ -91,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_of_this_machine_has_this_ones() {
+    fn a_process_of_this_machine_has_its_root() {
         assert!(matches!(Root::of_process(std::process::id()).unwrap(), Root::Own));
         assert!(Root::of_process(u32::MAX).is_err());
     }

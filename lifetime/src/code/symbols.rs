@@ -1,5 +1,6 @@
-//! Names for return addresses: from symbol tables and DWARF, inlined functions included, demangled. Files are found by
-//! path and known by build-id, so a library that was replaced since is not taken for the one that ran.
+//! Names for return addresses: from symbol tables and DWARF, inlined functions included, demangled. Files are
+//! found by path and checked by build-id, so a library that was replaced since is not mistaken for the one
+//! that ran.
 
 use std::borrow::Cow;
 use std::cell::OnceCell;
@@ -18,7 +19,7 @@ use crate::profile::contents::{Frame, Module, Profile};
 /// A function on the stack.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Function {
-    /// Demangled; `module+0xoffset` when nothing is known, and [`ANONYMOUS`] in no module.
+    /// Demangled; `module+0xoffset` where no symbol is known, and [`ANONYMOUS`] outside all modules.
     pub name: String,
     /// Its source file; empty when it is not known.
     pub file: String,
@@ -26,22 +27,22 @@ pub struct Function {
     pub line: u32,
 }
 
-/// Stands between the functions of one frame, where calls were inlined.
+/// Separates the functions of one frame, where calls were inlined.
 pub const INLINED_SEPARATOR: &str = ";";
 
-/// The name of all code that is in no file, made while its program ran: where it lies is chance, another place in each run, and the
-/// heap, which is to predict by it, knows no more of it either.
+/// The name of all code that is in no file but was generated at run time: its address differs from run to
+/// run, and the heap, which predicts by this name, has no other for it.
 pub const ANONYMOUS: &str = "[anonymous]";
 
-/// Finds and keeps names. A module's file is opened when the first of its frames is asked for.
+/// Finds and caches names. A module's file is opened for the first of its frames that is looked up.
 pub struct Symbols<'a> {
     modules: &'a [Module],
     root: &'a Root,
     loaders: Vec<OnceCell<Option<Opened>>>,
     known: HashMap<Frame, Vec<Function>>,
-    /// Of code that the program made.
+    /// Names of code generated at run time.
     made: PerfMap,
-    /// Modules whose file is not what ran, and why.
+    /// Modules whose file is not the one that ran, and why.
     pub missing: Vec<String>,
 }
 
@@ -51,12 +52,12 @@ impl<'a> Symbols<'a> {
         Self::below(&Root::Own, profile)
     }
 
-    /// Names from the files of a profile's modules where its program had them.
+    /// Names from the files of a profile's modules below its program's root.
     pub fn below(root: &'a Root, profile: &'a Profile) -> Self {
         Self { made: PerfMap::of(root, profile), ..Self::of_modules(root, &profile.modules) }
     }
 
-    /// Names from the files of these modules where their program has them.
+    /// Names from the files of these modules below their program's root.
     pub fn of_modules(root: &'a Root, modules: &'a [Module]) -> Self {
         let loaders = modules.iter().map(|_| OnceCell::new()).collect();
         Self { modules, root, loaders, known: HashMap::new(), made: PerfMap::default(), missing: Vec::new() }
@@ -93,16 +94,16 @@ impl<'a> Symbols<'a> {
         Function { name, file: String::new(), line: 0 }
     }
 
-    /// What training knows a frame by: the names of its functions, innermost first.
+    /// A frame's text for training: the names of its functions, innermost first.
     pub fn text_of(&mut self, frame: Frame) -> String {
         if frame.module.is_none() {
-            return ANONYMOUS.to_owned(); // whatever people are told: the heap has no names
+            return ANONYMOUS.to_owned(); // not the name for people: the heap has none
         }
         let names: Vec<&str> = self.of(frame).iter().map(|function| plain(&function.name)).collect();
         names.join(INLINED_SEPARATOR)
     }
 
-    /// A module's file with the names, and what finds them in it.
+    /// The loader of a module's names, and the file that it reads.
     pub(crate) fn loader(&mut self, module: usize) -> Option<(&Loader, &Path)> {
         self.opened(module).map(|opened| (&opened.loader, opened.path.as_path()))
     }
@@ -113,7 +114,7 @@ pub(crate) fn plain(name: &str) -> &str {
     name.split('@').next().unwrap_or(name)
 }
 
-/// The functions at an address, innermost first; none if nothing is known.
+/// The functions at an address, innermost first; none if none is known.
 fn functions(loader: &Loader, address: u64) -> Vec<Function> {
     let mut functions = Vec::new();
     if let Ok(mut frames) = loader.find_frames(address) {
@@ -137,14 +138,15 @@ fn functions(loader: &Loader, address: u64) -> Vec<Function> {
     functions
 }
 
-/// A file with symbols, open for as long as its path is used, which is that of the descriptor.
+/// A file with symbols, kept open while its path, that of the descriptor, is in use.
 struct Opened {
     loader: Loader,
     path: PathBuf,
     _file: File,
 }
 
-/// The file with a module's symbols: this machine's separate one for its build-id if there is one, else its own.
+/// The file with a module's symbols: this machine's separate one for its build-id if there is one, else its
+/// own.
 fn open(root: &Root, module: &Module) -> Result<Opened, String> {
     let separate = separate_file(&module.build_id).and_then(|path| Root::Own.open(&path).ok());
     let file = match separate {
@@ -159,22 +161,22 @@ fn open(root: &Root, module: &Module) -> Result<Opened, String> {
     Ok(Opened { loader, path, _file: file })
 }
 
-/// A build-id as it is written.
+/// A build-id in hexadecimal.
 pub fn hexadecimal(build_id: &[u8]) -> String {
     build_id.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Where distributions put debug files.
+/// The path at which distributions put a debug file.
 fn separate_file(build_id: &[u8]) -> Option<PathBuf> {
     let name = hexadecimal(build_id);
     let (first, rest) = name.split_at_checked(2)?;
     Some(PathBuf::from(format!("/usr/lib/debug/.build-id/{first}/{rest}.debug")))
 }
 
-/// The build-id of a program or library, empty if it has none. Little more of the file is read than its headers.
+/// The build-id of a program or library, empty if it has none. Little more than the headers is read.
 ///
 /// # Errors
-/// It cannot be read, or is neither.
+/// The file cannot be read, or is neither.
 pub fn build_id(path: &Path) -> Result<Vec<u8>, String> {
     let file = File::open(path).map_err(|error| error.to_string())?;
     let parts = ReadCache::new(file);

@@ -1,5 +1,6 @@
-//! A profile as pprof's `profile.proto`, gzipped: `go tool pprof FILE` opens it. Samples carry what Go's heap profiles
-//! do, allocated and still-live objects and bytes, and the lifetime class as the label `lifetime`.
+//! A profile as pprof's `profile.proto`, gzipped: `go tool pprof FILE` opens it. Samples carry the values of
+//! Go's heap profiles, allocated and still-live objects and bytes, and the lifetime class as the label
+//! `lifetime`.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -203,7 +204,7 @@ fn encode<'a>(profile: &'a Profile, symbols: &mut Symbols<'a>) -> Vec<u8> {
         profile,
         symbols,
     };
-    builder.string(""); // the table begins with it
+    builder.string(""); // pprof requires it first
     for (r#type, unit) in [
         ("alloc_objects", "count"),
         ("alloc_space", "bytes"),
@@ -213,7 +214,7 @@ fn encode<'a>(profile: &'a Profile, symbols: &mut Symbols<'a>) -> Vec<u8> {
         let value_type = builder.value_type(r#type, unit);
         builder.proto.sample_type.push(value_type);
     }
-    // pprof takes the first for the program.
+    // pprof assumes that the first is the program.
     let program = profile.program().into_iter();
     let others = (0..profile.modules.len()).filter(|&number| Some(number) != profile.program());
     for number in program.chain(others) {
@@ -244,14 +245,14 @@ mod tests {
     use crate::profile::contents::Module;
 
     #[test]
-    fn the_file_of_a_profile_is_the_program() {
+    fn the_first_file_is_the_program() {
         let module = |path: &str| Module {
             path: path.into(),
             build_id: vec![0xab],
             addresses: 0x1000..0x2000,
             load_address: 0x1000,
         };
-        // A library may be met first, by a thread that it begins.
+        // A library may come first, through a thread that it starts.
         let modules = vec![module("/lib/libfirst.so.1"), module("/opt/server"), module("/lib/libc.so.6")];
         let frames = vec![Frame { module: Some(1), offset: 0x20 }, Frame { module: Some(0), offset: 0x10 }];
         let context = Context { frames, sampled: 1, allocations: 2.0, bytes: 64.0, ..Context::default() };

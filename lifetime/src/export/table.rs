@@ -1,5 +1,6 @@
-//! A profile as two Parquet tables, for training: one row a calling context (LLAMA §5.1), and one row a range of code that was
-//! seen on a stack. All the code of a file is a table of the same kind, by which a model is given the functions that never were.
+//! A profile as two Parquet tables, for training: one row for each calling context (LLAMA §5.1), and one for
+//! each range of code on a stack. All the code of a file is a table of the second kind, which gives a model
+//! the functions that no stack had.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -20,7 +21,8 @@ use crate::profile::label::{CLASS_NAMES, lifetime};
 /// Version of the tables, in their metadata as `mayfly.version`.
 const VERSION: &str = "2";
 
-/// What stands between two frames of a stack, which begins with the innermost; also a token of its own to the model (LLAMA §5.2).
+/// Separates two frames of a stack, which begins with the innermost; also a token of its own to the model
+/// (LLAMA §5.2).
 pub const FRAME_SEPARATOR: &str = "@";
 
 #[derive(ParquetRecordWriter)]
@@ -83,9 +85,9 @@ struct CodeRow<'a> {
     names: &'a str,
 }
 
-/// Rows that are in memory at once, while they are written.
+/// Rows in memory at once during writing.
 const ROWS: usize = 1 << 15;
-/// Strings that differ are kept once in each group of rows, up to so many bytes.
+/// Each group of rows stores a distinct string once, up to so many bytes.
 const DICTIONARY_BYTES: usize = 64 << 20;
 
 /// Writes the contexts to `path`.
@@ -172,7 +174,8 @@ fn rows_of(profile: &Profile, contexts: &[Context], symbols: &mut Symbols, run: 
         .collect()
 }
 
-/// Writes the names of the code that is on the profile's stacks to `path`. All other code is named when a model is made of it.
+/// Writes the names of the code on the profile's stacks to `path`. All other code is named when a model is
+/// made.
 ///
 /// # Errors
 /// The file cannot be written.
@@ -180,7 +183,7 @@ pub fn write_code<'a>(profile: &'a Profile, symbols: &mut Symbols<'a>, path: &Pa
     let calls = profile.contexts.iter().flat_map(|context| &context.frames);
     let mut by_module: BTreeMap<usize, Vec<Frame>> = BTreeMap::new();
     calls.for_each(|&frame| by_module.entry(frame.module.unwrap_or(usize::MAX)).or_default().push(frame));
-    by_module.remove(&usize::MAX); // made at run time
+    by_module.remove(&usize::MAX); // generated at run time
     let mut writer = writer::<CodeRow>(path)?;
     for (number, calls) in by_module {
         add_code(&mut writer, number, &profile.modules[number], &ranges::of_calls(symbols, &calls), path)?;

@@ -1,5 +1,6 @@
-//! A model for another build than it was made from: the functions of the new programs and libraries get the numbers that the
-//! model has for their names (LLAMA §5.2, Fig. 10), without a profile. The model's own files stay in it.
+//! Binds a model to another build than the one it was made from: the functions of the new programs and
+//! libraries get the numbers that the model has for their names (LLAMA §5.2, Fig. 10), without a profile. The
+//! model's own files stay in it.
 
 use std::collections::{HashMap, HashSet};
 use std::io::Write;
@@ -16,41 +17,41 @@ use crate::code::ranges::Code;
 use crate::model::names::{Names, functions_of, unpacked, without_arguments};
 use crate::model::sections::{Sections, kind};
 
-/// Addresses in a model have 32 bits; what lies further in a file is unknown to it.
+/// Addresses in a model have 32 bits; code further in a file is unknown to it.
 const ADDRESSES: u64 = 1 << 32;
 const MODULE_BYTES: usize = 64;
 const BUILD_ID_BYTES: usize = 32;
 const AGAIN: &str = "it does not keep the contexts that it was made from, as older models: train it again";
 
-/// What a model was made from: its contexts, by the names of their functions.
+/// The contexts that a model was made from, by the names of their functions.
 #[derive(Deserialize, Serialize)]
-struct Seen {
+struct Origin {
     functions: Vec<String>,
-    /// In which of the model's files each function is.
+    /// The model's files that each function is in.
     files: Vec<Vec<usize>>,
-    /// Of each context the bytes that it allocated, and its functions, innermost first.
+    /// The bytes and functions, innermost first, of each context.
     contexts: Vec<(f64, Vec<usize>)>,
 }
 
-/// How much of what a model was made from is there in another build.
+/// How much of a model's contexts another build has.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Known {
-    /// Contexts of which each function is there.
+pub struct Coverage {
+    /// Contexts of which each function is present.
     pub contexts: usize,
     /// All contexts of the model.
     pub all_contexts: usize,
     /// The share of all bytes that the former allocated, 0 to 1.
     pub bytes: f64,
-    /// Functions of the files that were replaced, of those contexts, that are there.
+    /// Functions of these contexts in replaced files that are present.
     pub functions: usize,
-    /// All of these.
+    /// All functions of these contexts in replaced files.
     pub all_functions: usize,
 }
 
-impl Known {
+impl Coverage {
     const KEY: &str = "bound";
 
-    /// As flat keys.
+    /// Flat keys for JSON.
     pub fn as_json(&self) -> Map<String, Value> {
         let percent = (10_000.0 * self.bytes).round() / 100.0;
         let found = json!({
@@ -63,12 +64,12 @@ impl Known {
         found.as_object().cloned().unwrap_or_default()
     }
 
-    /// What a bound model says of itself; `None` of one that is not bound.
-    pub fn of(model: &Model) -> Option<Known> {
+    /// The coverage in a bound model's metadata; `None` of a model that is not bound.
+    pub fn of(model: &Model) -> Option<Coverage> {
         let metadata: Value = serde_json::from_slice(model.metadata).ok()?;
         let of = metadata.get(Self::KEY)?;
         let count = |name: &str| of.get(name).and_then(Value::as_u64).map(|count| count as usize);
-        Some(Known {
+        Some(Coverage {
             contexts: count("contexts")?,
             all_contexts: count("all_contexts")?,
             bytes: of.get("bytes_percent")?.as_f64()? / 100.0,
@@ -78,8 +79,8 @@ impl Known {
     }
 }
 
-/// The files that a model knows, in the order of its modules, as they were called where they were profiled; none of a model
-/// that does not say so.
+/// The paths of a model's files where they were profiled, in the order of its modules; none for a model whose
+/// metadata lack them.
 pub fn files_of(model: &Model) -> Vec<String> {
     let metadata: Option<Value> = serde_json::from_slice(model.metadata).ok();
     let files = metadata.and_then(|metadata| metadata.get("files").cloned());
@@ -99,37 +100,37 @@ fn is_library(path: &str) -> bool {
     base_name(path).ends_with(".so")
 }
 
-/// A model's file with the functions of these files, too, and how much of it is known in them.
+/// Adds the functions of these files to a model; returns its new file, and how much of the model they cover.
 ///
 /// # Errors
-/// The file is damaged, or does not keep what it was made from.
-pub fn bind(file: &[u8], codes: &[Code]) -> Result<(Vec<u8>, Known)> {
+/// The file is damaged, or does not keep the contexts that it was made from.
+pub fn bind(file: &[u8], codes: &[Code]) -> Result<(Vec<u8>, Coverage)> {
     let mut sections = Sections::of(file)?;
     let names = Names::read(sections.get(kind::NAMES).context(AGAIN)?, sections.rows())?;
-    let mut seen: Seen = unpacked(sections.get(kind::SEEN).context(AGAIN)?)?;
+    let mut origin: Origin = unpacked(sections.get(kind::SEEN).context(AGAIN)?)?;
     let mut metadata: Map<String, Value> =
         serde_json::from_slice(sections.get(kind::METADATA).unwrap_or_default())
             .context("its metadata is damaged")?;
     let files: Vec<String> =
         metadata.get("files").and_then(|files| serde_json::from_value(files.clone()).ok()).context(AGAIN)?;
-    seen.check(files.len())?;
+    origin.check(files.len())?;
     let modules = sections.get(kind::MODULES).unwrap_or_default().to_vec();
     let has = |build_id: &[u8]| modules.chunks(MODULE_BYTES).any(|module| same_id(module, build_id));
     let codes: Vec<&Code> = codes.iter().filter(|code| !has(&code.build_id)).collect();
-    let known = seen.known(&files, &codes);
+    let coverage = origin.coverage(&files, &codes);
 
     let mut linked = Linked::of(&sections, modules);
     codes.iter().try_for_each(|code| linked.add(code, &names))?;
     linked.store(&mut sections);
-    seen.add(&codes, files.len());
-    let seen = packed(&seen)?;
-    sections.set(kind::SEEN, seen.len(), seen);
+    origin.add(&codes, files.len());
+    let origin = packed(&origin)?;
+    sections.set(kind::SEEN, origin.len(), origin);
     let added = codes.iter().map(|code| code.path.display().to_string());
     metadata.insert("files".to_owned(), files.into_iter().chain(added).collect());
-    metadata.insert(Known::KEY.to_owned(), known.as_json().into());
+    metadata.insert(Coverage::KEY.to_owned(), coverage.as_json().into());
     let metadata = serde_json::to_vec(&metadata)?;
     sections.set(kind::METADATA, metadata.len(), metadata);
-    Ok((sections.file()?, known))
+    Ok((sections.file()?, coverage))
 }
 
 fn same_id(module: &[u8], build_id: &[u8]) -> bool {
@@ -138,14 +139,14 @@ fn same_id(module: &[u8], build_id: &[u8]) -> bool {
     module.get(..length as usize) == Some(build_id)
 }
 
-fn packed(seen: &Seen) -> Result<Vec<u8>> {
+fn packed(origin: &Origin) -> Result<Vec<u8>> {
     let mut packed = ZlibEncoder::new(Vec::new(), Compression::default());
-    packed.write_all(&serde_json::to_vec(seen)?)?;
+    packed.write_all(&serde_json::to_vec(origin)?)?;
     Ok(packed.finish()?)
 }
 
-impl Seen {
-    /// That every number leads to something.
+impl Origin {
+    /// Checks that every number is in range.
     fn check(&self, files: usize) -> Result<()> {
         let right = self.functions.len() == self.files.len()
             && self.files.iter().flatten().all(|&file| file < files)
@@ -159,9 +160,9 @@ impl Seen {
         Ok(())
     }
 
-    /// A file replaces what has its name; a program that has no namesake replaces the programs. A function is there if it is in
-    /// one of the new files, or in one that was not replaced.
-    fn known(&self, files: &[String], codes: &[&Code]) -> Known {
+    /// A file replaces those of its name; a program without a namesake replaces the programs. A function is
+    /// present if it is in one of the new files, or in one that was not replaced.
+    fn coverage(&self, files: &[String], codes: &[&Code]) -> Coverage {
         let new: Vec<String> = codes.iter().map(|code| code.path.display().to_string()).collect();
         let namesake = |name: &str| files.iter().any(|file| base_name(file) == base_name(name));
         let replaces = |name: &str, file: &str| {
@@ -181,7 +182,7 @@ impl Seen {
                 !changed || there.contains(name.as_str()) || bare.contains(without_arguments(name))
             })
             .collect();
-        let mut found = Known {
+        let mut found = Coverage {
             contexts: 0,
             all_contexts: self.contexts.len(),
             bytes: 0.0,
@@ -204,7 +205,7 @@ impl Seen {
         found
     }
 
-    /// Functions of the new files are in them, too.
+    /// Records which functions the new files have.
     fn add(&mut self, codes: &[&Code], first: usize) {
         for (number, code) in codes.iter().enumerate() {
             let there = names_in(&[code]);
@@ -224,7 +225,7 @@ fn names_in(codes: &[&Code]) -> HashSet<String> {
     distinct.into_iter().flat_map(functions_of).map(|name| name.into_owned()).collect()
 }
 
-/// The parts of a file that lead from an address to steps.
+/// The sections of a file that map an address to steps.
 struct Linked {
     modules: Vec<u8>,
     starts: Vec<u32>,

@@ -1,4 +1,4 @@
-//! Model files for people: what one says of a profile's contexts, in the same way as the heap asks it.
+//! Model files for people: a model's predictions for a profile's contexts, looked up as the heap does.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use crate::profile::contents::{Context, Profile};
 
 /// A model file in memory, checked.
 pub struct File {
-    /// Numbers are read where they lie: so it begins at a multiple of 8.
+    /// Numbers are read in place, so the file begins at a multiple of 8.
     words: Vec<u64>,
     bytes: usize,
 }
@@ -21,13 +21,13 @@ impl File {
     /// Reads and checks a file.
     ///
     /// # Errors
-    /// It cannot be read, or is no model that the heap can use; the path is named.
+    /// The file cannot be read, or is no model that the heap can use; the path is named.
     pub fn read(path: &Path) -> Result<Self> {
         let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
         let mut words = vec![0u64; bytes.len().div_ceil(8)];
         words.as_mut_bytes()[..bytes.len()].copy_from_slice(&bytes);
         let file = Self { words, bytes: bytes.len() };
-        file.parse().map_err(|what| anyhow!("model {}: {what}", path.display()))?;
+        file.parse().map_err(|why| anyhow!("model {}: {why}", path.display()))?;
         Ok(file)
     }
 
@@ -43,7 +43,7 @@ impl File {
     /// The model.
     ///
     /// # Panics
-    /// Never: it was checked when it was read.
+    /// Never: the file was checked when it was read.
     pub fn model(&self) -> Model<'_> {
         self.parse().expect("checked")
     }

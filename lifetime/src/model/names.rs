@@ -1,5 +1,6 @@
-//! What a model knows of names, as `train/` wrote it into the file: with it functions of any build become the numbers that the
-//! model reads. The same as `train/data/tokens.py`, `train/model/stacks.py` and `train/model/table.py`, name by name.
+//! The names that a model knows, which `train/` writes into its file: with them the functions of any build
+//! get the numbers that the model reads. The rules are those of `train/data/tokens.py`,
+//! `train/model/stacks.py` and `train/model/table.py`, name by name.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
@@ -16,17 +17,17 @@ use crate::code::symbols::{ANONYMOUS, INLINED_SEPARATOR};
 const UNKNOWN: u16 = 0;
 /// The number of `@`, which ends a frame.
 const FRAME_END: u16 = 1;
-/// Tokens that have no text: those two.
+/// Tokens that have no text: the two above.
 const RESERVED: usize = 2;
 /// Tokens of one frame that count.
 const FRAME_TOKENS: usize = 64;
-/// A file of ours holds some MiB of names; more is nothing that `mayfly train` wrote.
+/// A model file holds some MiB of names; `mayfly train` never writes more than this.
 const MOST_BYTES: u64 = 1 << 30;
 
-/// What is in a compressed section of the file.
+/// The value in a compressed section of the file.
 ///
 /// # Errors
-/// It is no such section.
+/// The section is damaged.
 pub(crate) fn unpacked<T: DeserializeOwned>(section: &[u8]) -> Result<T> {
     let mut text = Vec::new();
     let whole = ZlibDecoder::new(section).take(MOST_BYTES).read_to_end(&mut text);
@@ -43,13 +44,14 @@ enum Steps {
     Frames,
 }
 
-/// From a frame's name to what the model's file has for it.
+/// From a frame's name to its entries in the model's file.
 pub struct Names {
     steps: Steps,
     numbers: HashMap<String, u16>,
-    /// Functions of a table without their arguments, where there is but one of that name.
+    /// Functions of a table without their arguments, where the name is unique.
     bare: HashMap<String, u16>,
-    /// Rows of the frames that training saw, by their whole text, and by it without what differs from build to build.
+    /// Rows of the frames that training saw, by their whole text, and by their text without build-specific
+    /// parts.
     frames: HashMap<String, u16>,
     plain_frames: HashMap<String, u16>,
 }
@@ -58,7 +60,7 @@ impl Names {
     /// Reads the section of names of a file with so many rows, or functions.
     ///
     /// # Errors
-    /// It is damaged, or of a kind that is not known here.
+    /// The section is damaged, or of an unknown kind.
     pub fn read(section: &[u8], rows: usize) -> Result<Self> {
         let (encoder, tokens, frames): (String, Vec<String>, Vec<String>) = unpacked(section)?;
         ensure!(tokens.len() + frames.len() <= rows.min(STEP_END.into()), "its names are more than its rows");
@@ -94,13 +96,13 @@ impl Names {
         let number = |name: &str| self.numbers.get(name).copied().unwrap_or(UNKNOWN);
         match self.steps {
             Steps::Functions => {
-                // One whose arguments changed is still the same function.
+                // A function whose arguments changed is still the same one.
                 let number = |name: &str| {
                     let found = self.numbers.get(name).or_else(|| self.bare.get(without_arguments(name)));
                     found.copied().unwrap_or(UNKNOWN)
                 };
                 let known: Vec<u16> = functions_of(frame).map(|name| number(&name) | STEP_END).collect();
-                // Nothing that is not known differs from anything else that is not.
+                // All unknown functions are alike.
                 if known.iter().all(|&entry| entry == UNKNOWN | STEP_END) {
                     vec![UNKNOWN | STEP_END]
                 } else {
@@ -129,12 +131,12 @@ impl Names {
     }
 }
 
-/// The functions of a frame, innermost first, without what differs from build to build.
+/// The functions of a frame, innermost first, without build-specific parts.
 pub fn functions_of(frame: &str) -> impl Iterator<Item = Cow<'_, str>> {
     frame.split(INLINED_SEPARATOR).map(plain)
 }
 
-/// Whether a token may have this byte in it; all that is not ASCII may be.
+/// Whether this byte may be part of a token; every byte beyond ASCII may.
 fn is_word(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || byte == b'_' || !byte.is_ascii()
 }
@@ -158,7 +160,8 @@ fn tokens(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// A name without what is different in each build: rustc's hash, and the numbers of GCC's clones. Code that has no name has none.
+/// A name without build-specific parts: rustc's hash, and the numbers of GCC's clones. Empty for code without
+/// a name.
 fn plain(name: &str) -> Cow<'_, str> {
     if name == ANONYMOUS {
         return Cow::Borrowed("");
@@ -198,7 +201,7 @@ pub fn without_arguments(function: &str) -> &str {
     function
 }
 
-/// Bytes that a build has added here.
+/// The number of build-specific bytes at the beginning of the text.
 fn specific_to_a_build(text: &[u8]) -> usize {
     const HASH: &[u8] = b"::h";
     const HASH_DIGITS: usize = 16;
@@ -239,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_from_build_to_build_is_left_out() {
+    fn build_specific_parts_are_left_out() {
         for (name, wanted) in [
             ("f", "f"),
             ("a::b::h0123456789abcdef", "a::b"),
@@ -296,7 +299,7 @@ mod tests {
         assert_eq!(frames.entries("f(x).part.3"), [4 | end]);
         assert_eq!(frames.entries("f(x, f)"), [2, 3 | end]);
         assert_eq!(frames.entries("()"), [end]);
-        // What has no name is what is not known, or, where training met some, what that was.
+        // Code without a name is unknown code, unless training saw such code: then it has that frame's row.
         assert_eq!(table.entries(ANONYMOUS), table.entries(""));
         assert_eq!(tokens.entries(ANONYMOUS), [1 | end]);
         let seen = Names::read(&section("lstm-frames", &["UNK", "@"], &[ANONYMOUS]), 3).unwrap();
@@ -304,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_cannot_be_are_refused() {
+    fn refuses_impossible_names() {
         let refused = |section: &[u8], rows| Names::read(section, rows).err().unwrap().to_string();
         assert_eq!(refused(b"", 9), "its names are damaged");
         assert_eq!(refused(&section("table", &[], &[]), 9), "its names are damaged");

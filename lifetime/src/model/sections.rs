@@ -1,11 +1,12 @@
-//! A model file taken apart into its sections and put together again, for who changes one (docs/lifetime.md has the layout).
+//! Takes a model file apart into its sections, so that some can be changed, and assembles it again
+//! (docs/lifetime.md describes the layout).
 
 use anyhow::{Context as _, Result, bail};
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Kinds of sections.
 pub mod kind {
-    #![allow(missing_docs)] // docs/lifetime.md says what is in each
+    #![allow(missing_docs)] // docs/lifetime.md describes each
     pub const METADATA: u32 = 1;
     pub const MODULES: u32 = 3;
     pub const STARTS: u32 = 4;
@@ -33,7 +34,7 @@ pub struct Sections {
     sections: Vec<Section>,
 }
 
-/// The checksum that model files have.
+/// The checksum of model files.
 pub fn checksum(bytes: &[u8]) -> u64 {
     xxh3_64(bytes)
 }
@@ -45,10 +46,10 @@ fn number(bytes: &[u8], at: usize, length: usize) -> u64 {
 }
 
 impl Sections {
-    /// Takes a file apart that the heap has no objection to.
+    /// Takes a file apart that the heap accepts.
     ///
     /// # Errors
-    /// A section that the heap does not read lies outside of it.
+    /// A section that the heap does not read lies outside of the file.
     pub fn of(file: &[u8]) -> Result<Self> {
         let header = file.get(..HEADER).context("it ends within its header")?.to_vec();
         let count = number(&header, 12, 4) as usize;
@@ -73,7 +74,7 @@ impl Sections {
         number(&self.header, 44, 4) as usize
     }
 
-    /// What is in a section.
+    /// The content of a section.
     pub fn get(&self, kind: u32) -> Option<&[u8]> {
         self.sections.iter().find(|section| section.kind == kind).map(|section| &*section.content)
     }
@@ -88,7 +89,7 @@ impl Sections {
     /// The whole file.
     ///
     /// # Errors
-    /// It would be longer than a file can be.
+    /// There are more sections than a file can have.
     pub fn file(&self) -> Result<Vec<u8>> {
         let mut file = self.header.clone();
         let Ok(count) = u32::try_from(self.sections.len()) else { bail!("it would have too many sections") };

@@ -1,23 +1,23 @@
-//! What a profile knows: modules, calling contexts, and how long their objects lived (docs/lifetime.md).
+//! The contents of a profile: modules, calling contexts, and how long their objects lived (docs/lifetime.md).
 
 use std::collections::HashMap;
 use std::path::PathBuf;
 
 /// Lifetime classes.
 pub const CLASSES: usize = 7;
-/// A frame's offset has so many bits of its number, and its module those above.
+/// In a frame's number the offset has the lower bits, so many, and the module the upper ones.
 pub(crate) const OFFSET_BITS: u32 = 48;
-/// What dies within each class, ms; the last has no end.
+/// Objects of each class die within so many ms; the last class has no limit.
 const CLASS_LIMITS_MS: [u64; CLASSES - 1] = [10, 100, 1000, 10_000, 100_000, 1_000_000];
 
 /// A whole profile, of one process or of several that were merged.
 #[derive(Clone, Debug, Default)]
 pub struct Profile {
-    /// The process; of several that which allocated most.
+    /// The process; of several, the one that allocated most.
     pub pid: u32,
-    /// How many processes it is of.
+    /// The number of its processes.
     pub processes: u32,
-    /// When it started, ns since 1970.
+    /// The start, ns since 1970.
     pub start_unix_ns: u64,
     /// From the start to the last event.
     pub duration_ns: u64,
@@ -34,13 +34,13 @@ pub struct Profile {
 /// A program or library.
 #[derive(Clone, Debug)]
 pub struct Module {
-    /// Where it was loaded from.
+    /// The path that it was loaded from.
     pub path: PathBuf,
     /// Its build-id; empty if it has none.
     pub build_id: Vec<u8>,
     /// The addresses that it was mapped at.
     pub addresses: std::ops::Range<u64>,
-    /// What was added to the addresses in its file.
+    /// The difference between its addresses in memory and in its file.
     pub load_address: u64,
 }
 
@@ -53,7 +53,7 @@ impl Module {
 /// A return address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Frame {
-    /// Index into [`Profile::modules`]; none for code made at run time.
+    /// Index into [`Profile::modules`]; none for code generated at run time.
     pub module: Option<usize>,
     /// Its address in the module's file; the address itself without a module.
     pub offset: u64,
@@ -80,7 +80,7 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Takes in another; `counts` says how many values each is of.
+    /// Adds another tally; `counts` are the numbers of values of both.
     fn add(&mut self, other: &Tally, counts: [u64; 2]) {
         match counts {
             [_, 0] => {}
@@ -94,7 +94,7 @@ impl Tally {
     }
 }
 
-/// A calling context and what is known of its objects.
+/// A calling context and the lifetimes of its objects.
 #[derive(Clone, Debug, Default)]
 pub struct Context {
     /// The same for the same frames, whatever addresses the modules were mapped at.
@@ -103,11 +103,11 @@ pub struct Context {
     pub frames: Vec<Frame>,
     /// Sampled allocations.
     pub sampled: u64,
-    /// Of those, whose lifetimes could not be watched.
+    /// Of those, the ones whose lifetimes could not be watched.
     pub unwatched: u64,
-    /// How many allocations the samples stand for.
+    /// How many allocations the samples represent.
     pub allocations: f64,
-    /// How many bytes they stand for.
+    /// How many bytes they represent.
     pub bytes: f64,
     /// Watched objects that were freed.
     pub freed: u64,
@@ -119,52 +119,54 @@ pub struct Context {
     pub classes: [u64; CLASSES],
     /// Watched objects that lived at the end.
     pub live: u64,
-    /// Each of those.
+    /// Each of these objects.
     pub alive: Vec<Alive>,
-    /// Bytes asked for.
+    /// Requested bytes.
     pub size: Tally,
     /// Alignment, bytes.
     pub alignment: Tally,
-    /// Of those that were freed.
+    /// Lifetimes of the freed ones.
     pub lifetime_ns: Tally,
-    /// Where, as far as that was seen.
+    /// The callers that freed them, as far as they were recorded.
     pub frees: Vec<Frees>,
 }
 
 /// Watched objects of one context that were freed by the same callers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Frees {
-    /// Those, innermost first.
+    /// The callers, innermost first.
     pub frames: Vec<Frame>,
-    /// How many objects.
+    /// The number of objects.
     pub objects: u64,
 }
 
 /// A watched object that lived at the end of the profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Alive {
-    /// How old it was then.
+    /// Its age then.
     pub age_ns: u64,
-    /// Its process ended then, too, so it was never freed; or that process ran on, and it lives at least so long.
-    pub for_ever: bool,
+    /// Its process ended then, too, so it was never freed. Otherwise the process ran on, and the object lives
+    /// at least so long.
+    pub never_freed: bool,
 }
 
-/// The lifetime class of what lives so long.
+/// The lifetime class of an object that lives so long.
 pub fn class_of(lifetime_ns: u64) -> usize {
     let ms = lifetime_ns / 1_000_000;
     CLASS_LIMITS_MS.iter().position(|&limit| ms < limit).unwrap_or(CLASSES - 1)
 }
 
 impl Context {
-    /// Objects whose lifetimes are known at least so far: by the class of their age when their process, which ran on, was left.
+    /// Objects with a lower bound of their lifetime, by the class of their age when the profiler left their
+    /// process, which ran on.
     pub fn censored(&self) -> [u64; CLASSES] {
         let mut counts = [0; CLASSES];
-        let censored = self.alive.iter().filter(|object| !object.for_ever);
+        let censored = self.alive.iter().filter(|object| !object.never_freed);
         censored.for_each(|object| counts[class_of(object.age_ns)] += 1);
         counts
     }
 
-    /// How many allocations one of the watched objects stands for.
+    /// How many allocations one watched object represents.
     fn weight(&self) -> f64 {
         self.allocations / (self.freed + self.live).max(1) as f64
     }
@@ -179,7 +181,8 @@ impl Context {
         self.bytes * self.live as f64 / (self.freed + self.live).max(1) as f64
     }
 
-    /// Bytes, each times the seconds that it was seen to live: what this context holds, on average, times the profile's duration.
+    /// The sum, over all bytes, of the seconds that they were observed to live: the average memory of this
+    /// context times the profile's duration.
     pub fn byte_seconds(&self) -> f64 {
         let alive: f64 = self.alive.iter().map(|object| object.age_ns as f64).sum();
         let mean_ns = (self.lifetime_ns.sum + alive) / (self.freed + self.live).max(1) as f64;
@@ -216,19 +219,20 @@ impl Profile {
         self.modules.iter().position(|module| !module.is_library())
     }
 
-    /// What a context is of: the program that its outermost frames lie in.
+    /// The program of a context: the one that its outermost frames lie in.
     pub fn program_of(&self, context: &Context) -> Option<usize> {
         let mut modules = context.frames.iter().rev().filter_map(|frame| frame.module);
         modules.find(|&number| !self.modules[number].is_library()).or_else(|| self.program())
     }
 
-    /// What was allocated.
+    /// All allocated bytes.
     pub fn bytes(&self) -> f64 {
         self.contexts.iter().map(|context| context.bytes).sum()
     }
 
-    /// One profile of several processes: what they have in common is added up. Modules are the same if path and build-id are, and
-    /// contexts if their frames are. That which allocated most comes first: what a shell started is known by that, not by the shell.
+    /// One profile of several processes, with their common contexts added up. Modules are the same if path
+    /// and build-id are, and contexts if their frames are. The process that allocated most comes first: a
+    /// shell's child names the profile, not the shell.
     pub fn merged(profiles: impl IntoIterator<Item = Profile>) -> Profile {
         let mut profiles: Vec<Profile> =
             profiles.into_iter().filter(|profile| profile.processes > 0).collect();
@@ -278,7 +282,8 @@ impl Profile {
     }
 }
 
-/// As the heap makes them: of the frames' numbers, so modules must have the numbers of this profile.
+/// A context's id as the heap computes it: from the frames' numbers, so modules must have the numbers of this
+/// profile.
 pub(crate) fn id_of(frames: &[Frame]) -> u64 {
     let mix =
         |hash: u64, frame: &Frame| (hash ^ frame.place()).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29);
@@ -298,7 +303,7 @@ mod tests {
         };
         let frames = frames.iter().map(|&(module, offset)| Frame { module: Some(module), offset }).collect();
         let size = Tally { min: u64::from(pid), max: u64::from(pid), sum: 8.0, sum_of_squares: 64.0 };
-        let alive = vec![Alive { age_ns: 1, for_ever: false }];
+        let alive = vec![Alive { age_ns: 1, never_freed: false }];
         let frames: Vec<Frame> = frames;
         let frees = vec![Frees { frames: frames[..1].to_vec(), objects: 1 }];
         let context = Context {
@@ -324,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_frames_are_one_context_whatever_numbers_their_modules_had() {
+    fn equal_frames_are_one_context_under_other_module_numbers() {
         let [one, two] = [
             profile(1, &["/bin/server", "/lib/b.so"], &[(1, 5), (0, 7)]),
             profile(2, &["/lib/b.so", "/lib/c.so", "/bin/server"], &[(0, 5), (2, 7)]),
@@ -341,16 +346,16 @@ mod tests {
         assert_eq!((both.id, both.sampled, both.freed, both.live, both.alive.len()), (77, 4, 2, 2, 2));
         assert_eq!((both.size.min, both.size.max, both.size.sum), (1, 2, 16.0));
         let freed_in = vec![Frame { module: Some(1), offset: 5 }];
-        assert_eq!(both.frees, [Frees { frames: freed_in, objects: 2 }], "it is the same place in both");
+        assert_eq!(both.frees, [Frees { frames: freed_in, objects: 2 }], "both freed at the same place");
         assert_eq!(whole.contexts[1].frames, [Frame { module: Some(2), offset: 5 }]);
         assert_ne!(whole.contexts[1].id, 77, "another one has another id");
     }
 
     #[test]
-    fn what_nobody_freed_yet_counts_for_as_long_as_it_was_seen() {
+    fn live_objects_count_with_their_age() {
         let alive = vec![
-            Alive { age_ns: 3_000_000_000, for_ever: false },
-            Alive { age_ns: 50_000_000, for_ever: true },
+            Alive { age_ns: 3_000_000_000, never_freed: false },
+            Alive { age_ns: 50_000_000, never_freed: true },
         ];
         let context =
             Context { bytes: 300.0, allocations: 30.0, freed: 1, live: 2, alive, ..Context::default() };

@@ -1,5 +1,5 @@
-//! A profile's file as the heap leaves it (docs/lifetime.md), read. The process may have been killed at any moment, or
-//! write still, and the file may be anybody's: every number is checked before it is used.
+//! Reads a profile's file, which the heap writes (docs/lifetime.md). The process may have been killed at any
+//! moment, or may still be writing, and the file may be untrusted: every number is checked before it is used.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -19,12 +19,12 @@ pub(crate) const HEADER_BYTES: usize = 256;
 pub(crate) const MODULE_BYTES: usize = 320;
 pub(crate) const CONTEXT_BYTES: usize = 736;
 pub(crate) const LIVE_BYTES: usize = 32;
-/// Behind the live objects stands how many the heap has there; then come the pairs.
+/// The number of live objects follows them; then come the pairs.
 pub(crate) const LIVE_COUNT_BYTES: usize = 8;
 pub(crate) const PAIR_BYTES: usize = 16;
 pub(crate) const MAX_FRAMES: usize = 64;
-/// Of a live object: its process ended, though that of others in the file did not.
-pub(crate) const FOR_EVER: u32 = 1;
+/// Kind of a live object: its process ended, though that of others in the file did not.
+pub(crate) const NEVER_FREED: u32 = 1;
 
 struct Bytes<'a>(&'a [u8]);
 
@@ -51,10 +51,10 @@ impl Bytes<'_> {
 }
 
 impl Profile {
-    /// Reads a file. Where its program still writes, what lives now is known to live so long, and no longer.
+    /// Reads a file. If its program still writes, the live objects have only their age as a lower bound.
     ///
     /// # Errors
-    /// It cannot be read, or is no profile; the path is named.
+    /// The file cannot be read, or is no profile; the path is named.
     pub fn read(path: &Path) -> Result<Self> {
         let cannot = || format!("cannot read {}", path.display());
         let file = File::open(path).with_context(cannot)?;
@@ -63,11 +63,11 @@ impl Profile {
         Self::of(&file, until).with_context(|| format!("{} is no profile that can be read", path.display()))
     }
 
-    /// Reads an open file; `until` is when it was looked at (monotonic ns), if its program runs on. Holes are not read: most of a file
-    /// that the heap leaves are some.
+    /// Reads an open file; `until` is the time of reading (monotonic ns), if its program runs on. Holes are
+    /// not read: a file of the heap is mostly holes.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The fault of the file.
     pub fn of(file: &File, until: Option<u64>) -> Result<Self> {
         let length = file.metadata()?.len();
         ensure!(length <= MOST_BYTES, "it has {length} bytes, {MOST_BYTES} are the most");
@@ -82,12 +82,12 @@ impl Profile {
     /// Reads a profile from memory.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The fault of the file.
     pub fn parse(file: &[u8]) -> Result<Self> {
         Self::parse_data(file, std::slice::from_ref(&(0..file.len())), None)
     }
 
-    /// Outside `data`, which ascends, there are only zeros.
+    /// Outside `data`, which is ascending, there are only zeros.
     fn parse_data(file: &[u8], data: &[Range<usize>], until: Option<u64>) -> Result<Self> {
         ensure!(file.len() >= HEADER_BYTES, "it ends within its header");
         ensure!(&file[..8] == MAGIC, "it does not begin with MAYFLYPF");
@@ -96,13 +96,13 @@ impl Profile {
         ensure!(version == VERSION, "its version is {version}, this program reads {VERSION}");
         let mut sections: [Range<usize>; 3] = Default::default();
         let mut at = HEADER_BYTES;
-        for (section, (expected, what)) in sections.iter_mut().zip([
+        for (section, (expected, name)) in sections.iter_mut().zip([
             (MODULE_BYTES, "module"),
             (CONTEXT_BYTES, "context"),
             (LIVE_BYTES, "object"),
         ]) {
             let (count, bytes) = (header.u32() as usize, header.u32() as usize);
-            ensure!(bytes == expected, "a {what} takes {bytes} bytes in it, not {expected}");
+            ensure!(bytes == expected, "a {name} takes {bytes} bytes in it, not {expected}");
             *section = at..at.saturating_add(count.saturating_mul(bytes));
             at = section.end;
         }
@@ -127,7 +127,7 @@ impl Profile {
         let modules: Vec<Module> = file[modules].chunks(MODULE_BYTES).map_while(module).collect();
         let mut contexts = Vec::new();
         let mut places = vec![None; table.len() / CONTEXT_BYTES];
-        // Those in which objects were freed and none allocated.
+        // Contexts that freed objects and allocated none.
         let mut freeing: HashMap<usize, Vec<Frame>> = HashMap::new();
         for number in touched(&table, CONTEXT_BYTES, data) {
             let bytes = &file[table.start + number * CONTEXT_BYTES..][..CONTEXT_BYTES];
@@ -155,7 +155,7 @@ impl Profile {
                 Some(at) => Some(contexts[at].frames.clone()),
                 None => freeing.get(&freed).cloned(),
             };
-            // One that was cut short has no frames.
+            // A context that was cut short has no frames.
             if let Some((at, frames)) = places[allocated].zip(frames) {
                 contexts[at].frees.push(Frees { frames, objects });
             }
@@ -170,9 +170,9 @@ impl Profile {
             let place = context.checked_sub(1).and_then(|number| places.get(number));
             let place = place.context("a live object names a context that is not there")?;
             if let Some(context) = place.map(|place| &mut contexts[place]) {
-                let for_ever = until.is_none() || kind == FOR_EVER;
+                let never_freed = until.is_none() || kind == NEVER_FREED;
                 context.live += 1;
-                context.alive.push(Alive { age_ns: end_ns.saturating_sub(birth_ns), for_ever });
+                context.alive.push(Alive { age_ns: end_ns.saturating_sub(birth_ns), never_freed });
             }
         }
         let duration_ns = end_ns.saturating_sub(start_ns);
@@ -180,10 +180,10 @@ impl Profile {
     }
 }
 
-/// More than any heap writes, and than a merged profile of a million contexts has.
+/// More than any heap writes, and more than a merged profile of a million contexts.
 const MOST_BYTES: u64 = 4 << 30;
 
-/// The entries of a table that `data` has any of.
+/// The entries of a table that overlap `data`.
 fn touched(table: &Range<usize>, bytes: usize, data: &[Range<usize>]) -> Vec<usize> {
     let mut numbers = Vec::new();
     for range in data {
@@ -197,7 +197,7 @@ fn touched(table: &Range<usize>, bytes: usize, data: &[Range<usize>]) -> Vec<usi
     numbers
 }
 
-/// Where a file is no hole, ascending; all of it where that is not known.
+/// The ranges of a file that are not holes, ascending; the whole file where the kernel does not know.
 fn data_of(file: &File, length: usize) -> Vec<Range<usize>> {
     let seek = |from: usize, what| {
         // SAFETY: takes plain numbers.
@@ -216,9 +216,9 @@ fn data_of(file: &File, length: usize) -> Vec<Range<usize>> {
     ranges
 }
 
-/// Whether somebody has the file open for writing, or mapped: then the kernel gives no lease for reading.
+/// Whether a process has the file open for writing, or mapped: then the kernel gives no lease for reading.
 pub fn is_written(file: &File) -> bool {
-    // SAFETY: takes plain numbers; a lease that was given is given back at once.
+    // SAFETY: takes plain numbers; a lease that was granted is released at once.
     unsafe {
         let given = libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_RDLCK) == 0;
         let held = !given && *libc::__errno_location() == libc::EAGAIN;
@@ -227,7 +227,7 @@ pub fn is_written(file: &File) -> bool {
     }
 }
 
-/// The clock that heaps tell births by.
+/// The clock of the births that heaps record.
 pub fn now_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `time` is valid; the clock exists.
@@ -249,7 +249,8 @@ fn module(bytes: &[u8]) -> Option<Module> {
     })
 }
 
-/// `None` for a place of the table that was never used. One without samples is where objects were freed, or its first was cut short.
+/// `None` for an entry of the table that was never used. A context without samples freed objects, or its
+/// first sample was cut short.
 fn context(bytes: &[u8], modules: usize) -> Result<Option<Context>> {
     let mut fields = Bytes(bytes);
     let (id, depth) = (fields.u64(), fields.u64() as usize);
@@ -319,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_what_is_there() {
+    fn reads_all_parts() {
         let profile = Profile::parse(&file()).unwrap();
         assert_eq!((profile.pid, profile.duration_ns, profile.mean_bytes, profile.lost), (7, 20, 1000, 3));
         assert_eq!(profile.modules[0].path, Path::new("/ab"));
@@ -330,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn names_what_is_wrong() {
+    fn names_the_fault() {
         let whole = file();
         let error = |file: &[u8]| Profile::parse(file).unwrap_err().to_string();
         assert_eq!(error(b"MAYFLYPF"), "it ends within its header");
@@ -349,11 +350,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_again() {
+    fn reads_a_written_profile_again() {
         let mut profile = Profile::parse(&file()).unwrap();
-        assert!(profile.contexts[0].alive.iter().all(|object| object.for_ever && object.age_ns == 10));
+        assert!(profile.contexts[0].alive.iter().all(|object| object.never_freed && object.age_ns == 10));
         profile.processes = 3;
-        profile.contexts[0].alive.push(Alive { age_ns: 7, for_ever: false });
+        profile.contexts[0].alive.push(Alive { age_ns: 7, never_freed: false });
         profile.contexts[0].live = 2;
         let own = Frees { frames: profile.contexts[0].frames.clone(), objects: 4 };
         let other = Frees { frames: vec![Frame { module: Some(0), offset: 0x99 }], objects: 5 };
@@ -367,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pair_that_leads_nowhere_is_named() {
+    fn names_a_pair_of_missing_contexts() {
         let mut file = file();
         let header = 8 + 8 * 4 + 9 * 8 + 4;
         file[header..header + 4].copy_from_slice(&1u32.to_le_bytes());
@@ -383,10 +384,10 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_written_still_says_how_old_objects_are_now_and_its_holes_are_not_read() {
+    fn a_file_still_being_written_gives_ages_and_its_holes_are_not_read() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("p.profile");
-        // Room for many contexts, between holes, as the heap leaves it.
+        // Room for many contexts, between holes, as in a file of the heap.
         let (mut bytes, contexts) = (file(), 4000);
         bytes[24..28].copy_from_slice(&(contexts as u32).to_le_bytes());
         let out = File::create(&path).unwrap();
@@ -397,9 +398,9 @@ mod tests {
         out.write_all_at(&bytes[objects..], (table + contexts * CONTEXT_BYTES) as u64).unwrap();
         let alive = |profile: Profile| profile.contexts[0].alive[0];
         let running = alive(Profile::read(&path).unwrap());
-        assert!(!running.for_ever && running.age_ns > 1000, "{running:?}");
+        assert!(!running.never_freed && running.age_ns > 1000, "{running:?}");
         drop(out);
-        assert_eq!(alive(Profile::read(&path).unwrap()), Alive { age_ns: 10, for_ever: true });
+        assert_eq!(alive(Profile::read(&path).unwrap()), Alive { age_ns: 10, never_freed: true });
     }
 
     proptest! {

@@ -1,11 +1,13 @@
-//! The lifetime class of a context, from what was sampled of it (LLAMA §5.1), where not all lives were seen to their end.
+//! The lifetime class of a context, from its samples (LLAMA §5.1), though not all lives were observed to
+//! their end.
 
 use crate::profile::contents::{CLASSES, Context};
 
 /// Names of the lifetime classes, the last one for objects that are never freed.
 pub const CLASS_NAMES: [&str; CLASSES] = ["10ms", "100ms", "1s", "10s", "100s", "1000s", "inf"];
 
-/// What there is of a share of objects, and the share of them that T95 lets live. Whole numbers: `train/data/dataset.py` does the same.
+/// All objects, and the share of them that outlives T95. Integers, so that `train/data/dataset.py` computes
+/// the same.
 const WHOLE: u128 = 1_000_000;
 const FIVE_PERCENT: u128 = WHOLE / 20;
 
@@ -14,7 +16,7 @@ const FIVE_PERCENT: u128 = WHOLE / 20;
 pub struct Lifetime {
     /// The smallest class by which 95% of its objects have died (T95).
     pub class: usize,
-    /// They live at least so long; nobody saw whether they die then.
+    /// They live at least so long; no profile observed longer lives.
     pub at_least: bool,
 }
 
@@ -30,8 +32,9 @@ pub fn t95(context: &Context) -> Option<usize> {
     lifetime(context).map(|lifetime| lifetime.class)
 }
 
-/// T95 by the survival estimate of Kaplan and Meier, in classes. Of the objects that live into a class, some die in it, and some
-/// were left in it alive, on average in its middle: those count half. What lived when its process ended was never freed.
+/// T95 by the survival estimate of Kaplan and Meier, in classes. Of the objects that live into a class, some
+/// die in it, and some were left in it alive, on average in its middle: those count half. Objects alive when
+/// their process ended were never freed.
 pub fn lifetime(context: &Context) -> Option<Lifetime> {
     let left = context.censored().map(u128::from);
     let mut dead = context.classes.map(u128::from);
@@ -68,11 +71,11 @@ mod tests {
 
     const AGES_NS: [u64; CLASSES] = [1, 50, 500, 5000, 50_000, 500_000, 5_000_000];
 
-    /// So many of each class were left alive, and `for_ever` never died.
-    fn left(classes: [u64; CLASSES], left: [u64; CLASSES], for_ever: usize) -> Option<Lifetime> {
-        let mut alive = vec![Alive { age_ns: 0, for_ever: true }; for_ever];
+    /// So many of each class were left alive, and `unfreed` never died.
+    fn left(classes: [u64; CLASSES], left: [u64; CLASSES], unfreed: usize) -> Option<Lifetime> {
+        let mut alive = vec![Alive { age_ns: 0, never_freed: true }; unfreed];
         for (count, age_ms) in left.iter().zip(AGES_NS) {
-            let one = Alive { age_ns: age_ms * 1_000_000, for_ever: false };
+            let one = Alive { age_ns: age_ms * 1_000_000, never_freed: false };
             alive.extend(std::iter::repeat_n(one, *count as usize));
         }
         let live = alive.len() as u64;
@@ -90,35 +93,35 @@ mod tests {
     }
 
     #[test]
-    fn what_was_left_alive_lives_at_least_so_long() {
+    fn objects_left_alive_live_at_least_so_long() {
         let text = |found: Option<Lifetime>| found.unwrap().to_string();
         assert_eq!(text(left([60, 0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 40, 0, 0], 0)), "≥100s");
         assert_eq!(text(left([0; CLASSES], [0, 0, 0, 9, 0, 0, 0], 0)), "≥10s");
         assert_eq!(text(left([0; CLASSES], [0, 0, 0, 0, 0, 0, 9], 0)), "inf", "it outlived the last limit");
-        // Of those that were seen for so long all died: those that were left sooner would have, too.
+        // All that were observed for so long died; those that were left sooner would have, too.
         assert_eq!(text(left([100, 0, 0, 50, 0, 0, 0], [0, 0, 40, 0, 0, 0, 0], 0)), "10s");
-        // A whole run says what becomes of what a short look left: 100 s here, and for ever there.
+        // A whole run decides how long objects live that a short profile left: 100 s here, for ever there.
         assert_eq!(text(left([0, 0, 0, 0, 80, 0, 0], [0, 0, 0, 500, 0, 0, 0], 0)), "100s");
         assert_eq!(text(left([0; CLASSES], [0, 0, 0, 500, 0, 0, 0], 2)), "inf");
-        // Most die at once, and what was left then says nothing of longer lives.
+        // Most die at once, and objects left then say nothing about longer lives.
         assert_eq!(text(left([99, 0, 0, 0, 0, 0, 0], [3, 0, 0, 0, 0, 0, 0], 0)), "10ms");
     }
 
     proptest! {
         #[test]
-        fn without_objects_left_alive_it_is_the_definition(classes: [u8; CLASSES], for_ever in 0usize..40) {
+        fn without_objects_left_alive_it_is_the_definition(classes: [u8; CLASSES], unfreed in 0usize..40) {
             let counts = classes.map(u64::from);
-            let known = counts.iter().sum::<u64>() + for_ever as u64;
+            let known = counts.iter().sum::<u64>() + unfreed as u64;
             let dead = |class: usize| counts[..=class].iter().sum::<u64>();
             let first = (0..CLASSES - 1).find(|&class| dead(class) * 100 >= known * 95).unwrap_or(CLASSES - 1);
             let wanted = (known > 0).then_some(Lifetime { class: first, at_least: false });
-            prop_assert_eq!(left(counts, [0; CLASSES], for_ever), wanted);
+            prop_assert_eq!(left(counts, [0; CLASSES], unfreed), wanted);
         }
 
         #[test]
-        fn any_counts_have_a_class_that_somebody_lived_in(dead: [u8; CLASSES], alive: [u8; CLASSES], for_ever in 0usize..9) {
+        fn any_counts_have_a_class_that_objects_lived_in(dead: [u8; CLASSES], alive: [u8; CLASSES], unfreed in 0usize..9) {
             let (dead, alive) = (dead.map(u64::from), alive.map(u64::from));
-            if let Some(found) = left(dead, alive, for_ever) {
+            if let Some(found) = left(dead, alive, unfreed) {
                 let in_class = dead[found.class] + alive[found.class];
                 prop_assert!(in_class > 0 || found.class == CLASSES - 1);
                 prop_assert!(!found.at_least || dead[found.class + 1..].iter().all(|&count| count == 0));

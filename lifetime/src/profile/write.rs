@@ -1,4 +1,4 @@
-//! A profile written to a file, in the heap's own format (docs/lifetime.md), with no more room in it than it needs.
+//! Writes a profile to a file in the heap's format (docs/lifetime.md), with tables no larger than needed.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result};
 
 use crate::profile::contents::{Context, Frame, Module, Profile, id_of};
 use crate::profile::file::{
-    CONTEXT_BYTES, FOR_EVER, HEADER_BYTES, LIVE_BYTES, LIVE_COUNT_BYTES, MAGIC, MAX_FRAMES, MODULE_BYTES,
+    CONTEXT_BYTES, HEADER_BYTES, LIVE_BYTES, LIVE_COUNT_BYTES, MAGIC, MAX_FRAMES, MODULE_BYTES, NEVER_FREED,
     PAIR_BYTES, VERSION,
 };
 
@@ -18,10 +18,10 @@ const PATH_BYTES: usize = 256;
 const BUILD_ID_BYTES: usize = 32;
 
 impl Profile {
-    /// Writes it; the file is there whole or not at all.
+    /// Writes the file, whole or not at all.
     ///
     /// # Errors
-    /// It cannot be written; the path is named.
+    /// The file cannot be written; the path is named.
     pub fn write(&self, path: &Path) -> Result<()> {
         let cannot = || format!("cannot write {}", path.display());
         let name = path.file_name().with_context(cannot)?.to_string_lossy();
@@ -37,7 +37,8 @@ impl Profile {
     fn write_to(&self, file: File) -> std::io::Result<()> {
         let mut out = BufWriter::new(file);
         let objects: usize = self.contexts.iter().map(|context| context.alive.len()).sum();
-        let was_left = self.contexts.iter().flat_map(|context| &context.alive).any(|object| !object.for_ever);
+        let was_left =
+            self.contexts.iter().flat_map(|context| &context.alive).any(|object| !object.never_freed);
         let mut header = MAGIC.to_vec();
         let (freeing, pairs) = self.pairs();
         let contexts = self.contexts.len() + freeing.len();
@@ -61,7 +62,7 @@ impl Profile {
             for object in &context.alive {
                 let mut bytes = Vec::with_capacity(LIVE_BYTES);
                 numbers(&mut bytes, &[1, self.duration_ns.saturating_sub(object.age_ns)]);
-                let kind = if object.for_ever { FOR_EVER } else { 0 };
+                let kind = if object.never_freed { NEVER_FREED } else { 0 };
                 numbers32(&mut bytes, &[number as u32 + 1, 0, 0, kind]);
                 out.write_all(&bytes)?;
             }
@@ -75,7 +76,8 @@ impl Profile {
         out.flush()
     }
 
-    /// Contexts in which objects were freed and none allocated, which stand behind the others; and the pairs, by number.
+    /// Contexts that freed objects and allocated none, whose numbers follow the others'; and the pairs, by
+    /// number.
     fn pairs(&self) -> (Vec<Context>, Vec<(usize, usize, u64)>) {
         let all = self.contexts.iter().enumerate();
         let mut numbers: HashMap<&[Frame], usize> = all.map(|(number, one)| (&*one.frames, number)).collect();

@@ -8,12 +8,12 @@ use crate::file::MAX_HIDDEN;
 cpufeatures::new!(features_avx2, "avx2");
 cpufeatures::new!(features_avx512, "avx512f", "avx512bw");
 
-/// Whether this processor has what [`avx2`] needs.
+/// Whether this processor has the instructions of [`avx2`].
 pub fn has_avx2() -> bool {
     features_avx2::get()
 }
 
-/// Whether this processor has what [`avx512`] needs.
+/// Whether this processor has the instructions of [`avx512`].
 pub fn has_avx512() -> bool {
     features_avx512::get() && has_vnni()
 }
@@ -56,7 +56,8 @@ pub fn avx2(weights: &[i8], hidden: usize, state: &State, sums: &mut Sums) {
     }
 }
 
-/// As [`super::plain`]. The instruction takes the state without signs: it is counted from 0, and `correction` takes that back.
+/// As [`super::plain`]. The instruction takes the state unsigned: it is counted from 0, and `correction`
+/// undoes that.
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 pub fn avx512(weights: &[i8], hidden: usize, state: &State, correction: &Sums, sums: &mut Sums) {
     const ACCUMULATORS: usize = 4;

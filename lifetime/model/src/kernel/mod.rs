@@ -1,27 +1,27 @@
-//! The product of the recurrent weights with the hidden state, in integers, so that it is the same on every processor:
-//! AVX-512 with VNNI, AVX2, or neither.
+//! The product of the recurrent weights with the hidden state, in integers, so that it is the same on every
+//! processor: AVX-512 with VNNI, AVX2, or neither.
 //!
-//! Weights lie as four of one row beside the same four of the next row (docs/lifetime.md): one instruction multiplies four
-//! units of the state with four weights each of 16 rows, and nothing is summed across lanes.
+//! Weights lie as four of one row beside the same four of the next row (docs/lifetime.md): one instruction
+//! multiplies four units of the state with four weights each of 16 rows, and nothing is summed across lanes.
 
 #[cfg(target_arch = "x86_64")]
 pub mod avx;
 
 use crate::file::MAX_HIDDEN;
 
-/// Which instructions are used.
+/// The instructions that a kernel uses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kernel {
     /// AVX-512F, BW and VNNI.
     Avx512,
     /// AVX2.
     Avx2,
-    /// What every processor has.
+    /// The instructions that every processor has.
     Plain,
 }
 
 impl Kernel {
-    /// The best that this processor has.
+    /// The best one that this processor can run.
     pub fn best() -> Self {
         match () {
             () if Kernel::Avx512.works() => Kernel::Avx512,
@@ -30,7 +30,7 @@ impl Kernel {
         }
     }
 
-    /// Whether this processor has it.
+    /// Whether this processor can run it.
     pub fn works(self) -> bool {
         match self {
             Kernel::Plain => true,
@@ -46,10 +46,11 @@ impl Kernel {
 
 /// The hidden state in steps of 1/127.
 pub type State = [i8; MAX_HIDDEN];
-/// What comes out for each row.
+/// The product for each row.
 pub type Sums = [i32; 4 * MAX_HIDDEN];
 
-/// `sums[row]` = the weights of the row times the state. `weights` has `4 * hidden` rows of `hidden`, `hidden` a multiple of 16.
+/// `sums[row]` = the weights of the row times the state. `weights` has `4 * hidden` rows of `hidden`,
+/// `hidden` a multiple of 16.
 #[inline(always)]
 pub fn plain(weights: &[i8], hidden: usize, state: &State, sums: &mut Sums) {
     let sums = &mut sums[..4 * hidden];

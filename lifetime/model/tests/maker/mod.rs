@@ -23,7 +23,7 @@ impl Aligned {
     }
 }
 
-/// What a model file holds, as training has it.
+/// The content of a model file, as training has it.
 #[derive(Clone)]
 pub struct Maker {
     pub hidden: usize,
@@ -42,7 +42,7 @@ pub struct Maker {
     pub recurrent_scales: Vec<f32>,
     pub dense: Vec<Vec<f32>>,
     pub dense_bias: Vec<f32>,
-    /// For a table in place of the network: beginnings of contexts, as rows, and their outputs.
+    /// For a table in place of the network: prefixes of contexts, as rows, and their outputs.
     pub contexts: Option<Vec<(Vec<u16>, u8)>>,
 }
 
@@ -72,8 +72,8 @@ impl Random {
 }
 
 impl Maker {
-    /// A model with random weights, `frames` frames of up to `steps` steps of up to `rows_a_step` rows, and one module with
-    /// build-id 1, 2, 3, whose range `i` begins at `16 * i` and is frame `i`.
+    /// A model with random weights, `frames` frames of up to `steps` steps of up to `rows_a_step` rows, and
+    /// one module with build-id 1, 2, 3, whose range `i` begins at `16 * i` and is frame `i`.
     pub fn random(seed: u64, hidden: usize, frames: usize, steps: u64, rows_a_step: u64) -> Self {
         let random = &mut Random(seed);
         let (gates, rows) = (4 * hidden, 500);
@@ -101,8 +101,8 @@ impl Maker {
         made
     }
 
-    /// A model that says `outputs[frame]` for every context whose innermost frame is `frame`: a unit for each output, which the
-    /// frame's row switches on.
+    /// A model that predicts `outputs[frame]` for every context whose innermost frame is `frame`: a unit for
+    /// each output, which the frame's row switches on.
     pub fn by_innermost_frame(outputs: &[usize]) -> Self {
         let (hidden, gates) = (16, 64);
         let mut made = Self::random(0, hidden, outputs.len(), 1, 1);
@@ -153,11 +153,11 @@ impl Maker {
         add(6, firsts.len(), firsts.iter().flat_map(|first| first.to_le_bytes()).collect());
         add(7, steps.len(), steps.iter().flat_map(|step| step.to_le_bytes()).collect());
         if let Some(contexts) = &self.contexts {
-            let mut told: Vec<(u64, u8)> =
+            let mut entries: Vec<(u64, u8)> =
                 contexts.iter().map(|(functions, output)| (key_of(functions), *output)).collect();
-            told.sort_unstable();
-            add(15, told.len(), told.iter().flat_map(|(key, _)| key.to_le_bytes()).collect());
-            add(16, told.len(), told.iter().map(|&(_, output)| output).collect());
+            entries.sort_unstable();
+            add(15, entries.len(), entries.iter().flat_map(|(key, _)| key.to_le_bytes()).collect());
+            add(16, entries.len(), entries.iter().map(|&(_, output)| output).collect());
             return self.assembled(2, 0, &sections);
         }
         add(8, self.rows.concat().len(), self.rows.concat().iter().map(|&weight| weight as u8).collect());
@@ -201,7 +201,8 @@ impl Maker {
         file
     }
 
-    /// The model's arithmetic once more, in double precision and without tricks: the outputs before the choice.
+    /// The model's arithmetic once more, in double precision and without tricks: the outputs before the
+    /// choice.
     pub fn logits(&self, frames: &[u32]) -> Vec<f64> {
         let mut frames: Vec<_> = frames.iter().take(self.max_frames as usize).collect();
         if self.outermost_first {
