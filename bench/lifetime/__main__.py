@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from bench import command
 from bench.heap.machine import thp_setting
-from bench.lifetime import builds, learning, releases, strangers, tables, times, variants
+from bench.lifetime import builds, learning, releases, tables, third_party, times, variants
 from bench.lifetime.goals import shown
 from bench.lifetime.results import Results
 from bench.lifetime.workloads import FULL, QUICK, WORKLOADS, Size, Workload
@@ -42,11 +42,11 @@ examples
   bench/lifetime/run --only image --variants tcmalloc,model --rounds 5
 """
 NAMES = ("tcmalloc", "tcmalloc_returning", "online", "model", "model_only", "oracle", "times")
-OF_SERVERS = (strangers.LEARN, *strangers.PEERS)
+OF_SERVERS = (third_party.LEARN, *third_party.PEERS)
 # Keys of the file that are of no workload.
 TIMES = ("paths.", "model.")
 # What is neither a workload of the paper's nor a time.
-STUDIES = {builds.NAME: builds, releases.NAME: releases} | strangers.STUDIES
+STUDIES = {builds.NAME: builds, releases.NAME: releases} | third_party.STUDIES
 
 
 def arguments() -> argparse.Namespace:
@@ -128,7 +128,7 @@ class Comparison:
     def compare(self, workload: Workload) -> None:
         chosen = self.variants
         models: list[learning.Model] = []
-        if {"model", "model_only", strangers.LEARN}.intersection(chosen):
+        if {"model", "model_only", third_party.LEARN}.intersection(chosen):
             self.attempt(workload.name, "learn", lambda: self.learn(workload, models))
         turn = [
             getattr(variants, name)()
