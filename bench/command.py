@@ -1,4 +1,4 @@
-"""What the commands of all comparisons share: their options, facts of the machine, how they end."""
+"""Parts that the commands of all comparisons share: options, facts of the machine, exit status."""
 
 import argparse
 import json
@@ -25,8 +25,8 @@ def parser(
     output: str,
     rounds: int | None = None,
 ):
-    """`parts` are what --only chooses from, with a line about each. `quick` says what --quick does, where
-    there is one; `rounds` how many are the default, 0 if that differs."""
+    """`parts` are the choices of --only, with a line about each. `quick` is the help of --quick, if there is
+    one; `rounds` the default number, 0 if that differs."""
     width = max(map(len, parts)) + 2
     lines = "\n".join(f"  {name:<{width}}{about}" for name, about in parts.items())
     made = argparse.ArgumentParser(
@@ -45,7 +45,7 @@ def parser(
         "--json", action="store_true", help="print the results as one JSON object, not as tables"
     )
     made.add_argument(
-        "--output", type=Path, default=RESULTS / output, metavar="FILE", help="where the JSON goes"
+        "--output", type=Path, default=RESULTS / output, metavar="FILE", help="the file for the JSON"
     )
     return made
 
@@ -63,7 +63,8 @@ def choose(
     known: Iterable[str],
     all_of=False,
 ) -> None:
-    """Turns NAME,... into a list in the order of `known`; one not given is an empty list, or all of it."""
+    """Turns NAME,... into a list in the order of `known`; without the option it is empty, or all of
+    `known`."""
     known = list(known)
     given = [name for name in (getattr(parsed, option) or "").split(",") if name]
     for name in given:
@@ -78,22 +79,22 @@ def machine(quick: bool, **more) -> dict:
 
 
 def commit() -> str:
-    """What was measured, and whether it had been changed since."""
-    asked = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude", "*"]
-    return subprocess.run(asked, capture_output=True, text=True).stdout.strip() or "unknown"
+    """The commit that was measured, and whether files differ from it."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude", "*"]
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip() or "unknown"
 
 
 @contextmanager
-def attempt(what: str, failures: dict, key: tuple[str, str], errors=BenchError):
-    """Says how one thing went, in the words that are appended to what this gives, and how long it took. A
-    failure is kept, and the others go on."""
-    said, start = [], time.monotonic()
+def attempt(label: str, failures: dict, key: tuple[str, str], errors=BenchError):
+    """Logs the result of one measurement, in the words that the block appends to the list, and its duration.
+    A failure is recorded, and the others go on."""
+    result, start = [], time.monotonic()
     try:
-        yield said
+        yield result
     except errors as error:
         failures[key] = f"{error}" or type(error).__name__
-        said = [f"FAILED: {failures[key]}"]
-    say(f"{what}: {' '.join(said) or 'done'} (took {time.monotonic() - start:.1f} s)")
+        result = [f"FAILED: {failures[key]}"]
+    say(f"{label}: {' '.join(result) or 'done'} (took {time.monotonic() - start:.1f} s)")
 
 
 def told(
@@ -103,21 +104,21 @@ def told(
     shown: Iterable[Shown] = (),
     failures: Mapping[tuple[str, str], str] | None = None,
 ) -> int:
-    """Prints what was measured as it was asked for; the exit status is 1 if some of it failed."""
+    """Prints the results as the options say; returns the exit status, 1 if a measurement failed."""
     if options.json:
         print(json.dumps(flat))
     else:
         print_tables()
         print_shown(shown)
-        for (what, of), why in (failures or {}).items():
-            print(f"\n  FAILED: {what} on {of}: {why}")
+        for (name, of), why in (failures or {}).items():
+            print(f"\n  FAILED: {name} on {of}: {why}")
         print(f"\nWritten to {options.output}")
     return 1 if failures else 0
 
 
 def outcome(measure: Callable[[], int]) -> int:
-    """The exit status. What was measured before a failure or an interruption is kept by the caller."""
-    # Unwinds: what was started is ended, settings that were changed are put back.
+    """Returns the exit status. The caller keeps the results from before a failure or an interruption."""
+    # Unwinds: started programs are ended, changed settings are restored.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         return measure()
@@ -125,12 +126,12 @@ def outcome(measure: Callable[[], int]) -> int:
         print(f"bench: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("bench: interrupted: what was measured until now is kept", file=sys.stderr)
+        print("bench: interrupted: the results so far are kept", file=sys.stderr)
         return 130
 
 
 class Run:
-    """What is asked for, and what was found: flat dotted keys with units. A part is a method of that name."""
+    """The options and the results: flat dotted keys with units. A part is a method of its name."""
 
     def __init__(self, options: argparse.Namespace, shown: Callable[[dict], list[Shown]]):
         self.options, self.shown = options, shown
@@ -140,14 +141,14 @@ class Run:
         for key, value in numbers.items():
             self.flat[f"{prefix}.{key}"] = round(value, 3) if isinstance(value, float) else value
 
-    def measure(self, prefix: str, what: Callable[..., dict], *taken) -> None:
+    def measure(self, prefix: str, measurement: Callable[..., dict], *arguments) -> None:
         begun = time.monotonic()
-        self.keep(prefix, what(*taken))
+        self.keep(prefix, measurement(*arguments))
         self.save()
         say(f"{prefix} (took {time.monotonic() - begun:.0f} s)")
 
     def save(self) -> dict:
-        """Writes what has been measured so far, and what it shows: a run that is broken off leaves that."""
+        """Writes the results so far and their goals: an interrupted run leaves them."""
         self.flat |= machine(self.options.quick)
         return write(self.options.output, self.flat, self.shown(self.flat))
 

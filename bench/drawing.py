@@ -1,4 +1,4 @@
-"""How every figure looks and is saved, and the command that draws a room's figures from its results."""
+"""The style of every figure, its file, and the command that draws a room's figures from its results."""
 
 import json
 import sys
@@ -32,7 +32,8 @@ def save(figure, name: str) -> Path:
 
 
 def draw_all(room: str, draw: Callable[[dict], list[Path | None]]) -> int:
-    """Reads bench/results/ROOM.json, calls `draw` with it, prints what was drawn; a process exit status."""
+    """Reads bench/results/ROOM.json, calls `draw` with it, prints the drawn files; returns the exit
+    status."""
     source = RESULTS / f"{room}.json"
     if len(sys.argv) > 1:
         print(

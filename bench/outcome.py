@@ -1,5 +1,4 @@
-"""What every comparison leaves: numbers in bench/results, tables for people, and what was to be shown beside
-what was measured."""
+"""The output of every comparison: numbers in bench/results, tables for people, and goals beside results."""
 
 import json
 import sys
@@ -13,11 +12,12 @@ RESULTS = ROOT / "bench" / "results"
 
 
 class BenchError(Exception):
-    """Something the user can act on, or a measured program that crashed, hung or answered wrong: one line."""
+    """A fault that the user can mend, or a measured program that crashed, hung or answered wrong: one
+    line."""
 
 
 def medians(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Of each metric of the first; with _min and _max where there are several rounds."""
+    """The median of each metric of the first run; with _min and _max where there are several rounds."""
     flat: dict[str, float] = {"rounds": len(runs)}
     for metric in runs[0]:
         values = [run[metric] for run in runs if metric in run]
@@ -32,13 +32,13 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def say(text: str) -> None:
-    """How far it is."""
+    """Prints a line of progress."""
     print(f"bench: {text}", file=sys.stderr, flush=True)
 
 
 @dataclass
 class Shown:
-    """One goal, and whether one run shows it: enough, or falling short."""
+    """One goal, and whether one run met it."""
 
     what: str
     wanted: str
@@ -68,8 +68,8 @@ def figure(value: float | None, digits: int = 1) -> str:
 
 
 def grid(title: str, flat: dict, rows: Mapping[str, str], head: str, columns: str, digits: int = 1) -> None:
-    """A titled table of what was measured. `head` is its first line; a column is a key behind the row's part,
-    or with {} for it, and behind a colon its digits where they are others."""
+    """A titled table of results. `head` is its first line. A column is a key that follows the row's part, or
+    has {} in its place; digits that differ follow a colon."""
     lines = []
     for label, part in rows.items():
         keys = [column if "{" in column else f"{{}}.{column}" for column in columns.split()]
@@ -84,7 +84,7 @@ def grid(title: str, flat: dict, rows: Mapping[str, str], head: str, columns: st
 def print_shown(found: Iterable[Shown]) -> None:
     rows = [[one.what, one.wanted, one.measured, "met" if one.met else "FALLS SHORT"] for one in found]
     if rows:
-        print("\nTo be shown")
+        print("\nGoals")
         table([["", "wanted", "measured", ""], *rows])
 
 

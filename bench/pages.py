@@ -1,13 +1,13 @@
-"""Figures of the pages, filled from the results. In a page stands, unseen by readers,
+"""Fills the figures of the pages from the results. A page has a comment that readers do not see,
 
     <!-- bench/figures: node.json
     | memory | {gunicorn.plain.memory_mib:,.0f} MiB | {gunicorn.shared.memory_mib:,.0f} MiB |
     -->
 
-and below it, up to `<!-- end -->`, the same with what bench/results/node.json has, as Python formats it; `:3`
-is three digits that count, or whole numbers. Between braces are keys of that file, or of several, (of a list
-KEY[5]; `a.*.b` is the sum of all such) and numbers with + - * / between them, done from left to right,
-parentheses first. A line with `shown.N` stands there for each goal."""
+and below it, up to `<!-- end -->`, the same with the values of bench/results/node.json, as Python formats
+them; `:3` is three significant digits, or integers. Braces hold keys of that file, or of several files
+(KEY[5] of a list; `a.*.b` is the sum of all that match), and numbers with + - * / between them, computed from
+left to right, parentheses first. A line with `shown.N` is repeated for each goal."""
 
 import argparse
 import fnmatch
@@ -48,7 +48,7 @@ def value(expression: str, results: dict) -> float:
 
 
 def formatted(figure: float | str, how: str) -> str:
-    """With a minus that is as wide as a digit."""
+    """The figure as text, with a minus that is as wide as a digit."""
     if isinstance(figure, bool):
         figure = "met" if figure else "**falls short**"
     if how == "3":
@@ -58,7 +58,7 @@ def formatted(figure: float | str, how: str) -> str:
 
 
 def filled(text: str) -> str:
-    """The page as the results have it."""
+    """The page with the figures of the results."""
 
     def fill(mark: re.Match) -> str:
         results = {}
@@ -78,7 +78,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--check", action="store_true", help="write nothing; fail if a page is not as the results"
+        "--check", action="store_true", help="write nothing; fail if a page differs from the results"
     )
     check = parser.parse_args().check
     differ, marks = [], 0

@@ -1,4 +1,4 @@
-"""Programs of others that a comparison runs: asked, ended, and what they said last."""
+"""Third-party programs that a comparison runs: started, ended, and their last messages."""
 
 import contextlib
 import os
@@ -13,14 +13,14 @@ from typing import Any
 from bench.outcome import BenchError
 
 
-def last_words(said: str, otherwise: object = "it says nothing") -> str:
-    lines = said.strip().splitlines()
+def last_words(output: str, otherwise: object = "it printed nothing") -> str:
+    lines = output.strip().splitlines()
     return lines[-1] if lines else str(otherwise)
 
 
-def ask(command: Iterable, what: str, timeout_s: float | None = 600, said: str = "", **more) -> str:
-    """Runs a program to its end, and gives what it printed; a BenchError if it complains."""
-    options = {"input": said, "capture_output": True, "text": True, "timeout": timeout_s} | more
+def ask(command: Iterable, what: str, timeout_s: float | None = 600, input_text: str = "", **more) -> str:
+    """Runs a program to its end and returns its output; a BenchError if it fails."""
+    options = {"input": input_text, "capture_output": True, "text": True, "timeout": timeout_s} | more
     try:
         done = subprocess.run(list(map(str, command)), **options)
     except subprocess.TimeoutExpired as error:
@@ -31,14 +31,14 @@ def ask(command: Iterable, what: str, timeout_s: float | None = 600, said: str =
 
 
 def free_port(kind: socket.SocketKind = socket.SOCK_STREAM) -> int:
-    """A port of the loopback that nobody has now."""
+    """A port of the loopback that no process has now."""
     with socket.socket(socket.AF_INET, kind) as one:
         one.bind(("127.0.0.1", 0))
         return one.getsockname()[1]
 
 
 def end(process: subprocess.Popen, patience_s: float = 20) -> None:
-    """Asks the process to end, and kills it if it does not."""
+    """Sends SIGTERM to the process, and kills it if it does not end."""
     process.terminate()
     try:
         process.wait(patience_s)
@@ -49,22 +49,22 @@ def end(process: subprocess.Popen, patience_s: float = 20) -> None:
 
 @contextlib.contextmanager
 def started(command: list, what: str, log: Path, ready: Callable[[], Any], patience_s: float) -> Iterator:
-    """Runs a service of ours that writes to `log` until the body ends. Gives the process, and what `ready`
-    said when it was."""
+    """Runs a service that writes to `log` until the body ends. Yields the process, and the first true result
+    of `ready`."""
     with log.open("wb") as file:
         more = {"env": os.environ | {"NO_COLOR": "1"}, "stdin": subprocess.DEVNULL, "stdout": file}
         process = subprocess.Popen(list(map(str, command)), stderr=file, **more)
-    said = lambda: last_words(log.read_text(errors="replace"))  # noqa: E731
+    message = lambda: last_words(log.read_text(errors="replace"))  # noqa: E731
     try:
         deadline = time.monotonic() + patience_s
         while not (found := ready()):
             if process.poll() is not None or time.monotonic() > deadline:
-                raise BenchError(f"{what} did not start: {said()}")
+                raise BenchError(f"{what} did not start: {message()}")
             time.sleep(0.02)
         yield process, found
         if process.poll() is not None:
-            raise BenchError(f"{what} ended by itself: {said()}")
+            raise BenchError(f"{what} ended by itself: {message()}")
     finally:
         end(process, 30)
     if process.returncode not in (0, -signal.SIGTERM, 128 + signal.SIGTERM):
-        raise BenchError(f"{what} ended with {process.returncode}: {said()}")
+        raise BenchError(f"{what} ended with {process.returncode}: {message()}")

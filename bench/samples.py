@@ -9,9 +9,10 @@ from bench.outcome import BenchError
 
 
 class Samples:
-    """Those of `path`, if it is there; `None`: none are kept. All are of `program`, and of what `more` says.
+    """The samples in `path`, if it exists; with `None` none are kept. All are of `program`, and of the
+    settings in `more`.
 
-    A key is a tuple of words and numbers; what is kept under it is whatever JSON can say.
+    A key is a tuple of words and numbers; its value is any JSON value.
     """
 
     def __init__(self, path: Path | None, program: Path, more: dict[str, Any]):

@@ -16,7 +16,7 @@ from bench.lifetime.results import Results
 from bench.lifetime.workloads import FULL, QUICK, WORKLOADS, Size, Workload
 from bench.outcome import BenchError, Shown, say, write
 
-# What is learned from some runs is used in another. Four: what few samples say of a class is chance.
+# The model learns from these runs and is used in another. Four, since few samples leave a class to chance.
 PROFILED_SEEDS, MEASURED_SEED = (1, 3, 4, 5), 2
 
 EPILOG = """
@@ -28,49 +28,49 @@ variants
   model               Mayfly with a model learned from a profile of another run, and learning on
   model_only          Mayfly with the model alone, as in the paper
   oracle              a trace replayed with right lifetimes (Fig. 9)
-  learn               a model is learned, and nothing run with it; of strangers' servers also where one of
-                      before is there
-  jemalloc:decay, glibc   of strangers' servers: the heap's peers
-  times               none of the workloads: what a malloc and a prediction cost (Tables 1 and 4, Fig. 11b)
+  learn               a model is learned, and no run uses it; for third-party servers also if an older one
+                      exists
+  jemalloc:decay, glibc   for third-party servers: the heap's peers
+  times               no workload: the cost of a malloc and of a prediction (Tables 1 and 4, Fig. 11b)
 
 examples
   bench/lifetime/run                                   everything (16 minutes on two idle cores)
-  bench/lifetime/run --resume                          what an interrupted run has not done
+  bench/lifetime/run --resume                          the rest of an interrupted run
   bench/lifetime/run --quick --only pipeline           seconds
   bench/lifetime/run --only builds,releases            models bound to other builds and releases (minutes)
-  bench/lifetime/run --only mariadb,recursor           strangers' servers with a model (minutes)
+  bench/lifetime/run --only mariadb,recursor           third-party servers with a model (minutes)
   bench/lifetime/run --only image --variants tcmalloc,model --rounds 5
 """
 NAMES = ("tcmalloc", "tcmalloc_returning", "online", "model", "model_only", "oracle", "times")
 OF_SERVERS = (third_party.LEARN, *third_party.PEERS)
-# Keys of the file that are of no workload.
+# Keys of the file that belong to no workload.
 TIMES = ("paths.", "model.")
-# What is neither a workload of the paper's nor a time.
+# Parts that are neither a workload of the paper nor times.
 STUDIES = {builds.NAME: builds, releases.NAME: releases} | third_party.STUDIES
 
 
 def arguments() -> argparse.Namespace:
     parser = command.parser(
         "lifetime/run",
-        "Runs LLAMA's workloads on tcmalloc and on Mayfly: fragmentation, speed, accuracy. What the file has"
-        " of workloads that are not run is kept.",
+        "Runs LLAMA's workloads on tcmalloc and on Mayfly: fragmentation, speed, accuracy. The file keeps its"
+        " results of workloads that are not run.",
         "workload",
         {one.name: one.about for one in WORKLOADS.values()}
         | {name: study.ABOUT for name, study in STUDIES.items()},
         EPILOG,
-        "a twentieth of the load: seconds; says nothing of memory",
+        "a twentieth of the load: seconds; its memory means nothing",
         "lifetime.json",
         rounds=1,
     )
     parser.add_argument("--variants", metavar="NAME,...", help="these variants and no others")
-    parser.add_argument("--resume", action="store_true", help="leave out what the file has whole")
+    parser.add_argument("--resume", action="store_true", help="leave out parts that the file has whole")
     parsed = parser.parse_args()
     command.choose(parser, parsed, "only", [*WORKLOADS, *STUDIES])
     command.choose(parser, parsed, "variants", dict.fromkeys([*NAMES, *OF_SERVERS]))
     return parsed
 
 
-def without_what_needs_root(chosen: list[str]) -> list[str]:
+def without_variants_of_root(chosen: list[str]) -> list[str]:
     if os.geteuid() == 0 and thp_setting() != "absent":
         return chosen
     say("not root, or no transparent huge pages here: tcmalloc is left out")
@@ -86,18 +86,18 @@ class Comparison:
         self.studied: dict[str, dict] = {}
         self.size: Size = QUICK if options.quick else FULL
         self.machine = command.machine(options.quick, transparent_huge_pages=thp_setting())
-        self.variants = without_what_needs_root(options.variants or list(NAMES))
+        self.variants = without_variants_of_root(options.variants or list(NAMES))
         chosen = [name for name in options.only or WORKLOADS if name in WORKLOADS]
         self.workloads = [name for name in chosen if not self.is_there(f"{name}.whole")]
-        asked = [name for name in STUDIES if name in options.only] if options.only else []
+        studies = [name for name in STUDIES if name in options.only] if options.only else []
         if not options.only and not options.variants:
-            asked = list(STUDIES)
-        self.studies = [name for name in asked if not self.is_there(f"{name}.whole")]
+            studies = list(STUDIES)
+        self.studies = [name for name in studies if not self.is_there(f"{name}.whole")]
         all_of_it = not options.only or "image" in options.only
         self.with_times = "times" in self.variants and all_of_it and not self.is_there("paths.whole")
 
     def is_there(self, mark: str) -> bool:
-        """With --resume: an earlier run of this size has measured it whole."""
+        """Whether --resume is given and an earlier run of this size has measured the part whole."""
         return self.options.resume and self.before.get(mark) == ("quick" if self.options.quick else "full")
 
     def run(self) -> int:
@@ -120,10 +120,10 @@ class Comparison:
         for name, flat_of_one in self.studied.items():
             STUDIES[name].print_all(flat_of_one)
 
-    def attempt(self, workload: str, name: str, what: Callable[[], str]) -> None:
+    def attempt(self, workload: str, name: str, measurement: Callable[[], str]) -> None:
         errors = (BenchError, OSError, ValueError, KeyError, subprocess.SubprocessError)
-        with command.attempt(f"{workload} {name}", self.results.failures, (workload, name), errors) as said:
-            said.append(what())
+        with command.attempt(f"{workload} {name}", self.results.failures, (workload, name), errors) as result:
+            result.append(measurement())
 
     def compare(self, workload: Workload) -> None:
         chosen = self.variants
@@ -181,14 +181,14 @@ class Comparison:
         return f"{found['mayfly.2MiB.average_ratio']:.2f} of live"
 
     def goals(self) -> list[Shown]:
-        """A twentieth of the load is not what the goals are about."""
+        """The goals, which hold for the full load only."""
         if self.options.quick:
             return []
         studied = (goal for name, flat in self.studied.items() for goal in STUDIES[name].shown(flat))
         return shown(self.results) + times.shown(self.times) + list(studied)
 
     def write(self) -> dict:
-        """What was measured until now, and what the file had of all else."""
+        """Writes the results so far, and the file's results of all other parts."""
         done = self.results.workloads()
         measured = tuple(f"{name}." for name in done) + (TIMES if self.times else ())
         measured += tuple(f"{name}." for name in self.studied)
@@ -217,7 +217,7 @@ class Comparison:
 
 
 def read(path) -> dict:
-    """What the file has of earlier runs."""
+    """The results of earlier runs in the file."""
     try:
         return json.loads(path.read_text())
     except (FileNotFoundError, ValueError):
@@ -225,7 +225,7 @@ def read(path) -> dict:
 
 
 def beside(before: dict, name: str, measured: dict) -> dict:
-    """What was measured now of a study, and what the file had of its other parts."""
+    """The new results of a study, and the file's results of its other parts."""
     part = lambda key: key.split(".")[1]  # noqa: E731
     again = {part(key) for key in measured}
     return {k: v for k, v in before.items() if k.startswith(f"{name}.") and part(k) not in again} | measured

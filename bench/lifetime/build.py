@@ -20,12 +20,12 @@ def program(name: str) -> Path:
 
 
 def watcher() -> Path:
-    """The library that says what an allocator has live."""
+    """The library that records an allocator's live bytes."""
     return compiled("libwatch.so", [*COMMAND, "-shared", "-fPIC"], SOURCES / "watch.cc")
 
 
 def library_flags(name: str) -> list[str]:
-    """The libraries come before the source here, so the linker is to keep them all."""
+    """The libraries come before the source here, so the linker must keep them all."""
     if name.startswith("image"):
         return ["-Wl,--no-as-needed", *package("vips-cpp")]
     if name.startswith("inference"):

@@ -1,5 +1,5 @@
 """From build to build (LLAMA Fig. 10 and 11a, Table 2): a model is made from one build of a small server,
-bound to others by names, and asked what the heap would ask it in a run of those."""
+bound to others by names, and measured on runs of those as the heap would use it."""
 
 import argparse
 import json
@@ -18,12 +18,12 @@ from train.tests import revision
 NAME = "builds"
 ABOUT = "a small server built otherwise: a revision, other compilers and options; seconds for each"
 FOLDER = BUILD / "lifetime" / NAME
-# What a model is to know of another build: of bytes, at the least.
+# The least accuracy of a model on another build, in percent of bytes.
 WANTED = (
     ("bytes_percent", "right", 75),
     ("bytes_off_by_one_percent", "right within a class", 90),
 )
-# A model of one build, and the build of a revision: what kinds of tokens tell is asked of that.
+# The model's build, and that of a revision, on which kinds of tokens are compared.
 FIRST, REVISED = "same build", "revision"
 ENCODERS = {"table": "table", "network": "lstm-frames"}
 EVERY = "2k"
@@ -56,20 +56,20 @@ def measure(options: argparse.Namespace) -> dict:
     programs = {name: program for name in BUILDS if (program := built(name))}
     first = run(programs[FIRST], "made-from", seconds, EVERY)
     profiles = {name: run(program, "run", seconds, EVERY) for name, program in programs.items()}
-    flat, asked = {}, {}
+    flat, runs = {}, {}
     for kind, encoder in ENCODERS.items():
         model = trained(first, FOLDER / f"{kind}.mayfly-model", encoder, quick)
         for name, profile in profiles.items():
             bound = FOLDER / f"{kind}-{key(name)}.mayfly-model"
             flat[f"{key(name)}.{kind}.contexts_known_percent"] = bound_to(model, programs[name], bound)
-            asked[f"{key(name)}.{kind}"] = (bound, profile)
-            asked[f"{key(name)}.{kind}.without_bind"] = (model, profile)
+            runs[f"{key(name)}.{kind}"] = (bound, profile)
+            runs[f"{key(name)}.{kind}.without_bind"] = (model, profile)
     for every in EVERY_OTHER:
         seldom = run(programs[FIRST], f"every-{every}", seconds, every)
         model = trained(seldom, FOLDER / f"every-{every}.mayfly-model", "table", quick)
-        asked[f"every.{every}"] = (model, profiles[FIRST])
+        runs[f"every.{every}"] = (model, profiles[FIRST])
     tokens = ["--tokens", REVISED, "--rounds", "1" if quick else "12"]
-    flat |= studied(first, {key(name): profile for name, profile in profiles.items()}, asked, tokens)
+    flat |= studied(first, {key(name): profile for name, profile in profiles.items()}, runs, tokens)
     return {f"builds.{name}": value for name, value in flat.items()}
 
 
@@ -78,7 +78,7 @@ def key(name: str) -> str:
 
 
 def built(name: str) -> Path | None:
-    """The server of a build; none where there is no such compiler."""
+    """The server of a build; `None` where its compiler is not installed."""
     build = BUILDS[name]
     if not shutil.which(build.compiler):
         say(f"builds: {build.compiler} is not installed: left out")
@@ -110,20 +110,20 @@ def trained(profile: Path, model: Path, encoder: str, quick: bool) -> Path:
 
 
 def bound_to(model: Path, program: Path, bound: Path) -> float:
-    """Binds a model to another build of its program; the share of its contexts known, by bytes."""
-    said = json.loads(mayfly("bind", model, "-o", bound, "--json", "--", program, timeout_s=300))
-    say(f"builds: {bound.name}: {said['bind.bytes_percent']}% of the contexts' bytes are known")
-    return said["bind.bytes_percent"]
+    """Binds a model to another build of its program; returns the share of its contexts known, by bytes."""
+    output = json.loads(mayfly("bind", model, "-o", bound, "--json", "--", program, timeout_s=300))
+    say(f"builds: {bound.name}: {output['bind.bytes_percent']}% of the contexts' bytes are known")
+    return output["bind.bytes_percent"]
 
 
 def studied(
-    first: Path, profiles: dict[str, Path], asked: dict[str, tuple[Path, Path]], more: Sequence[str] = ()
+    first: Path, profiles: dict[str, Path], runs: dict[str, tuple[Path, Path]], more: Sequence[str] = ()
 ) -> dict[str, float]:
-    """What the heap makes of each model in a run, and Table 2, by training's own Python."""
+    """The heap's accuracy with each model in a run, and Table 2, by training's own Python."""
     environment = ask([ROOT / "train" / "environment", "network"], "train/environment", None)
     command = [environment.strip(), "-m", "train.studies.build_to_build", first]
     command += [f"{name}={path}" for name, path in profiles.items()]
-    for name, (model, profile) in asked.items():
+    for name, (model, profile) in runs.items():
         command += ["--heard", f"{name}={model}={profile}"]
     command += more
     done = subprocess.run(list(map(str, command)), cwd=ROOT, stdout=subprocess.PIPE, text=True)
@@ -133,12 +133,12 @@ def studied(
 
 
 def shown(flat: dict) -> list[Shown]:
-    """What a revision is to keep."""
+    """The goals of a revision."""
     return kept(f"{NAME}.{key(REVISED)}", "builds: a revision", flat)
 
 
 def kept(of: str, label: str, flat: dict) -> list[Shown]:
-    """What a model is to know of another build, whose keys begin so."""
+    """The goals of a model on another build, whose keys begin with `of`."""
     return [
         at_least(f"{label}: bytes {right}, {kind}", least, flat[wanted], "%")
         for what, right, least in WANTED
@@ -151,11 +151,11 @@ def print_kept(study: str, keys: dict[str, str], flat: dict) -> None:
     """A table of builds by their labels."""
     rows = [["", "same stacks", "known", "table", "off by one", "network", "off by one", "without bind"]]
     for label, name in keys.items():
-        whats = [f"matching.{name}.bytes_percent", f"{name}.table.contexts_known_percent"]
+        keys_of_row = [f"matching.{name}.bytes_percent", f"{name}.table.contexts_known_percent"]
         for kind in ENCODERS:
-            whats += [f"{name}.{kind}.bytes_percent", f"{name}.{kind}.bytes_off_by_one_percent"]
-        whats.append(f"{name}.network.without_bind.bytes_percent")
-        rows.append([label, *(figure(flat.get(f"{study}.{what}")) for what in whats)])
+            keys_of_row += [f"{name}.{kind}.bytes_percent", f"{name}.{kind}.bytes_off_by_one_percent"]
+        keys_of_row.append(f"{name}.network.without_bind.bytes_percent")
+        rows.append([label, *(figure(flat.get(f"{study}.{one}")) for one in keys_of_row)])
     table(rows)
 
 
@@ -166,10 +166,10 @@ def print_all(flat: dict) -> None:
     rows = [["every", "bytes", "off by one", "known"]]
     for every in (EVERY, *EVERY_OTHER):
         of_rate = f"builds.{key(FIRST)}.table" if every == EVERY else f"builds.every.{every}"
-        whats = ("bytes_percent", "bytes_off_by_one_percent", "bytes_known_percent")
-        rows.append([every, *(figure(flat.get(f"{of_rate}.{what}")) for what in whats)])
+        metrics = ("bytes_percent", "bytes_off_by_one_percent", "bytes_known_percent")
+        rows.append([every, *(figure(flat.get(f"{of_rate}.{what}")) for what in metrics)])
     table(rows)
-    print("\n  Kinds of tokens, asked about the revision (network, before rounding)")
+    print("\n  Kinds of tokens, measured on the revision (network, before rounding)")
     rows = [["", "bytes", "contexts"]]
     for name in dict.fromkeys(name.split(".")[2] for name in flat if name.startswith("builds.tokens.")):
         get = lambda what, name=name: figure(flat.get(f"builds.tokens.{name}.{what}_percent"))  # noqa: E731

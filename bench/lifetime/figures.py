@@ -37,7 +37,7 @@ def curve(results: dict, workload: str, variant: str, what: str = "resident") ->
 
 
 def measured(results: dict, names) -> list[str]:
-    """Those of the workloads of which the results have anything by one of these variants or keys."""
+    """The workloads with results of one of these variants or keys."""
     return [
         name for name in WORKLOADS if any(key.startswith(f"{name}.{one}") for key in results for one in names)
     ]
@@ -88,7 +88,7 @@ def draw_lifetimes(results: dict) -> Path | None:
 
 
 def draw_over_time(results: dict) -> Path | None:
-    """Fig. 8, for every workload: resident memory over time by variant, and what is live."""
+    """Fig. 8, for every workload: resident memory over time by variant, and live memory."""
     names = measured(results, LABELS)
     if not names:
         return None

@@ -1,4 +1,4 @@
-"""What learned lifetimes are to show (LLAMA Table 3), and whether one run does: enough, or falling short."""
+"""The goals of learned lifetimes (LLAMA Table 3), and whether one run meets them."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ MODEL_MOST_PERCENT = 2
 
 
 def predictor(results: Results, workload: str) -> list[Shown]:
-    """What the model costs, by the heap's own counts (§9.4)."""
+    """The cost of the model, by the heap's own counts (§9.4)."""
     runs = results.runs.get((workload, "model"))
     if not runs:
         return []
@@ -32,7 +32,7 @@ def predictor(results: Results, workload: str) -> list[Shown]:
 
 
 def shown(results: Results) -> list[Shown]:
-    """Only what this run measured."""
+    """The goals of the parts that this run measured."""
     found: list[Shown] = []
     for workload in results.workloads():
         ours, wanted = results.best(workload), PAPER[workload]
@@ -62,8 +62,8 @@ def shown(results: Results) -> list[Shown]:
 
 
 def held_out(workload: str, known: dict[str, float]) -> list[Shown]:
-    """How much is right of a run that was not learned from, and what two runs of the program
-    agree on: no model can be much more right than another run is."""
+    """Accuracy on a run that was not learned from, and the agreement of two runs of the program: no model can
+    be much more accurate than another run is."""
     right, agree = (known.get(f"train.{name}_percent") for name in ("other_run.bytes", "profiles_agree"))
     if right is None:
         return []

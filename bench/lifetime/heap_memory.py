@@ -1,5 +1,5 @@
-"""The memory of a process that its allocator has: anonymous mappings, without threads' stacks and without
-what libraries wrote to their own data."""
+"""The memory of a process's allocator: anonymous mappings, without threads' stacks and without libraries' own
+written data."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class Mapping:
 
 
 def mappings(pid: int) -> Iterator[Mapping]:
-    """Since Linux 6.7 threads' stacks may have no huge pages ('nh'): that tells them from a heap."""
+    """Since Linux 6.7 threads' stacks may have no huge pages ('nh'): that distinguishes them from a heap."""
     with open(f"/proc/{pid}/smaps") as smaps:
         one, is_heap = Mapping(0, 0, 0), False
         for line in smaps:
@@ -43,7 +43,7 @@ def occupied_mib(pid: int) -> float:
             for at in range(one.start, one.end, 1 << 28):
                 end = min(one.end, at + (1 << 28))
                 pagemap.seek((at >> 12) * 8)
-                # The top bit of a page's 8 bytes says that it is present.
+                # The top bit of a page's 8 bytes is set if it is present.
                 flags = pagemap.read((end - at) >> 9)[7::8]
                 page = at
                 while page < end:

@@ -1,5 +1,5 @@
-"""From a profile to a model and its accuracy, and from a trace to what right lifetimes would give: by the
-commands that users have."""
+"""From a profile to a model and its accuracy, and from a trace to the memory with right lifetimes: by the
+commands that users run."""
 
 import json
 from collections.abc import Sequence
@@ -21,12 +21,12 @@ class Model:
 
 
 def mayfly(*arguments, timeout_s: float) -> str:
-    """Standard output of a command of ours."""
+    """The standard output of a `mayfly` command."""
     return ask([variants.mayfly(), *arguments], f"mayfly {arguments[0]}", timeout_s)
 
 
 def profile(workload: Workload, size: Size, seed: int) -> Path:
-    """Runs the workload under `mayfly profile`; the table of its contexts."""
+    """Runs the workload under `mayfly profile`; returns the path of its table of contexts."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     output = FOLDER / f"{workload.name}-{seed}"
     workload.run(variants.profiled(output, workload.sample_every), size, seed)
@@ -45,7 +45,7 @@ def train(workload: Workload, profiles: list[Path], hidden: int = 64, more: Sequ
 
 
 def oracle(workload: Workload, size: Size, seed: int) -> dict:
-    """What `mayfly replay` says of a traced run: Figs. 1, 2 and 9. The trace is large and not kept."""
+    """The results of `mayfly replay` for a traced run: Figs. 1, 2 and 9. The trace is large and not kept."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     trace = FOLDER / f"{workload.name}.trace"
     try:

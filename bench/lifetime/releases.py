@@ -1,5 +1,5 @@
 """From release to release: a model of one release of Node.js, as PyPI's wheels have its executable, bound to
-later ones by names, and asked what the heap would ask it in runs of those."""
+later ones by names, and measured on runs of those as the heap would use it."""
 
 import argparse
 from pathlib import Path
@@ -9,10 +9,10 @@ from bench.lifetime import builds, wheel
 from bench.outcome import Shown
 
 NAME = "releases"
-ABOUT = "Node.js 22.14, its model asked about later releases; minutes"
+ABOUT = "Node.js 22.14, its model measured on later releases; minutes"
 FOLDER = BUILD / "lifetime" / NAME
 SERVER = Path(__file__).parent / "node" / "server.js"
-# The first one is what the model is made of. Digests of the wheels for x86-64 and glibc.
+# The model is made from the first one. Digests of the wheels for x86-64 and glibc.
 FIRST = "22.14.0"
 NEXT = "22.15.1"
 RELEASES = {
@@ -25,22 +25,22 @@ EVERY = "4k"
 
 
 def measure(options: argparse.Namespace) -> dict:
-    """Flat keys: `releases.VERSION.…`, a version's dots being underscores."""
+    """Flat keys: `releases.VERSION.…`, with underscores for a version's dots."""
     quick = options.quick
     seconds = 3 if quick else 10
     programs = {version: installed(version) for version in RELEASES}
     first = profiled(programs[FIRST], "made-from", seconds)
     profiles = {version: profiled(program, "run", seconds) for version, program in programs.items()}
-    flat, asked = {}, {}
+    flat, runs = {}, {}
     for kind, encoder in builds.ENCODERS.items():
         model = builds.trained(first, FOLDER / f"{kind}.mayfly-model", encoder, quick)
         for version, profile in profiles.items():
             name = key(version)
             known = builds.bound_to(model, programs[version], FOLDER / f"{kind}-{name}.mayfly-model")
             flat[f"{name}.{kind}.contexts_known_percent"] = known
-            asked[f"{name}.{kind}"] = (FOLDER / f"{kind}-{name}.mayfly-model", profile)
-            asked[f"{name}.{kind}.without_bind"] = (model, profile)
-    flat |= builds.studied(first, {key(version): profile for version, profile in profiles.items()}, asked)
+            runs[f"{name}.{kind}"] = (FOLDER / f"{kind}-{name}.mayfly-model", profile)
+            runs[f"{name}.{kind}.without_bind"] = (model, profile)
+    flat |= builds.studied(first, {key(version): profile for version, profile in profiles.items()}, runs)
     return {f"{NAME}.{name}": value for name, value in flat.items()}
 
 
@@ -68,7 +68,7 @@ def profiled(program: Path, run: str, seconds: int) -> Path:
 
 
 def shown(flat: dict) -> list[Shown]:
-    """What the next release is to keep, as much as a revision of one's own."""
+    """The goals of the next release: those of a revision."""
     return builds.kept(f"{NAME}.{key(NEXT)}", f"Node.js {NEXT}", flat)
 
 

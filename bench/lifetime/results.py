@@ -6,7 +6,7 @@ from statistics import median
 from bench.lifetime.process import Memory
 from bench.lifetime.workloads import WORKLOADS, Run
 
-# LLAMA Table 3 and §9.1, §9.5: what the paper has for each workload. MB; the slowdown beside TCMalloc.
+# LLAMA Table 3 and §9.1, §9.5: the paper's results of each workload. MB; the slowdown beside TCMalloc.
 PAPER = {
     "image": {"weighted": 96, "unweighted": 73, "tcmalloc": 664, "llama": 446, "live": 153, "reduction": 43},
     "inference": {
@@ -69,7 +69,7 @@ class Results:
         return median(values) if values else None
 
     def live_mib(self, workload: str, moment: str) -> float | None:
-        """What is live, whatever the allocator. Each rounds up to its own sizes: the least is nearest."""
+        """Live memory, for all allocators. Each rounds up to its own sizes: the least is nearest."""
         values = [self.of(workload, variant, f"{moment}_live_mib") for variant in self.variants(workload)]
         return min((value for value in values if value), default=None)
 
@@ -79,7 +79,7 @@ class Results:
         return resident / live if resident and live else None
 
     def reduction(self, workload: str, variant: str, beside: str) -> float | None:
-        """The part of another's fragmentation that is gone: (theirs - ours) / (theirs - live), Table 3."""
+        """The part of another's fragmentation that is avoided: (theirs - ours) / (theirs - live), Table 3."""
         theirs, ours = (self.of(workload, one, "end_resident_mib") for one in (beside, variant))
         live = self.live_mib(workload, "end")
         return (theirs - ours) / (theirs - live) if theirs and ours and live and theirs > live else None
@@ -90,7 +90,7 @@ class Results:
         return theirs / ours - 1 if theirs and ours else None
 
     def best(self, workload: str) -> str:
-        """Mayfly as it is to be used: with a model where there is one."""
+        """The variant of Mayfly to use: with a model if there is one."""
         return "model" if ("model" in self.variants(workload)) else "online"
 
     def flat(self, machine: dict) -> dict:

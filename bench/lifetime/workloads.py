@@ -1,4 +1,4 @@
-"""The four workloads of LLAMA §9, as they are here. Each runs on a variant, checks every answer, and gives
+"""The four workloads of LLAMA §9, as rebuilt here. Each runs on a variant, checks every answer, and returns
 its speed and its memory over time."""
 
 import contextlib
@@ -34,7 +34,8 @@ FULL, QUICK = Size(1.0, 3.0), Size(0.05, 0.5)
 
 @dataclass
 class Run:
-    """What one run of a workload showed. `speed`: requests_per_s, and p50_ms and p99_ms of timed requests."""
+    """The result of one run of a workload. `speed`: requests_per_s, and p50_ms and p99_ms of timed
+    requests."""
 
     speed: dict[str, float]
     memory: Memory
@@ -57,13 +58,13 @@ class Workload:
     title: str
     about: str
     run: Callable[[Variant, Size, int], Run]
-    traced: Size = Size(1.0, 1.0)  # of the run that is traced: 96 bytes an allocation and its free
-    sample_every: str = "16k"  # of the run that is profiled: enough samples of rare contexts, and not more
+    traced: Size = Size(1.0, 1.0)  # of the traced run: 96 bytes for an allocation and its free
+    sample_every: str = "16k"  # of the profiled run: just enough samples of rare contexts
 
 
 @contextlib.contextmanager
 def load_generator(command: list) -> Iterator[subprocess.Popen]:
-    """A load generator, on the system's own allocator. It must end well, and in time."""
+    """A load generator, on the system's own allocator. It must succeed, and end in time."""
     process = subprocess.Popen(
         list(map(str, command)),
         stdin=subprocess.PIPE,
@@ -75,7 +76,7 @@ def load_generator(command: list) -> Iterator[subprocess.Popen]:
         yield process
         process.wait(LOAD_TIMEOUT_S)
     except BenchError:
-        # What the load says of a server that failed is more than that it ended.
+        # The load's error about a failed server is more specific than the server's end.
         if process.poll() is None:
             raise
     finally:
@@ -83,8 +84,8 @@ def load_generator(command: list) -> Iterator[subprocess.Popen]:
             process.kill()
             process.wait()
     if process.returncode:
-        said = last_words(process.stderr.read(), process.returncode)
-        raise BenchError(f"{Path(command[0]).name}: {said}")
+        message = last_words(process.stderr.read(), process.returncode)
+        raise BenchError(f"{Path(command[0]).name}: {message}")
 
 
 def served(name: str, server_arguments: list, variant: Variant, size: Size, seed: int) -> Run:
@@ -117,9 +118,9 @@ def pipeline(variant: Variant, size: Size, seed: int) -> Run:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         with running(variant, command, folder, **pipes) as program:
             speed, (resident, live) = follow(program, program.process, size.settle_s)
-        for what, wanted in counts_of(texts).items():
-            if (out / what).read_text() != "".join(f"{key} {wanted[key]}\n" for key in sorted(wanted)):
-                raise BenchError(f"the counts of {what} are not those of the text")
+        for name, wanted in counts_of(texts).items():
+            if (out / name).read_text() != "".join(f"{key} {wanted[key]}\n" for key in sorted(wanted)):
+                raise BenchError(f"the counts of {name} are not those of the text")
         return Run(speed, program.memory_over_time, resident, live, program.heap)
 
 
@@ -137,7 +138,7 @@ def text(words: int, seed: int) -> Path:
 
 
 def counts_of(texts: list[Path]) -> dict[str, Counter[str]]:
-    """What the pipeline must find."""
+    """The counts that the pipeline must find."""
     names = ("words", "beginnings", "endings", "lengths", "first_words", "last_words")
     found: dict[str, Counter[str]] = {name: Counter() for name in names}
     for path in texts:

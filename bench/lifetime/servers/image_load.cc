@@ -2,8 +2,8 @@
 //
 //   image_load SOCKET SEED SCALE [CONNECTIONS]
 //
-// The images are gradients with a colour of their own, so that what an operation must make of them is known: an answer
-// is decoded and compared with that the first time it comes, later it must be the same bytes.
+// The images are gradients with a colour of their own, so that the result of an operation is known. The first answer of
+// each kind is decoded and compared with it; later ones must have the same bytes.
 #include "load.h"
 
 #include <cmath>
@@ -35,7 +35,7 @@ struct Picture {
 
 std::vector<Picture> small, medium, large;
 
-// What the answer must show at a place given in parts of its width and height.
+// The pixel that the answer must have at a place given in parts of its width and height.
 struct Expected {
     int width, height;
     struct Point {
@@ -59,7 +59,7 @@ void compare(const std::string &jpeg, const Expected &expected, const std::strin
     }
 }
 
-// The first answer of each kind, by what was asked.
+// The first answer of each kind, by request.
 std::mutex mutex;
 std::unordered_map<std::string, std::string> seen;
 
@@ -75,7 +75,7 @@ void check(const std::string &asked, const std::string &answer, const Expected &
     compare(answer, expected, asked);
 }
 
-// Members come back and are remembered; one request in four is a guest's.
+// Members return, and the server keeps their sessions; one request in four is a guest's.
 Message request(bench::Random &random, uint64_t number, const std::string &operation) {
     Message message;
     bool guest = random.below(4) == 0;
@@ -111,7 +111,7 @@ void ask_small(load::Client &client, uint64_t seed, uint64_t number) {
 void ask_sheet(load::Client &client, uint64_t seed, uint64_t number) {
     bench::Random random(seed + number);
     Message message = request(random, number, "sheet");
-    // As many as a page of a catalogue shows; which ones follows from the first.
+    // As many as a page of a catalogue shows; the first decides the others.
     const int across = 8, width = 96;
     size_t count = 48 + 16 * random.below(3), first = random.below(medium.size());
     Expected expected{across * width, int(count) / across * width, {}};

@@ -1,10 +1,10 @@
-// An image-processing server on libvips: filters and transforms images, and remembers who asked for what. It stands for
-// LLAMA's image processing server (§2.1, §9).
+// An image-processing server on libvips: filters and transforms images, and records each client's requests. It
+// represents LLAMA's image processing server (§2.1, §9).
 //
 //   image_server SOCKET [WORKERS]
 //
 // A request names a session and an operation; its body is one JPEG image, or several ("sheet") whose sizes are in the
-// field `sizes`. What it leaves behind are objects of many lifetimes: pixels for milliseconds, a trace of its steps
+// field `sizes`. Requests allocate objects of many lifetimes: pixels for milliseconds, a trace of its steps
 // until the log is written (1 s), a guest's session (3 s), the cluster's state until it changes (2 s), members'
 // sessions and statistics for as long as the server runs.
 #include "service.h"
@@ -69,7 +69,7 @@ class Log {
     }
 };
 
-// Counts and times by what was asked, how large, and by which program: never forgotten.
+// Counts and times by operation, size and program: never freed.
 class Statistics {
     struct Histogram {
         std::map<int, uint64_t> by_ms;
@@ -88,7 +88,7 @@ class Statistics {
     }
 };
 
-// What this server believes of the others: replaced as a whole when news comes.
+// This server's view of the others: replaced as a whole with each update.
 class Cluster {
     struct Peer {
         std::string name, address;
@@ -123,7 +123,7 @@ class Cluster {
     }
 };
 
-// A user's session: what was asked, with a preview of the answer.
+// A user's session: the requests, with a preview of each answer.
 struct Session {
     struct Entry {
         std::string operation, title, copy_on;
@@ -164,7 +164,7 @@ class Sessions {
     }
 };
 
-// Never destroyed: what a server holds when it ends was never freed.
+// Never destroyed: objects that a server holds at its end are never freed.
 Log &request_log = *new Log;
 Statistics &statistics = *new Statistics;
 Cluster &cluster = *new Cluster;

@@ -1,5 +1,5 @@
 // The load for inference_server: batches of one to sixteen images in shifting phases, new versions of the model in
-// between, every score compared with what the same network says here, image by image.
+// between, every score compared with the same network's score here, image by image.
 //
 //   inference_load SOCKET SEED SCALE NETWORK.onnx [CONNECTIONS]
 #include "load.h"

@@ -1,10 +1,10 @@
-// An inference server on OpenCV's DNN engine: images in, a network's scores out, in batches. It stands for TensorFlow
+// An inference server on OpenCV's DNN engine: images in, a network's scores out, in batches. It represents TensorFlow
 // Serving with InceptionV3 (LLAMA §9); the network is open_nsfw, a thin ResNet-50.
 //
 //   inference_server SOCKET NETWORK.onnx [WORKERS]
 //
-// A request is one image, or several that are to be answered together (field `count`), 224 x 224 pixels of three bytes.
-// Every worker has an instance of the network; the field `version` asks for another version of the model, which is
+// A request is one image, or several with one answer together (field `count`), 224 x 224 pixels of three bytes.
+// Every worker has an instance of the network; the field `version` requests another version of the model, which is
 // loaded while the old one serves, as in TensorFlow Serving. A request's tensors live for its time, results stay in a
 // cache until it is full, models until they are replaced, accounts and statistics for good.
 #include "service.h"
@@ -94,7 +94,7 @@ class Models {
     }
 };
 
-// The last results, with what is needed to explain them.
+// The last results, with the data that explain them.
 class Cache {
     static constexpr size_t most = 1500;
     struct Result {
@@ -122,7 +122,7 @@ class Cache {
     }
 };
 
-// What each client has asked, for its bill.
+// Each client's requests, for its bill.
 class Accounts {
     struct Account {
         uint64_t images = 0;
@@ -144,7 +144,7 @@ class Accounts {
     }
 };
 
-// Counts by name, for whoever watches the server: never forgotten.
+// Counts by name, for monitoring: never freed.
 class Statistics {
     std::mutex mutex;
     std::map<std::string, std::map<int, uint64_t>> counts;
@@ -156,13 +156,13 @@ class Statistics {
     }
 };
 
-// Never destroyed: what a server holds when it ends was never freed.
+// Never destroyed: objects that a server holds at its end are never freed.
 Cache &cache = *new Cache;
 Accounts &accounts = *new Accounts;
 Statistics &statistics = *new Statistics;
 Models *models;
 
-// The pixels as the network wants them: floats, blue green red, less the mean of what it was trained on.
+// The pixels in the network's form: floats, blue green red, less the mean of its training data.
 cv::Mat tensor_of(const uint8_t *images, int count) {
     int sizes[] = {count, side, side, 3};
     cv::Mat tensor(4, sizes, CV_32F);

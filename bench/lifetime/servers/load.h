@@ -1,5 +1,5 @@
-// What the load generators share: clients in a closed loop, latencies, and the moments at which the driver looks at the
-// server's memory.
+// Parts that the load generators share: clients in a closed loop, latencies, and the moments at which the driver
+// measures the server's memory.
 #pragma once
 
 #include "service.h"
@@ -33,7 +33,8 @@ class Client {
     }
 };
 
-// Says that something begins (or that the load rests), for the driver, which answers with a line when it has looked.
+// Reports to the driver that a phase begins (or that the load pauses); the driver answers with a line once it has
+// measured.
 inline void phase(const std::string &name) { std::cout << "phase " << name << std::endl; }
 inline void moment(const std::string &name) {
     std::cout << "moment " << name << std::endl;
@@ -41,8 +42,8 @@ inline void moment(const std::string &name) {
     std::getline(std::cin, line);
 }
 
-// Requests in flight from `connections` clients until `count` are answered. What a request is follows from its number
-// alone, so that every run asks the same, whoever gets to ask it.
+// Requests in flight from `connections` clients until `count` are answered. A request depends on its number alone, so
+// that every run sends the same ones, in whichever thread.
 class Load {
     const char *path;
     int connections;
@@ -73,7 +74,7 @@ class Load {
         for (auto &some : times) latencies_us.insert(latencies_us.end(), some.begin(), some.end());
     }
 
-    // One JSON line: what the driver takes as this run's speed.
+    // One JSON line: the driver's speed of this run.
     void report() {
         std::sort(latencies_us.begin(), latencies_us.end());
         auto at = [&](double part) { return latencies_us[size_t(part * double(latencies_us.size() - 1))] / 1000.0; };

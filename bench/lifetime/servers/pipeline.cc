@@ -1,12 +1,12 @@
-// Word count in stages, by many threads in one process. It stands for LLAMA's data processing pipeline (§9): "long-lived
-// outputs of a stage are allocated while the heap contains a large amount of temporary data".
+// Word count in stages, by many threads in one process. It represents LLAMA's data processing pipeline (§9):
+// "long-lived outputs of a stage are allocated while the heap contains a large amount of temporary data".
 //
 //   pipeline OUT THREADS FILE...
 //
-// Counts several things at once: words, how they begin and end, their lengths, the first and the last word of each line. Each
-// file goes through map (while it is read), reduce and index, with a barrier after each stage; what a stage makes is freed
-// by the threads of the next. The totals of all files stay. Writes a file for each thing into the folder OUT, lines
-// "KEY COUNT" in order of the keys.
+// Counts several things at once: words, how they begin and end, their lengths, the first and the last word of each
+// line. Each file goes through map (while it is read), reduce and index, with a barrier after each stage; a stage's
+// objects are freed by the threads of the next. The totals of all files stay. Writes a file for each thing into the
+// folder OUT, lines "KEY COUNT" in order of the keys.
 #include "load.h"
 
 #include <fstream>
@@ -27,7 +27,7 @@ struct Chunk {
     std::string text;
 };
 
-// What a chunk had in it: stays in the job's record.
+// The content of a chunk: stays in the job's record.
 struct Lineage {
     std::string source;
     size_t chunk, keys, lines;
@@ -40,7 +40,7 @@ struct Progress {
     std::vector<std::unique_ptr<Lineage>> lineage;
 };
 
-// Never destroyed, as the totals below: what the program holds when it ends was never freed.
+// Never destroyed, as the totals below: objects that the program holds at its end are never freed.
 Progress &progress = *new Progress;
 
 // Runs `work` in so many threads of their own and waits for all of them.
@@ -78,7 +78,7 @@ Words words_of(const std::string &line) {
     return words;
 }
 
-// What is counted: the keys that a line's words yield.
+// The counted things: the keys of a line's words.
 struct EachWord {
     static constexpr const char *name = "words";
     template <class Yield> static void keys(const Words &words, Yield yield) {
@@ -118,7 +118,7 @@ struct LastWords {
 
 // The stages for one thing that is counted.
 template <class Counts> class Counting {
-    // What a mapper says of one key of its chunk.
+    // A mapper's result for one key of its chunk.
     struct Emitted {
         std::string key;
         uint32_t line;
@@ -179,7 +179,7 @@ template <class Counts> class Counting {
         }
     }
 
-    // Brings a shard's keys together, and frees what the mappers have made, batch by batch.
+    // Brings a shard's keys together, and frees the mappers' objects, batch by batch.
     static void reduce(size_t number, uint16_t) {
         Shard &mine = shard[number];
         std::unordered_map<std::string, std::unique_ptr<Counted>> found;
@@ -221,7 +221,7 @@ template <class Counts> class Counting {
     }
 };
 
-// All that is counted, in one pass over the input.
+// All counts, in one pass over the input.
 template <class... Counts> struct Job {
     static void process(const char *path, uint16_t file, int threads) {
         service::Queue<std::unique_ptr<Chunk>> chunks(256);

@@ -1,8 +1,8 @@
-// What the servers and their load generators share: messages over a Unix socket, and a pool of worker threads that
-// answers them. A message is a line of NAME=VALUE words and a body; on the wire its length comes first.
+// Parts that the servers and their load generators share: messages over a Unix socket, and a pool of worker threads
+// that answers them. A message is a line of NAME=VALUE words and a body; on the wire its length comes first.
 //
-// One thread reads each connection and hands what it has read to the workers: a request is made in one thread and dies
-// in another, as in the servers of LLAMA §9.
+// One thread reads each connection and queues the messages for the workers: a request is allocated in one thread and
+// freed in another, as in the servers of LLAMA §9.
 #pragma once
 
 #include "report.h"
@@ -23,7 +23,7 @@
 
 namespace service {
 
-// Larger than any request or answer: what says more is not one.
+// Larger than any request or answer: a longer message is none.
 static const uint32_t most_message_bytes = 256u << 20;
 
 struct Message {

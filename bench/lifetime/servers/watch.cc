@@ -1,7 +1,7 @@
-// Preloaded beside an allocator: writes what the allocator says is live, ten times a second, to the file that
-// LIFETIME_WATCH names. It asks and interposes nothing, so that speed and calling contexts are the program's own.
+// Preloaded beside an allocator: writes the allocator's live bytes, ten times a second, to the file that LIFETIME_WATCH
+// names. It only reads and interposes nothing, so that speed and calling contexts are the program's own.
 //
-// A line: CLOCK_MONOTONIC in ms, live bytes (rounded up to the allocator's sizes). The first line is the process's id.
+// A line: CLOCK_MONOTONIC in ms, live bytes (rounded up to the allocator's sizes). The first line is the PID.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -45,14 +45,14 @@ static void *watch(void *) {
 __attribute__((constructor)) static void begin() {
     const char *path = getenv("LIFETIME_WATCH");
     if (!path) return;
-    // Programs that this one starts are not watched: the first to make the file is the one.
+    // Programs that this one starts are not watched: only the first process to create the file is.
     file = open(path, O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0644);
     if (file < 0) return;
     mayfly_stats = reinterpret_cast<decltype(mayfly_stats)>(dlsym(RTLD_DEFAULT, "mayfly_heap_stats"));
     tcmalloc_property =
         reinterpret_cast<decltype(tcmalloc_property)>(dlsym(RTLD_DEFAULT, "MallocExtension_GetNumericProperty"));
     dprintf(file, "%d\n", getpid());
-    // No signal is for this thread: the program's own threads are to get them.
+    // This thread blocks all signals: the program's own threads must receive them.
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
