@@ -97,7 +97,7 @@ def attempt(label: str, failures: dict, key: tuple[str, str], errors=BenchError)
     say(f"{label}: {' '.join(result) or 'done'} (took {time.monotonic() - start:.1f} s)")
 
 
-def told(
+def report(
     options: argparse.Namespace,
     flat: dict,
     print_tables: Callable[[], None],
@@ -163,5 +163,5 @@ class Run:
         status = outcome(self.all)
         if self.flat:
             flat = self.save()
-            told(self.options, flat, lambda: print_tables(flat), self.shown(flat))
+            report(self.options, flat, lambda: print_tables(flat), self.shown(flat))
         return status

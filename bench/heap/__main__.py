@@ -127,7 +127,7 @@ def run(options: argparse.Namespace) -> int:
         results = measure(options)
     machine = command.machine(options.quick, transparent_huge_pages=thp_setting())
     flat = write(options.output, results.flat(machine), goals := shown(results))
-    return command.told(options, flat, lambda: tables.print_all(results), goals, results.failures)
+    return command.report(options, flat, lambda: tables.print_all(results), goals, results.failures)
 
 
 if __name__ == "__main__":

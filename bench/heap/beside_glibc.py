@@ -207,7 +207,7 @@ def run(options: argparse.Namespace) -> int:
         ratio = found[f"{program}.mayfly.cpu_ratio"]
         shown.append(at_most(f"{program}: processor time beside glibc's", WANTED, ratio, "x"))
     flat = write(options.output, command.machine(options.quick) | found, shown)
-    return command.told(options, flat, lambda: print_tables(options.only, chosen, found), shown)
+    return command.report(options, flat, lambda: print_tables(options.only, chosen, found), shown)
 
 
 def print_tables(programs: list[str], chosen: list[Allocator], found: dict[str, float]) -> None:

@@ -109,7 +109,7 @@ class Comparison:
         for name in self.studies:
             self.attempt(name, "all", lambda name=name: self.study(name))
             self.write()
-        return command.told(
+        return command.report(
             self.options, self.write(), self.print_tables, self.goals(), self.results.failures
         )
 

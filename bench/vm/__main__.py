@@ -114,7 +114,7 @@ def write(results: Results, options: argparse.Namespace) -> dict:
 def run(options: argparse.Namespace) -> int:
     results = measure(options)
     flat = write(results, options)
-    return command.told(options, flat, lambda: tables.print_all(results), shown(results), results.failures)
+    return command.report(options, flat, lambda: tables.print_all(results), shown(results), results.failures)
 
 
 if __name__ == "__main__":

@@ -108,7 +108,7 @@ def run(options: argparse.Namespace) -> int:
             say(f"{pattern} {one.name}: {pair:.1f} a pair")
     said = shown(found, chosen, patterns)
     flat = write(options.output, {"machine.cpus": os.cpu_count()} | found, said)
-    return command.told(options, flat, lambda: print_tables(patterns, chosen, found), said)
+    return command.report(options, flat, lambda: print_tables(patterns, chosen, found), said)
 
 
 def print_tables(patterns: list[str], chosen: list[Allocator], found: dict[str, float]) -> None:

@@ -132,7 +132,7 @@ def run(options: argparse.Namespace) -> int:
         for server in dict.fromkeys(name for name, _ in samples):
             print_server(samples, server)
 
-    return command.told(options, found, print_tables, failures=failures)
+    return command.report(options, found, print_tables, failures=failures)
 
 
 if __name__ == "__main__":
