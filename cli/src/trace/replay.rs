@@ -27,9 +27,8 @@ Allocators:
   recorded  the addresses in the trace, as the traced program's allocator chose them
   mayfly    the same objects allocated anew on Mayfly's heap, each with its true lifetime, by one
             thread; deadlines follow the trace's time. MAYFLY_HEAP_SPANS, _RECYCLE and
-            _DEADLINE_FACTOR apply. Prints
-            the parts of the memory that it holds (--json: mayfly.where), and with --json the
-            heap's statistics at the end (mayfly.end)
+            _DEADLINE_FACTOR apply. Prints the parts of the memory that it holds (--json:
+            mayfly.where), and with --json the heap's statistics at the end (mayfly.end)
   packed    the least whole pages that hold the live bytes: no allocator can do better
 
 Ratios are memory in pages that hold a live object, divided by live bytes (requested sizes): the
