@@ -34,13 +34,15 @@ pub struct ShareArguments {
     /// The socket to serve
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// A file whose lock keeps other stores from the socket; put it where clients cannot open it [default: beside the socket]
+    /// A file whose lock keeps other stores from the socket; put it where clients cannot open it [default:
+    /// beside the socket]
     #[arg(long, value_name = "FILE")]
     lock: Option<PathBuf>,
     /// Which programs share with one another
     #[arg(long, value_name = "WHO", value_enum, default_value_t = Domains::User)]
     domain: Domains,
-    /// Serve only programs in the cgroups that FILE names, one a line, as /proc/PID/cgroup names them; it may change
+    /// Serve only programs in the cgroups that FILE names, one a line, as /proc/PID/cgroup names them; it may
+    /// change
     #[arg(long, value_name = "FILE")]
     members: Option<PathBuf>,
     /// Memory that each trust domain's store may hold, such as 8GiB [default: half of the machine's]
