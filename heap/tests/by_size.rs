@@ -57,7 +57,7 @@ fn a_new_call_of_an_agreed_size_gets_its_own_class() {
     assert!(is_known(128, 3), "noticed at once");
 
     for (size, caller) in [(64, alike), (128, 3)] {
-        assert!(!needs_no_key(size), "now the size does not tell");
+        assert!(!needs_no_key(size), "now the size is not enough");
         assert!((0..1_000).all(|_| class(allocate(size, caller)) == FOREVER));
         assert!([1, 2].iter().all(|&caller| class(allocate(size, caller)) < FOREVER), "they are not mixed");
     }

@@ -47,17 +47,17 @@ fn half_empty_spans_move_to_the_class_in_use() {
     free_but(&left_behind, 2);
     fill_spans(SPANS_PER_HUGE_PAGE, LONG);
     pass(Some(heap));
-    assert_eq!(count(heap, Event::SpanMoved), 0, "both classes were asked for");
+    assert_eq!(count(heap, Event::SpanMoved), 0, "both classes were used");
 
     for _ in 0..4 {
-        assert_eq!(count(heap, Event::SpanMoved), 0, "it was asked a while ago");
+        assert_eq!(count(heap, Event::SpanMoved), 0, "it was used a while ago");
         fill_spans(1, LONG);
         pass(Some(heap));
     }
-    assert_eq!(count(heap, Event::SpanMoved), 64, "as many as are looked at");
+    assert_eq!(count(heap, Event::SpanMoved), 64, "as many as are examined");
     let (before, pages) = (count(heap, Event::SpanAcquired), [left_behind[0], *left_behind.last().unwrap()]);
     let new = fill_spans(64 / 2, LONG);
-    assert_eq!(count(heap, Event::SpanAcquired), before, "what was handed on is used");
+    assert_eq!(count(heap, Event::SpanAcquired), before, "moved spans are used");
     assert!(new.iter().all(|object| (pages[0]..pages[1]).contains(object)));
     assert_eq!(
         region::huge_page(pages[0]).class(),

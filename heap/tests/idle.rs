@@ -28,7 +28,7 @@ fn idle_memory_is_reused_or_returned() {
     let beside = allocate(1024, FOREVER); // of another size: its own span
     page_life::configure(Recycle::Fill, 2);
     pass(500);
-    assert_eq!(state(), State::Open, "what lives long is asked for seldom, but time and again");
+    assert_eq!(state(), State::Open, "long-lived objects are allocated rarely but repeatedly");
     pass(1_000);
     assert_eq!(state(), State::Active, "its class does not ask");
     let dies = allocate(64, SHORT);

@@ -13,7 +13,8 @@ const SIZES: [usize; 4] = [1, 100, 8_000, 3 << 20];
 
 /// What `work` logs on stderr.
 fn stderr_of(work: impl FnOnce()) -> String {
-    let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("said-{}", std::process::id()));
+    let path =
+        std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("stderr-{}", std::process::id()));
     let mut file = File::options().create_new(true).read(true).write(true).open(&path).unwrap();
     std::fs::remove_file(path).unwrap();
     // SAFETY: file descriptors of this process, which has one test.

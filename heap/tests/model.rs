@@ -24,7 +24,7 @@ use std::thread::{self, JoinHandle};
 
 /// The thread that makes a call.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Who {
+enum Caller {
     Main,
     Helper,
 }
@@ -33,14 +33,14 @@ enum Who {
 /// at the same time, and allocates. `ReplaceHelper`: the helper thread ends, and another begins.
 #[derive(Clone, Debug)]
 enum Step {
-    Allocate { who: Who, size: usize, site: usize },
-    AllocateAligned { who: Who, size: usize, alignment: usize },
-    AllocateWithClass { who: Who, size: usize, class: usize, count: usize },
-    Free { who: Who, object: usize },
-    FreeSome { who: Who, of: usize },
+    Allocate { caller: Caller, size: usize, site: usize },
+    AllocateAligned { caller: Caller, size: usize, alignment: usize },
+    AllocateWithClass { caller: Caller, size: usize, class: usize, count: usize },
+    Free { caller: Caller, object: usize },
+    FreeSome { caller: Caller, of: usize },
     FreeTogether { of: usize, size: usize },
-    Resize { who: Who, object: usize, size: usize },
-    Trim { who: Who },
+    Resize { caller: Caller, object: usize, size: usize },
+    Trim { caller: Caller },
     PassTime { ms: u64 },
     ReplaceHelper,
 }
@@ -61,21 +61,21 @@ fn sizes() -> impl Strategy<Value = usize> {
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
-    let who = || prop_oneof![2 => Just(Who::Main), 1 => Just(Who::Helper)];
+    let caller = || prop_oneof![2 => Just(Caller::Main), 1 => Just(Caller::Helper)];
     let object = any::<prop::sample::Index>().prop_map(|index| index.index(1 << 20));
     let many = prop_oneof![4 => Just(1usize), 2 => 2usize..100, 1 => 100usize..1500];
     let step = prop_oneof![
-        4 => (who(), sizes(), 0usize..6)
-            .prop_map(|(who, size, site)| Step::Allocate { who, size, site }),
-        1 => (who(), sizes(), 0u32..23)
-            .prop_map(|(who, size, log2)| Step::AllocateAligned { who, size, alignment: 1 << log2 }),
-        5 => (who(), sizes(), 0..CLASSES, many)
-            .prop_map(|(who, size, class, count)| Step::AllocateWithClass { who, size, class, count }),
-        4 => (who(), object.clone()).prop_map(|(who, object)| Step::Free { who, object }),
-        3 => (who(), 1usize..6).prop_map(|(who, of)| Step::FreeSome { who, of }),
+        4 => (caller(), sizes(), 0usize..6)
+            .prop_map(|(caller, size, site)| Step::Allocate { caller, size, site }),
+        1 => (caller(), sizes(), 0u32..23)
+            .prop_map(|(caller, size, log2)| Step::AllocateAligned { caller, size, alignment: 1 << log2 }),
+        5 => (caller(), sizes(), 0..CLASSES, many)
+            .prop_map(|(caller, size, class, count)| Step::AllocateWithClass { caller, size, class, count }),
+        4 => (caller(), object.clone()).prop_map(|(caller, object)| Step::Free { caller, object }),
+        3 => (caller(), 1usize..6).prop_map(|(caller, of)| Step::FreeSome { caller, of }),
         1 => (1usize..6, sizes()).prop_map(|(of, size)| Step::FreeTogether { of, size }),
-        3 => (who(), object, sizes()).prop_map(|(who, object, size)| Step::Resize { who, object, size }),
-        1 => who().prop_map(|who| Step::Trim { who }),
+        3 => (caller(), object, sizes()).prop_map(|(caller, object, size)| Step::Resize { caller, object, size }),
+        1 => caller().prop_map(|caller| Step::Trim { caller }),
         3 => prop::sample::select(&[1u64, 11, 21, 101, 201, 2_001, 20_001][..])
             .prop_map(|ms| Step::PassTime { ms }),
         1 => Just(Step::ReplaceHelper),
@@ -178,8 +178,8 @@ impl Model {
     }
 
     /// Runs `f` in one of the threads.
-    fn by<T: Send + 'static>(&self, who: Who, f: impl FnOnce() -> T + Send + 'static) -> T {
-        if who == Who::Main {
+    fn by<T: Send + 'static>(&self, caller: Caller, f: impl FnOnce() -> T + Send + 'static) -> T {
+        if caller == Caller::Main {
             return f();
         }
         let (give, result) = mpsc::channel();
@@ -213,9 +213,11 @@ impl Model {
         check_contents(address, object.size, object.tag);
     }
 
-    fn free(&mut self, who: Who, addresses: Vec<usize>) {
+    fn free(&mut self, caller: Caller, addresses: Vec<usize>) {
         addresses.iter().for_each(|&address| self.remove(address));
-        self.by(who, move || addresses.into_iter().for_each(|address| free::free(address, ReturnSlot::NONE)));
+        self.by(caller, move || {
+            addresses.into_iter().for_each(|address| free::free(address, ReturnSlot::NONE))
+        });
     }
 
     /// The n-th object, counted around.
@@ -230,14 +232,14 @@ impl Model {
 
     fn allocate(
         &mut self,
-        who: Who,
+        caller: Caller,
         size: usize,
         alignment: usize,
         class: Option<usize>,
         f: impl FnOnce() -> *mut u8 + Send + 'static,
     ) {
         if self.live_bytes + size <= MOST_LIVE_BYTES {
-            let address = self.by(who, move || f() as usize);
+            let address = self.by(caller, move || f() as usize);
             if address != 0 && extent::reads_as_zero(address) {
                 let size = extent::usable_size(address, 0);
                 let some = [0, size / 4, size / 2, size / 4 * 3, size - 1];
@@ -265,14 +267,14 @@ impl Model {
     }
 
     /// As realloc does it.
-    fn resize(&mut self, who: Who, address: usize, size: usize) {
+    fn resize(&mut self, caller: Caller, address: usize, size: usize) {
         if self.live_bytes + size > MOST_LIVE_BYTES || size == 0 {
             return;
         }
         let Object { size: old_size, tag, .. } = self.objects.remove(&address).unwrap();
         check_contents(address, old_size, tag);
         let kept = size.min(old_size);
-        let (moved, usable_before) = self.by(who, move || {
+        let (moved, usable_before) = self.by(caller, move || {
             let usable = extent::usable_size(address, 0);
             if let Some(resized) = extent::resize_in_place(address, &call(size, 8)) {
                 return (resized as usize, usable);
@@ -296,8 +298,8 @@ impl Model {
     fn pass_time(&mut self, ms: u64) {
         self.now_ms += ms;
         clock::set(self.now_ms * 1_000_000);
-        for who in [Who::Main, Who::Helper] {
-            self.by(who, || {
+        for caller in [Caller::Main, Caller::Helper] {
+            self.by(caller, || {
                 for _ in 0..8 {
                     free::free(allocate::allocate_with_class(call(16, 9), 0) as usize, ReturnSlot::NONE);
                 }
@@ -332,35 +334,35 @@ impl Model {
 
     fn take(&mut self, step: &Step) {
         match *step {
-            Step::Allocate { who, size, site } => {
-                self.allocate(who, size, 1, None, move || allocate::allocate(call(size, site)));
+            Step::Allocate { caller, size, site } => {
+                self.allocate(caller, size, 1, None, move || allocate::allocate(call(size, site)));
             }
-            Step::AllocateAligned { who, size, alignment } => {
+            Step::AllocateAligned { caller, size, alignment } => {
                 let aligned = move || allocate::allocate_aligned(call(size, 7), alignment);
-                self.allocate(who, size, alignment, None, aligned);
+                self.allocate(caller, size, alignment, None, aligned);
             }
-            Step::AllocateWithClass { who, size, class, count } => {
+            Step::AllocateWithClass { caller, size, class, count } => {
                 for _ in 0..count.min((64 << 20) / (size + 1)).max(1) {
                     let classed = move || allocate::allocate_with_class(call(size, 6), class);
-                    self.allocate(who, size, 1, Some(class), classed);
+                    self.allocate(caller, size, 1, Some(class), classed);
                 }
             }
-            Step::Free { who, object } => {
+            Step::Free { caller, object } => {
                 let objects = self.nth(object).into_iter().collect();
-                self.free(who, objects);
+                self.free(caller, objects);
             }
-            Step::FreeSome { who, of } => {
+            Step::FreeSome { caller, of } => {
                 let objects = self.one_of(of);
-                self.free(who, objects);
+                self.free(caller, objects);
             }
             Step::FreeTogether { of, size } => self.free_together(of, size),
-            Step::Resize { who, object, size } => {
+            Step::Resize { caller, object, size } => {
                 if let Some(address) = self.nth(object) {
-                    self.resize(who, address, size);
+                    self.resize(caller, address, size);
                 }
             }
-            Step::Trim { who } => {
-                self.by(who, allocate::trim);
+            Step::Trim { caller } => {
+                self.by(caller, allocate::trim);
             }
             Step::PassTime { ms } => self.pass_time(ms),
             Step::ReplaceHelper => self.helper = Helper::new(),
@@ -370,10 +372,10 @@ impl Model {
     /// All objects are freed: what remains is cached, and after a flush nothing does.
     fn finish(mut self) -> u64 {
         let objects = self.one_of(1);
-        self.free(Who::Main, objects);
+        self.free(Caller::Main, objects);
         assert_eq!(check::invariants(), Ok(()), "when all is freed");
-        for who in [Who::Main, Who::Helper, Who::Main] {
-            self.by(who, allocate::trim);
+        for caller in [Caller::Main, Caller::Helper, Caller::Main] {
+            self.by(caller, allocate::trim);
         }
         assert_eq!(check::invariants(), Ok(()), "when all is given back");
         assert_eq!((events::pages(), retained::count()), (0, 0), "pages are left when all is given back");

@@ -146,7 +146,7 @@ fn the_longer_class_holds_for_two_contexts_that_look_alike() {
         let found = statistics(what, &[("MODEL", &path), mode]);
         let updates = found["heap.predictions.updates"];
         if what == "alias" {
-            assert_eq!(updates, 1, "seen as soon as it was asked again: {found:?}");
+            assert_eq!(updates, 1, "seen as soon as the model ran again: {found:?}");
             assert_eq!(found["heap.predictions.disagreements"], 1, "and from then on it agrees");
         } else {
             assert_eq!(updates, 0, "the first was the longer one: {found:?}");
@@ -194,7 +194,7 @@ fn stack_height_identifies_the_thread_function() {
     let path = model("heights", &[("in_shallow", 1), ("in_deep", 5)]);
     let mode = (MODEL_ONLY.0, Path::new(MODEL_ONLY.1));
     let found = statistics("heights", &[("MODEL", &path), mode]);
-    assert!(found["heap.predictions.checks"] >= 3, "each thread has been asked again: {found:?}");
+    assert!(found["heap.predictions.checks"] >= 3, "the model ran again in each thread: {found:?}");
     assert_eq!(found["heap.predictions.disagreements"], 0, "{found:?}");
 }
 
@@ -215,7 +215,7 @@ fn a_model_of_another_program_is_detected_and_ignored() {
     let (line, found) = warning_of("strange", &path);
     assert_eq!(
         line,
-        "mayfly-heap: the model is of another program or build and not believed: it knows the modules of 0% of the frames on \
+        "mayfly-heap: the model is for another program or build and is ignored: it knows the modules of 0% of the frames on \
          the stack; learning online\n"
     );
     assert_eq!(found["heap.predictions.disbelieved"], 1, "{found:?}");
@@ -230,9 +230,7 @@ fn a_model_of_another_program_is_detected_and_ignored() {
 fn a_model_contradicted_by_lifetimes_is_ignored() {
     let path = model("contrary", &[("many_sites", 5)]);
     let (line, found) = warning_of("contrary", &path);
-    assert!(
-        line.starts_with("mayfly-heap: the model is not believed: ") && line.ends_with("learning online\n")
-    );
+    assert!(line.starts_with("mayfly-heap: the model is ignored: ") && line.ends_with("learning online\n"));
     assert_eq!((line.lines().count(), found["heap.predictions.disbelieved"]), (1, 1), "{line} {found:?}");
     // They die within 100 ms, or within 1 s or 10 s where the machine is busy.
     let path = model("agreeing", &[("many_sites", 2)]);
@@ -264,7 +262,7 @@ fn a_table_model_predicts_like_a_network_and_unknown_contexts_are_learned_online
     assert!(found["heap.huge_pages.class.100s"] >= 1, "{found:?}");
     assert!(found["heap.huge_pages.class.1000s"] >= 1, "{found:?}");
     assert!(found["heap.lifetimes_measured"] >= 1, "those of `briefly`, which it does not know: {found:?}");
-    assert!(found["heap.predictions.model_runs"] < 20, "and is asked about ever more seldom: {found:?}");
+    assert!(found["heap.predictions.model_runs"] < 20, "and the model runs ever less often: {found:?}");
     assert_eq!(found["heap.predictions.disbelieved"], 0);
 }
 

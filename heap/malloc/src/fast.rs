@@ -127,7 +127,7 @@ macro_rules! allocates {
                 caller_factor = const prediction_table::CALLER_FACTOR as i32,
                 size_factor = const prediction_table::SIZE_FACTOR,
                 last = const local::layout::PREDICTIONS + prediction_table::layout::LAST,
-                places = const local::layout::PREDICTIONS + prediction_table::layout::PLACES,
+                places = const local::layout::PREDICTIONS + prediction_table::layout::BUCKETS,
                 entry_bytes = const prediction_table::layout::ENTRY_BYTES,
                 key = const prediction_table::layout::KEY,
                 bin = const prediction_table::layout::BIN,

@@ -305,7 +305,7 @@ fn place(heap: &'static Heap, call: &Call, prediction: &Prediction, alignment: u
         None => Placed {
             address: place_large(heap, class, size, alignment).unwrap_or(0),
             charged_bytes: size,
-            sampled: sample::large_is_due(&heap.large_before_sample, size),
+            sampled: sample::samples_large(&heap.large_before_sample, size),
         },
     }
 }

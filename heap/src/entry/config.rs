@@ -1,7 +1,7 @@
 //! Configuration from environment variables. A program with more rights than its caller (setuid and the like)
 //! gets the defaults. A value that cannot be parsed is reported on stderr, and the default is used.
 
-use crate::lifetime::source::{self, Source};
+use crate::lifetime::source::{self, LifetimeSource};
 use crate::lifetime::{model, oracle, table_file};
 use crate::observe::{control, profile, report, trace};
 use crate::pages::page_life::Recycle;
@@ -68,12 +68,16 @@ pub fn load() {
             _ => warn(format_args!("unknown variable MAYFLY_HEAP_{}, ignored", text(name))),
         });
     }
-    match source.unwrap_or(if model { Source::Model { online: true } } else { Source::Online }) {
-        Source::Model { .. } if !model => {
+    match source.unwrap_or(if model {
+        LifetimeSource::Model { online: true }
+    } else {
+        LifetimeSource::Online
+    }) {
+        LifetimeSource::Model { .. } if !model => {
             warn(format_args!(
                 "MAYFLY_HEAP_LIFETIMES=model needs a file in MAYFLY_HEAP_MODEL; learning online"
             ));
-            source::choose(Source::Online);
+            source::choose(LifetimeSource::Online);
         }
         source => source::choose(source),
     }
@@ -87,18 +91,18 @@ fn text(bytes: &[u8]) -> &str {
     core::str::from_utf8(bytes).unwrap_or("(not UTF-8)")
 }
 
-fn set_lifetimes(value: &[u8]) -> Option<Source> {
+fn set_lifetimes(value: &[u8]) -> Option<LifetimeSource> {
     match value {
-        b"online" => return Some(Source::Online),
-        b"model" => return Some(Source::Model { online: false }),
-        b"model+online" => return Some(Source::Model { online: true }),
+        b"online" => return Some(LifetimeSource::Online),
+        b"model" => return Some(LifetimeSource::Model { online: false }),
+        b"model+online" => return Some(LifetimeSource::Model { online: true }),
         _ => {}
     }
     if let Some(class) = value.strip_prefix(b"fixed:").and_then(lifetime_class::of_name) {
-        return Some(Source::Fixed(class));
+        return Some(LifetimeSource::Fixed(class));
     }
     if let Some(path) = value.strip_prefix(b"oracle:") {
-        return oracle::load(path).then_some(Source::Oracle);
+        return oracle::load(path).then_some(LifetimeSource::Oracle);
     }
     warn(format_args!(
         "MAYFLY_HEAP_LIFETIMES={} is not online, model, model+online, fixed:CLASS (10ms 100ms 1s 10s 100s 1000s inf) or oracle:FILE; using the default",

@@ -123,13 +123,13 @@ fn free_by_lines(heap: &'static Heap, address: usize, from: ReturnSlot) -> bool 
         return false;
     }
     let last = lines::free(span, address, from.caller());
-    let due = maintenance::count_free(heap);
-    if last || due {
+    let run_maintenance = maintenance::count_free(heap);
+    if last || run_maintenance {
         let _guard = fork_guard::enter(heap);
         if last {
             lines::give_back(span);
         }
-        if due {
+        if run_maintenance {
             maintenance::run(heap);
         }
     }

@@ -164,13 +164,13 @@ pub fn report_distrust() -> bool {
     if reason == FOREIGN {
         let known = share(&KNOWN_FRAMES, &FRAMES);
         warn(format_args!(
-            "the model is of another program or build and not believed: it knows the modules of {known}% of the frames on the \
+            "the model is for another program or build and is ignored: it knows the modules of {known}% of the frames on the \
              stack; learning online"
         ));
     } else {
         let wrong = share(&WRONG_SITES, &SITES);
         warn(format_args!(
-            "the model is not believed: {wrong}% of the call sites that are known by now are contrary to it; learning online"
+            "the model is ignored: it contradicts {wrong}% of the call sites that are known by now; learning online"
         ));
     }
     true

@@ -6,7 +6,7 @@ use crate::units::lifetime_class::FOREVER;
 
 /// A source of lifetimes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Source {
+pub enum LifetimeSource {
     /// Every object has this class.
     Fixed(usize),
     /// Sampled allocations teach each call site its class while the program runs.
@@ -27,24 +27,24 @@ const MODEL_AND_ONLINE: u8 = u8::MAX - 3;
 static SOURCE: AtomicU8 = AtomicU8::new(ONLINE);
 
 /// Chooses the source.
-pub fn choose(source: Source) {
+pub fn choose(source: LifetimeSource) {
     let code = match source {
-        Source::Fixed(class) => class.min(FOREVER) as u8,
-        Source::Online => ONLINE,
-        Source::Oracle => ORACLE,
-        Source::Model { online: false } => MODEL,
-        Source::Model { online: true } => MODEL_AND_ONLINE,
+        LifetimeSource::Fixed(class) => class.min(FOREVER) as u8,
+        LifetimeSource::Online => ONLINE,
+        LifetimeSource::Oracle => ORACLE,
+        LifetimeSource::Model { online: false } => MODEL,
+        LifetimeSource::Model { online: true } => MODEL_AND_ONLINE,
     };
     SOURCE.store(code, Relaxed);
 }
 
 /// The source in use.
-pub fn in_use() -> Source {
+pub fn in_use() -> LifetimeSource {
     match SOURCE.load(Relaxed) {
-        ONLINE => Source::Online,
-        ORACLE => Source::Oracle,
-        MODEL => Source::Model { online: false },
-        MODEL_AND_ONLINE => Source::Model { online: true },
-        class => Source::Fixed(class as usize),
+        ONLINE => LifetimeSource::Online,
+        ORACLE => LifetimeSource::Oracle,
+        MODEL => LifetimeSource::Model { online: false },
+        MODEL_AND_ONLINE => LifetimeSource::Model { online: true },
+        class => LifetimeSource::Fixed(class as usize),
     }
 }

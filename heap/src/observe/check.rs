@@ -48,10 +48,10 @@ struct Tally {
 pub fn invariants() -> Checked {
     let (mut on_pages, mut in_heaps) = (Tally::default(), Tally::default());
     let (mut live, mut kept, mut open) = (0, 0, 0);
-    let (mut next, mut goes_on) = (0, 0);
+    let (mut next, mut continues) = (0, 0);
     while let Some(id) = region::next_used(next) {
         let (page, address) = (region::huge_page(region::address(id)), region::address(id));
-        hold(goes_on == 0 || id == next, "a large object goes on where there is no page", address)?;
+        hold(continues == 0 || id == next, "a large object continues where there is no page", address)?;
         next = id + 1;
         match page.state() {
             State::Free => check_free(page, address, "a free page has nothing on it").and(hold(
@@ -74,9 +74,9 @@ pub fn invariants() -> Checked {
             }
         }
         hold(!region::is_freed(id) || page.state() == State::Free, "a page in use cannot be taken", address)?;
-        goes_on = check_blocks(page, address, goes_on, &mut on_pages)?;
+        continues = check_blocks(page, address, continues, &mut on_pages)?;
     }
-    hold(goes_on == 0, "a large object ends", 0)?;
+    hold(continues == 0, "a large object ends", 0)?;
     hold(kept == retained::count(), "as many pages are retained as are counted", 0)?;
     hold(live == events::pages(), "as many pages are in use as are counted", 0)?;
     let opened = open_page::addresses().count();
@@ -124,28 +124,33 @@ fn check_active(page: &HugePage, address: usize) -> Checked {
         return hold(sets == 0, "a page is in no set but the one it names", address);
     }
     let findable = longest.is_none_or(|longest| longest <= bucket as usize);
-    hold(findable, "no run of free blocks is longer than the page's set says", address)?;
+    hold(findable, "no run of free blocks is longer than the page's set implies", address)?;
     let own = pool::flag(page.class(), bucket as usize);
     hold(sets == own, "a page is in the set that it names, and in no other", address)?;
     hold(pool::nonempty() & own != 0, "searchers see that the page's set is not empty", address)
 }
 
-/// Checks what lies on a page. `goes_on` blocks belong to an object of an earlier page; returns how many
+/// Checks what lies on a page. `continues` blocks belong to an object of an earlier page; returns how many
 /// continue on the next.
-fn check_blocks(page: &HugePage, address: usize, goes_on: usize, tally: &mut Tally) -> Result<usize, Broken> {
+fn check_blocks(
+    page: &HugePage,
+    address: usize,
+    continues: usize,
+    tally: &mut Tally,
+) -> Result<usize, Broken> {
     let (live, last, spans) = (page.live.load(), page.last.load(), page.spans.load());
     let residual = page.residual.load();
     hold(bits::is_none(&minus(&residual, &live)), "residual blocks are live", address)?;
     hold(bits::is_none(&minus(&spans, &live)), "blocks of spans are live", address)?;
     let large = minus(&live, &spans);
     hold(bits::is_none(&minus(&last, &large)), "last blocks are those of large objects", address)?;
-    hold(!get(&spans, 0) || goes_on == 0, "a large object goes on over a span", address)?;
+    hold(!get(&spans, 0) || continues == 0, "a large object continues over a span", address)?;
     let high_water = page.high_water.load(Relaxed) as usize;
     hold(bits::is_none(&minus(&live, &bits::range(0, high_water))), "live blocks were touched", address)?;
-    let (mut block, mut left) = (0, goes_on);
+    let (mut block, mut left) = (0, continues);
     if page.last_object_blocks.load(Relaxed) > 0 {
         left = page.last_object_blocks.load(Relaxed) as usize;
-        hold(left > BLOCKS_PER_HUGE_PAGE && goes_on == 0, "an object that begins here goes on", address)?;
+        hold(left > BLOCKS_PER_HUGE_PAGE && continues == 0, "an object that begins here continues", address)?;
     }
     if left > 0 {
         let here = left.min(BLOCKS_PER_HUGE_PAGE);

@@ -162,9 +162,9 @@ pub fn write_json(out: &mut impl Write) -> fmt::Result {
     write!(out, ",\"heap.threads\":{threads},\"heap.clock_ms\":{}", clock::now_ms())?;
     write!(out, ",\"heap.sites\":{}", sites::count())?;
     let of = |event: Event| total(event as usize);
-    let (misses, asked) =
+    let (misses, lookups) =
         (of(Event::PredictionMissed), of(Event::CellsTaken).wrapping_add(of(Event::LargeFromCache)));
-    write!(out, ",\"heap.predictions.hits\":{}", asked.saturating_sub(misses))?;
+    write!(out, ",\"heap.predictions.hits\":{}", lookups.saturating_sub(misses))?;
     write!(out, ",\"heap.predictions.misses\":{misses}")?;
     let tables = registry::heaps().count() * TABLES_BYTES;
     write!(out, ",\"heap.predictions.tables_bytes\":{tables},\"heap.model_bytes\":{}", model::bytes())?;

@@ -133,8 +133,8 @@ pub fn remap(address: usize, old_bytes: usize, new_bytes: usize) -> Option<usize
 pub fn discard(address: usize, bytes: usize) {
     keep_errno(|| {
         // SAFETY: the range is the heap's and holds no object.
-        let gone = unsafe { libc::madvise(address as *mut c_void, bytes, libc::MADV_DONTNEED) } == 0;
-        if !gone {
+        let discarded = unsafe { libc::madvise(address as *mut c_void, bytes, libc::MADV_DONTNEED) } == 0;
+        if !discarded {
             // Locked memory (mlock) cannot be given back: it must still read as zero.
             // SAFETY: as above, and committed.
             unsafe { core::ptr::write_bytes(address as *mut u8, 0, bytes) };

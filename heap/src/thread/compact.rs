@@ -23,7 +23,7 @@ const ENOUGH_IDLE_COMPARISONS: u8 = 4;
 const LEAST_SPARSE: usize = 4;
 /// The most spans of a queue that are moved, and that are examined for how full they are.
 const MOST_MOVED: usize = 64;
-const LOOKED_AT: usize = 32;
+const MOST_EXAMINED: usize = 32;
 
 /// Compares all bins and resets their use counts.
 pub fn compare(heap: &'static Heap) {
@@ -71,7 +71,7 @@ fn is_sparse(bin: &Bin) -> bool {
     let (half_empty, all) = bin
         .queue
         .iter()
-        .take(LOOKED_AT)
+        .take(MOST_EXAMINED)
         .fold((0, 0), |(half_empty, all), span| (half_empty + usize::from(is_half_empty(span)), all + 1));
     half_empty >= LEAST_SPARSE && half_empty * 4 >= all
 }

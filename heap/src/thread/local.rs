@@ -11,7 +11,7 @@ use core::cell::Cell;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use crate::lifetime::sites::{Site, SiteCache};
-use crate::lifetime::source::{self, Source};
+use crate::lifetime::source::{self, LifetimeSource};
 use crate::pages::region;
 use crate::span::remote::{RemoteList, Tenancy};
 use crate::system::events::Counts;
@@ -89,7 +89,7 @@ pub struct Heap {
     pub forgot_ms: Cell<u64>,
     /// Searches for spans in vacant heaps, and how many in a row found none, see
     /// [`crate::thread::registry::adopt`].
-    pub looks_for_vacant: Cell<u32>,
+    pub vacant_searches: Cell<u32>,
     /// As above.
     pub vacant_misses: Cell<u8>,
     /// The number of sections that the thread is in and a fork must not interrupt, see
@@ -148,7 +148,7 @@ impl Heap {
             collected_ms: Cell::new(0),
             compared_ms: Cell::new(0),
             forgot_ms: Cell::new(0),
-            looks_for_vacant: Cell::new(0),
+            vacant_searches: Cell::new(0),
             vacant_misses: Cell::new(0),
             busy: AtomicU32::new(0),
             remote: RemoteList::new(),
@@ -277,7 +277,7 @@ impl Heap {
         if self.by_size.bin(call).is_some_and(|agreed| core::ptr::eq(agreed, bin)) {
             return;
         }
-        if matches!(source::in_use(), Source::Online | Source::Fixed(_)) {
+        if matches!(source::in_use(), LifetimeSource::Online | LifetimeSource::Fixed(_)) {
             self.by_size.known_call(call, bin.class.get().into(), bin);
         }
     }

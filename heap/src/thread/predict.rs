@@ -10,7 +10,7 @@
 //! the longer one holds.
 
 use crate::lifetime::sites::{self, Site};
-use crate::lifetime::source::{self, Source};
+use crate::lifetime::source::{self, LifetimeSource};
 use crate::lifetime::{model, oracle};
 use crate::system::events::{self, Event};
 use crate::thread::fork_guard;
@@ -40,9 +40,11 @@ impl Prediction {
 /// Classifies a call.
 pub fn classify(heap: &Heap, call: &Call) -> Prediction {
     match source::in_use() {
-        Source::Fixed(class) => Prediction::certain(class, true),
-        Source::Oracle => Prediction::certain(oracle::class(heap.thread.get(), heap.sequence.get()), false),
-        Source::Online | Source::Model { .. } => {
+        LifetimeSource::Fixed(class) => Prediction::certain(class, true),
+        LifetimeSource::Oracle => {
+            Prediction::certain(oracle::class(heap.thread.get(), heap.sequence.get()), false)
+        }
+        LifetimeSource::Online | LifetimeSource::Model { .. } => {
             if heap.predicted_bin(&heap.lookup_key(call)).is_none() {
                 events::count(Event::PredictionMissed);
             } // else the bin needs a span, and its site learns
@@ -58,7 +60,7 @@ pub fn classify(heap: &Heap, call: &Call) -> Prediction {
 /// Records that the thread's table knew the call, for `count` objects since the last record.
 #[inline]
 pub fn record_hit(heap: &'static Heap, call: &Call, count: u32) {
-    if matches!(source::in_use(), Source::Model { .. })
+    if matches!(source::in_use(), LifetimeSource::Model { .. })
         && let Some(site) = heap
             .prediction_table
             .site(&heap.lookup_key(call))
@@ -75,7 +77,7 @@ pub fn record_hit(heap: &'static Heap, call: &Call, count: u32) {
 #[cold]
 #[inline(never)]
 fn ask_again(site: &'static Site, call: &Call) {
-    if matches!(source::in_use(), Source::Model { .. }) {
+    if matches!(source::in_use(), LifetimeSource::Model { .. }) {
         match model::predict(call.caller) {
             Some(class) => {
                 events::count(Event::PredictionChecked);

@@ -1,7 +1,7 @@
 //! A thread's prediction table (LLAMA §7): maps a call to the bin of its objects.
 //!
 //! The key is made of return address, stack pointer and size, which are all in registers when malloc is
-//! called. Each place of the table holds two calls, so that two calls which alternate do not evict each
+//! called. Each bucket of the table holds two calls, so that two calls which alternate do not evict each
 //! other.
 //!
 //! For a site whose callers are separated by a word of the stack ([`crate::lifetime::sites`]), the entry
@@ -15,21 +15,21 @@ use crate::units::geometry::MAX_SMALL_BYTES;
 use crate::units::lifetime_class::CLASSES;
 use crate::units::size_class::GRANULE_BYTES;
 
-/// With two calls to each place, a server's thread finds 95% of its calls (LLAMA §9.4).
-const PLACES: usize = 2048;
+/// With two calls to each bucket, a server's thread finds 95% of its calls (LLAMA §9.4).
+const BUCKETS: usize = 2048;
 const CALLS: usize = 2;
 
-/// The table. All zeros is an empty one. Calls hash to any of the places in use, so only few are used at
+/// The table. All zeros is an empty one. Calls hash to any of the buckets in use, so only few are used at
 /// first: every page that a thread touches here costs the program memory.
 #[repr(C, align(64))]
 pub struct PredictionTable {
-    /// The last place in use, as its distance from the first in bytes.
+    /// The last bucket in use, as its distance from the first in bytes.
     last: Cell<u32>,
     _aligned: [u32; 7],
-    places: [Place; PLACES],
+    buckets: [Bucket; BUCKETS],
 }
 
-type Place = [Entry; CALLS];
+type Bucket = [Entry; CALLS];
 
 #[repr(C)]
 struct Entry {
@@ -46,7 +46,7 @@ struct Entry {
     word: Cell<u8>,
 }
 
-/// Offsets for the fast path in assembly: the last place in use, the first place, and an entry's size, key,
+/// Offsets for the fast path in assembly: the last bucket in use, the first bucket, and an entry's size, key,
 /// bin and word.
 pub mod layout {
     use super::{Entry, PredictionTable};
@@ -55,7 +55,7 @@ pub mod layout {
     /// See above.
     pub const LAST: usize = offset_of!(PredictionTable, last);
     /// See above.
-    pub const PLACES: usize = offset_of!(PredictionTable, places);
+    pub const BUCKETS: usize = offset_of!(PredictionTable, buckets);
     /// See above.
     pub const ENTRY_BYTES: usize = size_of::<Entry>();
     /// See above.
@@ -131,7 +131,7 @@ impl Default for PredictionTable {
 /// The factor of return addresses: 2^32 divided by the golden ratio.
 pub const CALLER_FACTOR: u32 = 0x9E37_79B1;
 /// The factor of sizes, which are rounded up to granules. Stack heights are multiples of 16, so sizes and
-/// heights of one call map to different places.
+/// heights of one call map to different buckets.
 pub const SIZE_FACTOR: u32 = 8;
 
 impl PredictionTable {
@@ -140,41 +140,41 @@ impl PredictionTable {
         Self {
             last: Cell::new(0),
             _aligned: [0; 7],
-            places: [const { [const { Entry::new() }; CALLS] }; PLACES],
+            buckets: [const { [const { Entry::new() }; CALLS] }; BUCKETS],
         }
     }
 
-    /// The place and the key of a call. Two calls of any sizes may have the same key: the caller must check
+    /// The bucket and the key of a call. Two calls of any sizes may have the same key: the caller must check
     /// that the bin's cells are large enough.
     #[inline(always)]
-    fn place(&self, call: &Call) -> (&Place, u32) {
+    fn bucket(&self, call: &Call) -> (&Bucket, u32) {
         // The fast path has the slot of the return address, just below `stack`.
         let slot = call.stack.wrapping_sub(size_of::<usize>()) as u32;
         let size = call.size.wrapping_add(GRANULE_BYTES - 1) as u32 & !(GRANULE_BYTES as u32 - 1);
         let of_caller = (call.caller as u32).wrapping_mul(CALLER_FACTOR);
         let key = of_caller.wrapping_add(slot).wrapping_add(size.wrapping_mul(SIZE_FACTOR));
-        (self.place_of(key), key)
+        (self.bucket_of(key), key)
     }
 
     #[inline(always)]
-    fn place_of(&self, key: u32) -> &Place {
+    fn bucket_of(&self, key: u32) -> &Bucket {
         let distance = (key & self.last.get()) as usize;
-        // SAFETY: `last` is one less than a power of two, times the size of a place, and at most that of the
-        // last place.
-        unsafe { &*self.places.as_ptr().byte_add(distance) }
+        // SAFETY: `last` is one less than a power of two, times the size of a bucket, and at most that of the
+        // last bucket.
+        unsafe { &*self.buckets.as_ptr().byte_add(distance) }
     }
 
-    /// Doubles the places in use, if there are more: each entry stays or moves to a place that was not in
+    /// Doubles the buckets in use, if there are more: each entry stays or moves to a bucket that was not in
     /// use.
     fn grow(&self) -> bool {
-        let places = self.last.get() as usize / size_of::<Place>() + 1;
-        if places == PLACES {
+        let buckets = self.last.get() as usize / size_of::<Bucket>() + 1;
+        if buckets == BUCKETS {
             return false;
         }
-        self.last.set(((2 * places - 1) * size_of::<Place>()) as u32);
-        for (place, moved) in self.places[..places].iter().zip(&self.places[places..]) {
-            for (from, to) in place.iter().zip(moved) {
-                if from.is_used() && !core::ptr::eq(self.place_of(from.key.get()), place) {
+        self.last.set(((2 * buckets - 1) * size_of::<Bucket>()) as u32);
+        for (bucket, moved) in self.buckets[..buckets].iter().zip(&self.buckets[buckets..]) {
+            for (from, to) in bucket.iter().zip(moved) {
+                if from.is_used() && !core::ptr::eq(self.bucket_of(from.key.get()), bucket) {
                     to.copy_from(from);
                     from.forget();
                 }
@@ -186,7 +186,7 @@ impl PredictionTable {
     /// The offset of the bin of calls like this one.
     #[inline(always)]
     pub fn get(&self, call: &Call) -> Option<u32> {
-        let ([newer, older], key) = self.place(call);
+        let ([newer, older], key) = self.bucket(call);
         if newer.key.get() == key {
             Some(newer.bin.get())
         } else if older.key.get() == key {
@@ -199,8 +199,8 @@ impl PredictionTable {
     /// The entry of calls like this one.
     #[inline]
     pub fn lookup(&self, call: &Call) -> Option<KnownCall> {
-        let (place, key) = self.place(call);
-        let entry = place.iter().find(|entry| entry.key.get() == key)?;
+        let (bucket, key) = self.bucket(call);
+        let entry = bucket.iter().find(|entry| entry.key.get() == key)?;
         Some(KnownCall { bin: entry.bin.get(), word: entry.word.get(), site: entry.site.get() })
     }
 
@@ -231,7 +231,7 @@ impl PredictionTable {
 
     /// The entry of calls like this one; replaces another call's if there is none.
     fn entry_for(&self, call: &Call) -> &Entry {
-        let ([newer, older], key) = self.place(call);
+        let ([newer, older], key) = self.bucket(call);
         let is_others = |entry: &Entry| entry.is_used() && entry.key.get() != key;
         if is_others(newer) && is_others(older) && self.grow() {
             return self.entry_for(call);
@@ -262,8 +262,8 @@ impl PredictionTable {
 
     /// The entries in use; entries beyond them are not read, which would touch their memory.
     fn used(&self) -> impl Iterator<Item = &Entry> {
-        let places = self.last.get() as usize / size_of::<Place>() + 1;
-        self.places[..places].iter().flatten().filter(|entry| entry.is_used())
+        let buckets = self.last.get() as usize / size_of::<Bucket>() + 1;
+        self.buckets[..buckets].iter().flatten().filter(|entry| entry.is_used())
     }
 }
 
@@ -282,7 +282,7 @@ mod tests {
         while table.grow() {}
         let first = call(0x7fff_0000);
         let alike = (1..1 << 20).map(|i| call(0x7fff_0000 + 16 * i));
-        let alike = alike.filter(|c| core::ptr::eq(table.place(c).0, table.place(&first).0));
+        let alike = alike.filter(|c| core::ptr::eq(table.bucket(c).0, table.bucket(&first).0));
         let calls: Vec<Call> = core::iter::once(first).chain(alike.take(2)).collect();
         let bins = || -> Vec<_> { calls.iter().map(|call| table.get(call)).collect() };
         table.remember(&calls[0], 64, 0, None);
@@ -319,27 +319,27 @@ mod tests {
         for i in 0..400 {
             table.remember(&call(0x7fff_0000 + 16 * i), bin(i), 0, None);
         }
-        assert!((table.last.get() as usize) < PLACES * size_of::<Place>() - 1);
+        assert!((table.last.get() as usize) < BUCKETS * size_of::<Bucket>() - 1);
         assert!((0..400).all(|i| table.get(&call(0x7fff_0000 + 16 * i)) == Some(bin(i))));
         (0..20_000).for_each(|i| table.remember(&call(16 * i), bin(i), 0, None));
-        assert_eq!(table.last.get() as usize, (PLACES - 1) * size_of::<Place>());
+        assert_eq!(table.last.get() as usize, (BUCKETS - 1) * size_of::<Bucket>());
     }
 
     #[test]
     fn calls_that_differ_in_one_bit_of_height_have_places_of_their_own() {
         let table = PredictionTable::new();
         while table.grow() {}
-        let mut places: Vec<*const Place> =
-            (5..16).map(|bit| &raw const *table.place(&call(1 << bit)).0).collect();
-        places.sort_unstable();
-        places.dedup();
-        assert_eq!(places.len(), 11);
+        let mut buckets: Vec<*const Bucket> =
+            (5..16).map(|bit| &raw const *table.bucket(&call(1 << bit)).0).collect();
+        buckets.sort_unstable();
+        buckets.dedup();
+        assert_eq!(buckets.len(), 11);
         let bins = || (4..32).map(|bit| table.get(&call(1 << bit)));
         (4..32).for_each(|bit| table.remember(&call(1 << bit), 64 * bit as u32, 0, None));
         let known = bins().zip(4..32).filter(|(bin, bit)| *bin == Some(64 * bit));
         assert!(
             known.count() >= 13,
-            "those that share a place drive one another out, and none is taken for another"
+            "those that share a bucket drive one another out, and none is taken for another"
         );
         assert!(bins().zip(4..32).all(|(bin, bit)| bin.is_none_or(|bin| bin == 64 * bit)));
     }

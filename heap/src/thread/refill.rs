@@ -5,7 +5,7 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
-use crate::lifetime::source::{self, Source};
+use crate::lifetime::source::{self, LifetimeSource};
 use crate::pages::{global, memory_pressure, page_life, region};
 use crate::span::cells::{Role, Room, Span};
 use crate::span::remote::{self, Link, RemoteList, Tenancy};
@@ -91,7 +91,7 @@ fn borrow(heap: &'static Heap, bin: &Bin) -> Option<usize> {
     let (class, size_class) = (bin.class.get() as usize, bin.size_class.get() as usize);
     let borrowed = &heap.span_caches[class].borrowed[size_class];
     let after = borrowed.get() + bin.cell_bytes() as u32;
-    let by_model = matches!(source::in_use(), Source::Model { .. });
+    let by_model = matches!(source::in_use(), LifetimeSource::Model { .. });
     if !by_model || after > MOST_BORROWED || observers::observes_samples() || !page_life::fills() {
         return None;
     }
@@ -139,7 +139,8 @@ pub fn may_be_opened_for(span: &Span, class: usize) -> bool {
 /// Whether classes are guesses: lifetimes are learned while the program runs, and the paper's policy was not
 /// chosen.
 pub fn classes_are_guesses() -> bool {
-    matches!(source::in_use(), Source::Online | Source::Model { online: true }) && page_life::fills()
+    matches!(source::in_use(), LifetimeSource::Online | LifetimeSource::Model { online: true })
+        && page_life::fills()
 }
 
 /// Divides a new span for the bin; it is in no list yet. `None` if memory ran out.

@@ -113,24 +113,24 @@ pub fn only_survivor(survivor: &Heap) {
 /// searching, skips its next searches: with many short-lived threads and full heaps all of them would wait
 /// for one another here.
 pub fn adopt(heap: &'static Heap, bin: &Bin, room: Room) -> Option<&'static Span> {
-    const LOOKED_AT: usize = 8;
+    const MOST_SEARCHED: usize = 8;
     const MOST_MISSES: u8 = 6;
     if VACANT_COUNT.load(Relaxed) == 0 {
         return None;
     }
-    let looks = heap.looks_for_vacant.get().wrapping_add(1);
-    heap.looks_for_vacant.set(looks);
+    let searches = heap.vacant_searches.get().wrapping_add(1);
+    heap.vacant_searches.set(searches);
     let misses = heap.vacant_misses.get();
-    if room == Room::Worthwhile && !looks.is_multiple_of(1 << misses) {
+    if room == Room::Worthwhile && !searches.is_multiple_of(1 << misses) {
         return None;
     }
     let (class, size_class) = (bin.class.get() as usize, bin.size_class.get() as usize);
     let found = LOCK.try_lock().and_then(|guard| {
         events::count(Event::VacantSearched);
         let vacant = core::iter::successors(VACANT.0.get(), |other| other.next_vacant.get());
-        let looked_at = if room == Room::Any { MAX_HEAPS } else { LOOKED_AT };
+        let most_searched = if room == Room::Any { MAX_HEAPS } else { MOST_SEARCHED };
         let adopt_from = |other| remote::adopt(heap, other, &guard, || find(other, class, size_class, room));
-        vacant.take(looked_at).find_map(adopt_from)
+        vacant.take(most_searched).find_map(adopt_from)
     });
     heap.vacant_misses.set(if found.is_some() { 0 } else { (misses + 1).min(MOST_MISSES) });
     found

@@ -70,7 +70,7 @@ pub fn cells_before_sample(cell_bytes: usize) -> u32 {
 }
 
 /// Whether to sample a large object of `size` bytes; `before`: bytes to the next sample, 0 if not drawn yet.
-pub fn large_is_due(before: &Cell<u64>, size: usize) -> bool {
+pub fn samples_large(before: &Cell<u64>, size: usize) -> bool {
     if !sampling() {
         return false;
     }
@@ -79,9 +79,9 @@ pub fn large_is_due(before: &Cell<u64>, size: usize) -> bool {
         0 => draw(), // the heap's first
         left => left,
     };
-    let due = left <= size as u64;
-    before.set(if due { draw() } else { left - size as u64 });
-    due
+    let sampled = left <= size as u64;
+    before.set(if sampled { draw() } else { left - size as u64 });
+    sampled
 }
 
 /// The chance that an object of `size` bytes is sampled.

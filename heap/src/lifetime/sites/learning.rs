@@ -14,7 +14,7 @@ use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use super::{LOCK, Site, add_to};
 use crate::lifetime::model_validation::{self, Predicted};
-use crate::lifetime::source::{self, Source};
+use crate::lifetime::source::{self, LifetimeSource};
 use crate::system::events::{self, Event};
 use crate::units::lifetime_class::{CLASSES, FOREVER};
 
@@ -61,7 +61,7 @@ pub(super) fn has_changed() {
 
 /// Whether a trusted model decides without online correction.
 pub(super) fn model_is_alone() -> bool {
-    source::in_use() == Source::Model { online: false } && model_validation::is_trusted()
+    source::in_use() == LifetimeSource::Model { online: false } && model_validation::is_trusted()
 }
 
 impl Site {
@@ -166,9 +166,9 @@ impl Site {
             self.add_bytes(size.saturating_mul(count as usize), LITTLE_TO_MODEL);
         }
         let hits = self.hits.load(Relaxed).saturating_add(count);
-        let due = hits >= HITS_TO_CHECK << self.agreed.load(Relaxed).min(MOST_DOUBLINGS);
-        self.hits.store(if due { 0 } else { hits }, Relaxed);
-        due
+        let runs_again = hits >= HITS_TO_CHECK << self.agreed.load(Relaxed).min(MOST_DOUBLINGS);
+        self.hits.store(if runs_again { 0 } else { hits }, Relaxed);
+        runs_again
     }
 
     /// Records another run of the model. If the class differs, the longer one holds: under-prediction costs

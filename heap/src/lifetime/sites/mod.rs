@@ -20,7 +20,7 @@ use core::sync::atomic::{
 
 use self::learning::model_is_alone;
 use crate::lifetime::model_validation::Balance;
-use crate::lifetime::source::{self, Source};
+use crate::lifetime::source::{self, LifetimeSource};
 use crate::lifetime::{caller_id, model, unwind};
 use crate::system::events::{self, Event};
 use crate::system::lock::Lock;
@@ -233,7 +233,7 @@ fn look_up(call: &Call, stack: ThreadStack) -> Option<&'static Site> {
 
 fn ask_model(call: &Call) -> Option<usize> {
     match source::in_use() {
-        Source::Model { .. } => model::predict(call.caller),
+        LifetimeSource::Model { .. } => model::predict(call.caller),
         _ => None,
     }
 }

@@ -363,7 +363,10 @@ mod tests {
     #[test]
     fn a_word_with_mixed_values_does_not_separate() {
         assert!(!separates(calls(&[(10, 1, false), (4, 1, true)])), "the same for all");
-        assert!(!separates(calls(&[(10, 1, false), (4, 1, true), (4, 2, true)])), "it tells half of them");
+        assert!(
+            !separates(calls(&[(10, 1, false), (4, 1, true), (4, 2, true)])),
+            "it separates half of them"
+        );
         assert!(!separates(calls(&[(10, 0, false), (4, 2, true)])), "most have no return address there");
         assert!(!separates(calls(&[])));
         let each_its_own = |i: usize| (1, i, i.is_multiple_of(3));

@@ -255,7 +255,7 @@ fn parse(mut own: Reader, place: usize) -> Option<Entry> {
 
 /// Where a register's value in the caller is saved.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum Location {
     Unset,
     /// At this offset from the frame's end.
     At(i64),
@@ -267,16 +267,16 @@ enum Place {
 struct Row {
     /// The register that the end is measured from, and the offset; `None` if it is computed.
     end: Option<(u64, i64)>,
-    frame_pointer: Place,
-    return_address: Place,
+    frame_pointer: Location,
+    return_address: Location,
 }
 
 impl Row {
-    fn set(&mut self, register: u64, place: Place) {
+    fn set(&mut self, register: u64, place: Location) {
         match register {
             register::FRAME => self.frame_pointer = place,
             register::RETURN => self.return_address = place,
-            register::STACK if place != Place::Unset => self.end = None, // by convention the end is the stack pointer
+            register::STACK if place != Location::Unset => self.end = None, // by convention the end is the stack pointer
             _ => {}
         }
     }
@@ -287,11 +287,11 @@ const REMEMBERED: usize = 8;
 
 impl Entry {
     fn rule(&self, place: usize) -> Option<Rule> {
-        let mut row = Row { end: None, frame_pointer: Place::Unset, return_address: Place::Unset };
+        let mut row = Row { end: None, frame_pointer: Location::Unset, return_address: Location::Unset };
         self.run(self.shared, usize::MAX, &mut row, None)?;
         let first = row;
         self.run(self.own, place, &mut row, Some(first))?;
-        if row.return_address == Place::Undefined {
+        if row.return_address == Location::Undefined {
             return Some(Rule::Outermost);
         }
         let (base, bytes) = row.end?;
@@ -299,11 +299,11 @@ impl Entry {
             let words = u16::try_from(-bytes / 8).ok()?;
             (bytes < 0 && bytes % 8 == 0 && words <= MOST_WORDS).then_some(words)
         };
-        let Place::At(return_address) = row.return_address else { return None };
+        let Location::At(return_address) = row.return_address else { return None };
         let frame_pointer = match row.frame_pointer {
-            Place::Unset => Saved::InPlace,
-            Place::At(bytes) => words(bytes).map_or(Saved::Unknown, Saved::Below),
-            Place::Undefined | Place::Elsewhere => Saved::Unknown,
+            Location::Unset => Saved::InPlace,
+            Location::At(bytes) => words(bytes).map_or(Saved::Unknown, Saved::Below),
+            Location::Undefined | Location::Elsewhere => Saved::Unknown,
         };
         Some(Rule::Frame(Frame {
             by_frame_pointer: match base {
@@ -328,7 +328,7 @@ impl Entry {
             let mut steps = None;
             match (byte >> 6, byte & 0x3F) {
                 (1, _) => steps = Some(low),
-                (2, _) => row.set(low, Place::At((code.unsigned()? as i64).wrapping_mul(self.data_step))),
+                (2, _) => row.set(low, Location::At((code.unsigned()? as i64).wrapping_mul(self.data_step))),
                 (3, _) => give_back(row, low, first?),
                 (_, 0x00) => {}
                 (_, 0x02) => steps = Some(code.take::<u8>()?.into()),
@@ -336,13 +336,13 @@ impl Entry {
                 (_, 0x04) => steps = Some(code.take::<u32>()?.into()),
                 (_, 0x05) => {
                     let register = code.unsigned()?;
-                    row.set(register, Place::At((code.unsigned()? as i64).wrapping_mul(self.data_step)));
+                    row.set(register, Location::At((code.unsigned()? as i64).wrapping_mul(self.data_step)));
                 }
                 (_, 0x06) => give_back(row, code.unsigned()?, first?),
-                (_, 0x07) => row.set(code.unsigned()?, Place::Undefined),
-                (_, 0x08) => row.set(code.unsigned()?, Place::Unset),
+                (_, 0x07) => row.set(code.unsigned()?, Location::Undefined),
+                (_, 0x08) => row.set(code.unsigned()?, Location::Unset),
                 (_, 0x09) => {
-                    row.set(code.unsigned()?, Place::Elsewhere);
+                    row.set(code.unsigned()?, Location::Elsewhere);
                     code.unsigned()?;
                 }
                 (_, 0x0A) => {
@@ -362,13 +362,13 @@ impl Entry {
                     code.skip(bytes)?;
                 }
                 (_, 0x10 | 0x16) => {
-                    row.set(code.unsigned()?, Place::Elsewhere);
+                    row.set(code.unsigned()?, Location::Elsewhere);
                     let bytes = code.unsigned()?;
                     code.skip(bytes)?;
                 }
                 (_, 0x11) => {
                     let register = code.unsigned()?;
-                    row.set(register, Place::At(code.signed()?.wrapping_mul(self.data_step)));
+                    row.set(register, Location::At(code.signed()?.wrapping_mul(self.data_step)));
                 }
                 (_, 0x12) => row.end = Some((code.unsigned()?, code.signed()?.wrapping_mul(self.data_step))),
                 (_, 0x13) => row.end = Some((row.end?.0, code.signed()?.wrapping_mul(self.data_step))),
