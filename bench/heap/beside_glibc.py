@@ -149,7 +149,7 @@ examples
 def arguments() -> argparse.Namespace:
     parser = command.parser(
         "heap/cpu",
-        "Processor time and peak memory of programs of others on allocators, beside glibc.",
+        "Processor time and peak memory of third-party programs on allocators, beside glibc.",
         "program",
         {name: about for name, (about, _) in PROGRAMS.items()},
         EPILOG,
@@ -185,8 +185,8 @@ def measured(options: argparse.Namespace, chosen: list[Allocator]) -> dict[str, 
         rounds: list[dict[str, Numbers]] = []
         for number in range(options.rounds):
             rounds.append({one.key: of(program, one, options.quick) for one in chosen})
-            said = ", ".join(f"{key} {numbers['cpu_ms'] / 1000:.2f}" for key, numbers in rounds[-1].items())
-            say(f"{program} {number + 1}/{options.rounds}: CPU s {said}")
+            times = ", ".join(f"{key} {numbers['cpu_ms'] / 1000:.2f}" for key, numbers in rounds[-1].items())
+            say(f"{program} {number + 1}/{options.rounds}: CPU s {times}")
         for one in chosen:
             for metric in ("cpu_ms", "peak_rss_kib"):
                 values = [numbers[one.key][metric] for numbers in rounds]

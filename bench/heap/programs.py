@@ -93,7 +93,7 @@ def compile_cpp(allocator: Allocator, instances: int) -> Numbers:
         reference.write_bytes(text)
     elif reference.read_bytes() != text:
         raise BenchError("g++ made other code than it made on another allocator")
-    # One thread: its processor time says the same as the wall clock, without what else the machine was doing.
+    # One thread: its processor time equals the wall clock, without the rest of the machine's load.
     return {"time_ms": cost["cpu_ms"], "wall_ms": cost["wall_ms"], "peak_rss_kib": cost["peak_rss_kib"]}
 
 

@@ -123,8 +123,8 @@ class Load:
         """Of redis-benchmark's keys, all but one in ten, in random order; gives those that must be left."""
         keys = [b"key:%012d" % i for i in range(self.scale.sets)]
         kept = set(self.random.sample(range(self.scale.sets), self.scale.sets // KEPT_OF_FIRST))
-        gone = [key for i, key in enumerate(keys) if i not in kept]
-        self.random.shuffle(gone)
+        deleted = [key for i, key in enumerate(keys) if i not in kept]
+        self.random.shuffle(deleted)
         order = sorted(kept)
         there = self.client.pipeline(("EXISTS", keys[i]) for i in order)
         first = [keys[i] for i, exists in zip(order, there, strict=True) if exists]
@@ -132,7 +132,7 @@ class Load:
         (self.benchmark_value,) = self.client.pipeline([("GET", first[0])])
         if len(self.benchmark_value) != VALUE_BYTES:
             raise BenchError(f"{first[0].decode()} has {len(self.benchmark_value)} bytes, not {VALUE_BYTES}")
-        self.client.pipeline(("DEL", key) for key in gone)
+        self.client.pipeline(("DEL", key) for key in deleted)
         self.client.pipeline([("DEL", "list")])
         return first
 
@@ -151,9 +151,9 @@ class Load:
 
     def delete_most_of_second(self, values: dict[bytes, bytes]) -> dict[bytes, bytes]:
         kept = set(self.random.sample(sorted(values), len(values) // KEPT_OF_SECOND))
-        gone = [key for key in values if key not in kept]
-        self.random.shuffle(gone)
-        if sum(self.client.pipeline(("DEL", key) for key in gone)) != len(gone):
+        deleted = [key for key in values if key not in kept]
+        self.random.shuffle(deleted)
+        if sum(self.client.pipeline(("DEL", key) for key in deleted)) != len(deleted):
             raise BenchError("keys of the second fill were missing")
         return {key: values[key] for key in kept}
 

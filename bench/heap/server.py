@@ -78,12 +78,12 @@ class Server:
     def peak_rss_kib(self) -> int:
         return max([peak_rss_kib(self.pid), *(rss for _, rss in self.samples)])
 
-    def look_no_more(self) -> None:
+    def stop_sampling(self) -> None:
         self._stop.set()
         self._sampler.join()
 
     def stop(self) -> None:
-        self.look_no_more()
+        self.stop_sampling()
         end(self.process)
 
 
@@ -94,10 +94,10 @@ def explained(process: subprocess.Popen, stderr: IO[str]) -> Iterator[None]:
         yield
     except (BenchError, OSError, ValueError) as error:
         stderr.seek(0)
-        said = last_words(stderr.read(), "nothing")
+        output = last_words(stderr.read(), "nothing")
         ended = process.poll()
         state = "still running" if ended is None else f"ended with {ended}"
-        raise BenchError(f"{error} (it is {state}; its last output: {said})") from error
+        raise BenchError(f"{error} (it is {state}; its last output: {output})") from error
 
 
 def socket_answers(server: Server) -> bool:

@@ -94,7 +94,7 @@ def print_swing(results: Results) -> None:
 
 
 def print_callers(results: Results) -> None:
-    print("  MiB above what the program has for itself, after the peak and at the end, beside what lives")
+    print("  MiB above the program's own, after the peak and at the end, beside live objects")
     rows = [["", "live", "at once", "at the end", "of live"]]
     for name in results.names("callers"):
         live, own, at_once, end = (

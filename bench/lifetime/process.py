@@ -82,7 +82,7 @@ class Program(Server):
 
     def stop(self) -> None:
         """Ends the program with SIGTERM, as its users do, so that it exits normally."""
-        self.look_no_more()
+        self.stop_sampling()
         with contextlib.suppress(OSError):
             self.memory_over_time.live = self.live()
         if self.process.poll() is None:

@@ -59,7 +59,7 @@ def measure(podman: Podman, image: str, variant: str, quick: bool) -> dict:
                 load.everything()
                 peak_kib = server.peak_rss_kib()
             finally:
-                server.look_no_more()
+                server.stop_sampling()
     numbers, mib = load.numbers, 1024
     return {
         "set_per_s": numbers["set_per_s"],

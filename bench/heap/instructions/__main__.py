@@ -70,12 +70,12 @@ def count(allocator: Allocator, pattern: str) -> dict[str, float]:
     environment = allocator.environment()
     # The stepping process itself stays on the system's allocator.
     environment["STEP_PRELOAD"] = environment.pop("LD_PRELOAD")
-    told = subprocess.run(
+    result = subprocess.run(
         [step, pairs, pattern], env=environment, capture_output=True, text=True, timeout=300
     )
-    if told.returncode:
-        raise BenchError(f"{pattern} on {allocator.name}: {told.stderr.strip()[-300:]}")
-    counted = json.loads(told.stdout)
+    if result.returncode:
+        raise BenchError(f"{pattern} on {allocator.name}: {result.stderr.strip()[-300:]}")
+    counted = json.loads(result.stdout)
     counted["pair.median"] = counted["malloc.median"] + counted["free.median"]
     counted["pair.mean"] = counted["malloc.mean"] + counted["free.mean"]
     return counted
@@ -84,15 +84,15 @@ def count(allocator: Allocator, pattern: str) -> dict[str, float]:
 def shown(found: dict, chosen: list[Allocator], patterns: list[str]) -> list[Shown]:
     if not any(one.name == "mayfly" for one in chosen):
         return []
-    said = []
+    goals = []
     for pattern in patterns:
         ours = found[f"{pattern}.mayfly.pair.mean"]
         if pattern in LIMITS:
-            said.append(at_most(f"{pattern}: instructions a pair", LIMITS[pattern], ours, ""))
+            goals.append(at_most(f"{pattern}: instructions a pair", LIMITS[pattern], ours, ""))
         peers = [found[f"{pattern}.{one.key}.pair.mean"] for one in chosen if one.base != "mayfly"]
         if peers:
-            said.append(at_most(f"{pattern}: to the peer with the fewest", 1, ours / min(peers), "x"))
-    return said
+            goals.append(at_most(f"{pattern}: to the peer with the fewest", 1, ours / min(peers), "x"))
+    return goals
 
 
 def run(options: argparse.Namespace) -> int:
@@ -106,9 +106,9 @@ def run(options: argparse.Namespace) -> int:
                 found[f"{pattern}.{one.key}.{metric}"] = median(part[metric] for part in rounds)
             pair = found[f"{pattern}.{one.key}.pair.mean"]
             say(f"{pattern} {one.name}: {pair:.1f} a pair")
-    said = shown(found, chosen, patterns)
-    flat = write(options.output, {"machine.cpus": os.cpu_count()} | found, said)
-    return command.report(options, flat, lambda: print_tables(patterns, chosen, found), said)
+    goals = shown(found, chosen, patterns)
+    flat = write(options.output, {"machine.cpus": os.cpu_count()} | found, goals)
+    return command.report(options, flat, lambda: print_tables(patterns, chosen, found), goals)
 
 
 def print_tables(patterns: list[str], chosen: list[Allocator], found: dict[str, float]) -> None:

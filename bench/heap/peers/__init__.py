@@ -112,12 +112,12 @@ def crates() -> dict[str, Path]:
     command = ["cargo", "metadata", "--locked", "--format-version", "1"]
     command += ["--manifest-path", str(HERE / "Cargo.toml")]
     try:
-        told = subprocess.run(command, capture_output=True, text=True)
+        result = subprocess.run(command, capture_output=True, text=True)
     except FileNotFoundError as error:
         raise BenchError("cargo is not installed: run 'make setup'") from error
-    if told.returncode:
-        raise BenchError(f"cargo cannot fetch the allocators' sources:\n{told.stderr.strip()[-1000:]}")
-    return {one["name"]: Path(one["manifest_path"]).parent for one in json.loads(told.stdout)["packages"]}
+    if result.returncode:
+        raise BenchError(f"cargo cannot fetch the allocators' sources:\n{result.stderr.strip()[-1000:]}")
+    return {one["name"]: Path(one["manifest_path"]).parent for one in json.loads(result.stdout)["packages"]}
 
 
 def check(library: Path) -> None:
@@ -125,9 +125,9 @@ def check(library: Path) -> None:
     command = ["g++", "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-fno-builtin"]
     program = compiled("interposes", command, HERE / "interposes.cc")
     environment = os.environ | {"LD_PRELOAD": str(library)}
-    told = subprocess.run([program, library], env=environment, capture_output=True, text=True)
-    if told.returncode:
-        raise BenchError(f"{library} does not interpose malloc:\n{told.stderr.strip()}")
+    result = subprocess.run([program, library], env=environment, capture_output=True, text=True)
+    if result.returncode:
+        raise BenchError(f"{library} does not interpose malloc:\n{result.stderr.strip()}")
 
 
 def built(name: str) -> Path:

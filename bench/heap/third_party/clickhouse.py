@@ -13,7 +13,7 @@ from pathlib import Path
 from bench.heap.allocators import Allocator
 from bench.heap.measure import Numbers
 from bench.heap.server import Server, scratch_folder
-from bench.heap.third_party.life import installed, living, through
+from bench.heap.third_party.life import drive, installed, server_with_probe
 from bench.outcome import BenchError
 from bench.processes import free_port
 
@@ -95,8 +95,8 @@ def run(allocator: Allocator, is_quick: bool) -> Numbers:
         def answers(_: Server) -> bool:
             return query("SELECT 1").strip() == "1"
 
-        with living(allocator, command, folder, answers) as server:
-            return through(
+        with server_with_probe(allocator, command, folder, answers) as server:
+            return drive(
                 server,
                 [("load", load), ("peak", peak), ("light", lambda: small(scale.small_queries // 4))],
             )

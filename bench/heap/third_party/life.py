@@ -29,7 +29,7 @@ def probe() -> Path:
     return compiled("live_bytes.so", command, PROBE)
 
 
-def beside(allocator: Allocator) -> list[Path]:
+def preloaded_after(allocator: Allocator) -> list[Path]:
     """What is preloaded after the allocator: for glibc the C++ library with its `new`, then the probe.
 
     A program that is linked to another allocator would have that one's `new` otherwise, and glibc's free.
@@ -42,7 +42,7 @@ def beside(allocator: Allocator) -> list[Path]:
 
 
 @contextlib.contextmanager
-def living(
+def server_with_probe(
     allocator: Allocator, command: list[str], folder: str, ready: Callable[[Server], bool]
 ) -> Iterator[Server]:
     """Runs the server on the allocator, with the probe that counts live bytes."""
@@ -50,7 +50,7 @@ def living(
     for end in ("ask", "answer"):
         os.mkfifo(f"{fifo}.{end}")
     settings = {LIVE_VARIABLE: str(fifo)}
-    with serving(allocator, command, folder, ready, beside(allocator), settings) as server:
+    with serving(allocator, command, folder, ready, preloaded_after(allocator), settings) as server:
         yield server
 
 
@@ -72,7 +72,7 @@ def live_bytes(server: Server, within_s: float = 5) -> int | None:
     return None
 
 
-def through(server: Server, phases: Sequence[Phase], quiet_s: float = QUIET_S) -> Numbers:
+def drive(server: Server, phases: Sequence[Phase], quiet_s: float = QUIET_S) -> Numbers:
     """Drives the server through the phases and then leaves it alone.
 
     `cpu_ms` is the server's processor time from the first phase to the end of the quiet: what an allocator

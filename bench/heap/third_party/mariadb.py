@@ -13,7 +13,7 @@ from bench.compiled import BUILD
 from bench.heap.allocators import Allocator
 from bench.heap.measure import Numbers
 from bench.heap.server import Server, scratch_folder, socket_answers, tool
-from bench.heap.third_party.life import installed, living, through
+from bench.heap.third_party.life import drive, installed, server_with_probe
 from bench.outcome import BenchError
 from bench.processes import ask
 
@@ -42,10 +42,10 @@ def run(allocator: Allocator, is_quick: bool) -> Numbers:
         # A small instance: the buffer pool is a mapping of its own and the same for every allocator.
         command += ["--innodb-buffer-pool-size=32M", "--innodb-flush-log-at-trx-commit=0"]
         command += ["--innodb-use-native-aio=0", "--table-open-cache=1000", "--open-files-limit=4096"]
-        with living(allocator, command, folder, socket_answers) as server:
+        with server_with_probe(allocator, command, folder, socket_answers) as server:
             client = [tool("mariadb"), "--no-defaults", f"--socket={server.socket_path}", "--user=root"]
             ask([*client, "-e", "CREATE DATABASE sbtest"], "mariadb")
-            return through(
+            return drive(
                 server,
                 [
                     ("prepare", lambda: sysbench(server, scale, "oltp_read_write", "prepare")),

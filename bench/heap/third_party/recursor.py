@@ -16,7 +16,7 @@ from pathlib import Path
 from bench.heap.allocators import Allocator
 from bench.heap.measure import Numbers
 from bench.heap.server import Server, scratch_folder, tool, wait_until
-from bench.heap.third_party.life import installed, living, through
+from bench.heap.third_party.life import drive, installed, server_with_probe
 from bench.outcome import BenchError
 from bench.processes import ask, end, free_port
 
@@ -58,16 +58,16 @@ def run(allocator: Allocator, is_quick: bool) -> Numbers:
                 for number in range(first, first + names):
                     file.write(f"host-{number}.example. {'TXT' if number % 2 else 'A'}\n")
             command = [tool("dnsperf"), "-s", "127.0.0.1", "-p", str(port), "-d", str(questions)]
-            said = ask([*command, "-c", "16", "-q", "200", "-n", str(times)], "dnsperf")
-            if "Queries completed" not in said:
-                raise BenchError(f"dnsperf: {said[-200:]}")
+            output = ask([*command, "-c", "16", "-q", "200", "-n", str(times)], "dnsperf")
+            if "Queries completed" not in output:
+                raise BenchError(f"dnsperf: {output[-200:]}")
 
         def flush() -> None:
             control = [tool("rec_control"), f"--config-dir={folder}", f"--socket-dir={folder}"]
             ask([*control, "wipe-cache", "example$"], "rec_control")
 
-        with living(allocator, command, folder, lambda server: answers(server, port)) as server:
-            return through(
+        with server_with_probe(allocator, command, folder, lambda server: answers(server, port)) as server:
+            return drive(
                 server,
                 [
                     ("load", lambda: asking(0, scale.load_names, scale.load_times)),
