@@ -181,12 +181,12 @@ impl UpArguments {
             Some(given) => given,
             None => machine_memory_mib()? / 4 * 3,
         };
-        let machine = match self.sandbox {
+        let vm = match self.sandbox {
             Sandbox::Process => None,
             Sandbox::Vm => Some(self.plan()?),
         };
         let mut layers = layers(&self.without, self.advise)?;
-        if machine.as_ref().is_some_and(|plan| !plan.merges()) {
+        if vm.as_ref().is_some_and(|plan| !plan.merges()) {
             layers.merge = None;
         }
         let service = Service {
@@ -202,7 +202,7 @@ impl UpArguments {
             },
             credentials: credentials()?,
             layers,
-            machine,
+            vm,
             program: std::env::current_exe().context("cannot find the path of this program")?,
             cache: cache()?,
             code_folders: code_folders(&self.code_from)?,

@@ -32,7 +32,7 @@ use worker_system::lock::lock;
 const KIND: &str = "ext4";
 /// Bytes of the disk for each file that it can hold; as many as a tmpfs of that size is given.
 const BYTES_EACH_FILE: u32 = 16 << 10;
-/// Nobody needs it after a crash, so neither barriers nor tables that are cleared in the background.
+/// It is not needed after a crash, so neither barriers nor tables that are cleared in the background.
 const OPTIONS: [&str; 3] = ["nobarrier", "noinit_itable", "nodiscard"];
 /// How often another may take a free loop device before us.
 const TRIES: u32 = 50;
@@ -58,7 +58,7 @@ impl<T> Default for Spares<T> {
 }
 
 impl<T> Spares<T> {
-    /// The one that is ready, and whether the next one is to be made by whoever asks.
+    /// The one that is ready, and whether the caller is to make the next one.
     fn take(&mut self, mib: u32) -> (Option<T>, bool) {
         (self.ready.remove(&mib), self.being_made.insert(mib))
     }
@@ -94,7 +94,7 @@ impl Disks {
         if makes_next {
             let (disks, works) = (self.clone(), disk.is_ok());
             tokio::task::spawn_blocking(move || {
-                // What hinders it is reported to whoever needs one.
+                // The next instance that needs one reports what hinders it.
                 let next = if works { disks.make(mib).ok() } else { None };
                 lock(&disks.spares).put(mib, next);
             });
@@ -161,7 +161,7 @@ fn copy(from: &File, to: &File) -> io::Result<()> {
     Ok(())
 }
 
-/// A loop device with a file in it, which it lets go when nobody has it open or mounted.
+/// A loop device with a file in it, which the kernel releases once no process has it open or mounted.
 struct Loop {
     path: String,
     /// Holds it until it is mounted.

@@ -18,7 +18,7 @@ pub enum Ending {
 }
 
 impl Ending {
-    /// The type of the error that callers are told.
+    /// The type of the error that callers receive.
     pub fn kind(&self) -> &'static str {
         if matches!(self, Ending::Extension(..)) { "Extension.Crash" } else { "Runtime.ExitError" }
     }

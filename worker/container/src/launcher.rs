@@ -40,7 +40,7 @@ pub fn launch() -> i32 {
         Err(error) => {
             let mut message = vec![FAILED];
             message.extend(format!("{error:#}").bytes().take(2000));
-            // Without a control socket, somebody has typed the verb: tell them.
+            // Without a control socket, a user has typed the verb: print it.
             if syscalls::send_with(CONTROL, &message, None).is_err() {
                 eprintln!("mayfly: {error:#}");
             }
@@ -169,7 +169,7 @@ fn run_inside(spec: &Spec, disk: Option<OwnedFd>) -> Result<()> {
         if child == runtime {
             let mut message = vec![EXITED];
             message.extend(status.to_le_bytes());
-            // If nobody hears it, the worker has ended and so do we.
+            // If the send fails, the worker has ended and so do we.
             let _ = syscalls::send_with(CONTROL, &message, None);
             std::process::exit(0);
         }

@@ -278,7 +278,7 @@ impl Drop for Stores {
     }
 }
 
-/// What stores say of themselves, all asked at once. Waits. Where the runtime ends meanwhile, nobody is asked any more.
+/// Pages of all stores, which are asked at the same time. Blocks. If the runtime ends meanwhile, no store is asked any more.
 fn pages_of_all(sockets: impl Iterator<Item = PathBuf>) -> u64 {
     let mut asked: JoinSet<Option<u64>> = sockets.map(pages_of).collect();
     Handle::current().block_on(async {
@@ -290,7 +290,7 @@ fn pages_of_all(sockets: impl Iterator<Item = PathBuf>) -> u64 {
     })
 }
 
-/// What the store says of itself, if it does.
+/// Pages that the store reports, if it answers.
 async fn pages_of(socket: PathBuf) -> Option<u64> {
     let asked = async {
         let mut stream = UnixStream::connect(socket).await?;
@@ -320,24 +320,24 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_ends_while_stores_are_asked_does_not_panic() {
+    fn worker_that_ends_while_it_asks_stores_does_not_panic() {
         let folder = tempfile::tempdir().unwrap();
         let place = folder.path().join("figures");
         let silent = std::os::unix::net::UnixListener::bind(&place).unwrap();
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-        let (tell, told) = std::sync::mpsc::channel();
-        runtime.spawn_blocking(move || tell.send(pages_of_all([place].into_iter())));
-        // It has been asked by now.
+        let (send, received) = std::sync::mpsc::channel();
+        runtime.spawn_blocking(move || send.send(pages_of_all([place].into_iter())));
+        // It has received the request by now.
         silent.accept().unwrap();
         drop(runtime);
-        assert_eq!(told.recv(), Ok(0));
+        assert_eq!(received.recv(), Ok(0));
     }
 
     #[tokio::test]
-    async fn a_store_that_is_stuck_holds_up_nobody() {
+    async fn a_stuck_store_delays_no_other() {
         let folder = tempfile::tempdir().unwrap();
         let place = folder.path().join("figures");
-        // It takes no connections, so that at some time nobody can even wait for it.
+        // It accepts no connections, so that in the end its backlog is full.
         let stuck = std::os::unix::net::UnixListener::bind(&place).unwrap();
         rustix::net::listen(&stuck, 1).unwrap();
         let asked = || timeout(Duration::from_secs(60), pages_of(place.clone()));

@@ -1,4 +1,4 @@
-//! The worker's side of a sandbox: starting the monitor, hearing from it, ending it.
+//! The worker's side of a sandbox: starting the monitor, its messages, its end.
 
 use std::io::{Error, ErrorKind};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -46,7 +46,7 @@ impl Spawner {
         let (orders, inbox) = mpsc::channel::<Order>();
         std::thread::Builder::new().name("spawner".into()).spawn(move || {
             for (mut command, reply) in inbox {
-                // Nobody waits for it any more if the send fails; then the control socket is closed, too.
+                // If the send fails, the caller has given up; then the control socket is closed, too.
                 let _ = reply.send(command.spawn());
             }
         })?;
@@ -125,7 +125,7 @@ impl Spawner {
     }
 }
 
-/// What a wait status says.
+/// The ending that a wait status describes.
 fn how(status: [u8; 4]) -> Ending {
     let status = i32::from_le_bytes(status);
     if libc::WIFSIGNALED(status) {
@@ -167,7 +167,7 @@ impl Container {
             .context("the sandbox's monitor ended at once")
     }
 
-    /// Tells the monitor what to do.
+    /// Sends the monitor its order.
     fn order(&self, control: &UnixStream, spec: &Spec, disk: Option<OwnedFd>) -> Result<()> {
         let text = serde_json::to_vec(spec)?;
         let mut order = (text.len() as u32).to_le_bytes().to_vec();
@@ -189,7 +189,7 @@ impl Container {
         let message = tokio::select! {
             biased;
             message = self.message() => message,
-            // What it held frozen cannot tell.
+            // Process 1 cannot send anything while it is frozen.
             _ = self.ended.readable() => match tokio::time::timeout(LAST_MESSAGE, self.message()).await {
                 Ok(message) => message,
                 Err(_) => return Ending::Killed,
@@ -197,9 +197,9 @@ impl Container {
         };
         match message {
             Ok((EXITED, status, _)) if status.len() == 4 => how([status[0], status[1], status[2], status[3]]),
-            Ok((CRASHED, told, _)) if told.len() > 4 => {
-                let name = String::from_utf8_lossy(&told[4..]).into_owned();
-                Ending::Extension(name, Box::new(how([told[0], told[1], told[2], told[3]])))
+            Ok((CRASHED, text, _)) if text.len() > 4 => {
+                let name = String::from_utf8_lossy(&text[4..]).into_owned();
+                Ending::Extension(name, Box::new(how([text[0], text[1], text[2], text[3]])))
             }
             Ok((FAILED, reason, _)) => Ending::NotStarted(String::from_utf8_lossy(&reason).into_owned()),
             _ => Ending::Killed,

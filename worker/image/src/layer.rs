@@ -63,8 +63,8 @@ pub fn check(
     walk_all(open, content, left, |member, _| take_away(tree, &member))
 }
 
-/// Puts there what a layer holds that was checked. It is read a second time, by when whoever may write its file can have changed it: so the same
-/// bounds and the same digest hold again.
+/// Puts there what a layer holds that was checked. It is read a second time, and the owner of its file can have changed it since: so
+/// the same bounds and the same digest hold again.
 ///
 /// # Errors
 /// What cannot be put there: devices, names and links that lead out; or it is another than the one that was checked.
@@ -114,7 +114,7 @@ fn take_away(tree: &Tree, member: &Member) -> Result<()> {
         return Ok(tree.empty(folder)?);
     }
     match name.strip_prefix(WHITEOUT) {
-        // Others of these are notes of a file system that nobody has any more.
+        // Others of these are notes of a file system that is not in use any more.
         Some(gone) if !gone.starts_with(WHITEOUT) => {
             ensure!(!matches!(gone, b"" | b"." | b".."), "it takes away what has no name");
             Ok(tree.remove(&folder.join(OsStr::from_bytes(gone)))?)
@@ -235,7 +235,7 @@ mod tests {
         archive.into_inner().unwrap()
     }
 
-    /// What becomes of a layer whose file is another one as soon as it has been checked, where the image may have 64 KiB and three files.
+    /// The result of a layer whose file changes as soon as it has been checked, where the image may have 64 KiB and three files.
     fn put_changed(to: &[(&str, usize)]) -> (String, usize) {
         let (checked, changed) = (archive(&[("a", 10)]), archive(to));
         let content = Digest::of(crate::hash(&checked));

@@ -34,7 +34,7 @@ const ENTRIES: usize = 1_000_000;
 
 /// The most bytes of an image: of a file that is fetched, and of all layers unpacked.
 pub const IMAGE_BYTES: u64 = 10 << 30;
-/// Folders in one another in code and images, so that whoever walks them needs no more of anything than there is.
+/// Folders in one another in code and images, so that a walk through them needs a bounded stack and few open files.
 pub const FOLDER_DEPTH: usize = 200;
 
 /// Fetches a file from a registry: its address, the path, what is accepted, the most bytes, and where they go.

@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_and_registries_are_told_apart() {
+    fn distinguishes_paths_from_registries() {
         let base = tempfile::tempdir().unwrap();
         std::fs::write(base.path().join("image.tar"), "").unwrap();
         let files = |uri: &str, base| match Reference::parse(uri, base) {
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_neither_is_refused() {
+    fn refuses_names_that_are_neither() {
         for uri in [
             "",
             "hello:latest",

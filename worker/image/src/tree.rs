@@ -16,7 +16,7 @@ use rustix::io::Errno;
 
 use crate::FOLDER_DEPTH;
 
-/// Somebody moves folders elsewhere, and the kernel cannot tell where `..` leads: again.
+/// Tries while another process moves folders, so that the kernel cannot know where `..` leads.
 const TRIES: usize = 100;
 
 const FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);

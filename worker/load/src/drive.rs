@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tally_counts_latencies_of_what_ran() {
+    fn tally_counts_latencies_of_requests_that_ran() {
         let mut tally = Tally::new();
         tally.count(&Outcome::Succeeded, Duration::from_millis(10));
         tally.count(&Outcome::Failed, Duration::from_millis(20));

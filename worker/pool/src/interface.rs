@@ -1,4 +1,4 @@
-//! What the pool is told and what it says.
+//! The pool's input and output: limits, identifiers, actions.
 
 use std::time::Duration;
 

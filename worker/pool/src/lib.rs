@@ -57,7 +57,7 @@ impl Instance {
 #[derive(Debug)]
 struct Function {
     /// The function that it is a version of, or itself: whose reservation counts.
-    whole: FunctionId,
+    parent: FunctionId,
     memory_mib: u64,
     reserved: Option<u32>,
     queue: VecDeque<(RequestId, Time)>,
@@ -105,23 +105,23 @@ impl Pool {
     }
 
     /// Adds a version of a function: it has instances of its own, and the function's reservation.
-    pub fn add_version(&mut self, version: FunctionId, whole: FunctionId, memory_mib: u32) {
-        self.add(version, whole, memory_mib);
+    pub fn add_version(&mut self, version: FunctionId, parent: FunctionId, memory_mib: u32) {
+        self.add(version, parent, memory_mib);
     }
 
-    fn add(&mut self, id: FunctionId, whole: FunctionId, memory_mib: u32) {
+    fn add(&mut self, id: FunctionId, parent: FunctionId, memory_mib: u32) {
         let (queue, idle) = (VecDeque::new(), Vec::new());
-        let new = Function { whole, memory_mib: memory_mib.into(), reserved: None, queue, idle };
+        let new = Function { parent, memory_mib: memory_mib.into(), reserved: None, queue, idle };
         self.functions.insert(id, new);
     }
 
     /// What is reserved for a function, or for the one that it is a version of.
     fn reserved(&self, function: FunctionId) -> Option<u32> {
-        self.functions.get(&self.whole(function)?)?.reserved
+        self.functions.get(&self.parent(function)?)?.reserved
     }
 
-    fn whole(&self, function: FunctionId) -> Option<FunctionId> {
-        self.functions.get(&function).map(|known| known.whole)
+    fn parent(&self, function: FunctionId) -> Option<FunctionId> {
+        self.functions.get(&function).map(|known| known.parent)
     }
 
     /// Reserves concurrency for a function and its versions, at most this many instances, or gives it back.
@@ -130,7 +130,7 @@ impl Pool {
         let Some(known) = self.functions.get_mut(&function) else { return actions };
         known.reserved = reserved;
         if reserved == Some(0) {
-            for its in self.functions.values_mut().filter(|its| its.whole == function) {
+            for its in self.functions.values_mut().filter(|its| its.parent == function) {
                 refuse_all(&mut its.queue, Refusal::Reserved, &mut actions);
             }
         }
@@ -169,7 +169,7 @@ impl Pool {
             return actions;
         }
         if known.queue.len() >= self.capacity.queue {
-            return refused(self.what_is_short(function));
+            return refused(self.limiting_resource(function));
         }
         known.queue.push_back((request, now));
         self.schedule(&mut actions);
@@ -299,12 +299,12 @@ impl Pool {
             self.end(instance);
             actions.push(Action::Stop { instance });
         }
-        // What is short takes a look at all functions, so that nobody looks for each of them.
+        // `limiting_resource` looks at all functions, so it is called once and not for each of them.
         let has_waiting =
             |(id, function): (&FunctionId, &Function)| (!function.queue.is_empty()).then_some(*id);
         let ids: Vec<FunctionId> = self.functions.iter().filter_map(has_waiting).collect();
         for id in ids {
-            let refusal = self.what_is_short(id);
+            let refusal = self.limiting_resource(id);
             let function = self.functions.get_mut(&id).expect("its id was just read");
             while let Some((request, since)) = function.queue.front().copied()
                 && since + self.capacity.queue_wait <= now

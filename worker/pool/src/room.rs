@@ -14,7 +14,7 @@ const TURN: std::time::Duration = std::time::Duration::from_secs(2);
 
 /// What is kept free for functions that wait for their first instance.
 #[derive(Clone, Copy, Default)]
-struct Promised {
+struct Reservation {
     instances: u32,
     memory_mib: u64,
 }
@@ -28,15 +28,15 @@ impl Pool {
 
     /// Of a function and its versions.
     fn running_of(&self, function: FunctionId) -> u32 {
-        let whole = self.whole(function);
-        self.running(|id| self.whole(id).unwrap_or(id) == whole.unwrap_or(function))
+        let parent = self.parent(function);
+        self.running(|id| self.parent(id).unwrap_or(id) == parent.unwrap_or(function))
     }
 
     /// Whether ending an instance of one gives concurrency to the other: versions of a function share its reservation, and those
     /// without share the rest.
     fn share_concurrency(&self, one: FunctionId, other: FunctionId) -> bool {
         match self.reserved(other) {
-            Some(_) => self.whole(one) == self.whole(other),
+            Some(_) => self.parent(one) == self.parent(other),
             None => self.reserved(one).is_none(),
         }
     }
@@ -54,7 +54,7 @@ impl Pool {
         }
     }
 
-    pub(super) fn what_is_short(&self, function: FunctionId) -> Refusal {
+    pub(super) fn limiting_resource(&self, function: FunctionId) -> Refusal {
         let Some(known) = self.functions.get(&function) else { return Refusal::Removed };
         if self.reserved(function).is_some_and(|reserved| self.running_of(function) >= reserved) {
             Refusal::Reserved
@@ -75,12 +75,12 @@ impl Pool {
             .filter_map(|(id, function)| function.queue.front().map(|(_, since)| (*since, *id)))
             .collect();
         waiting.sort_unstable();
-        let mut promised = Promised::default();
+        let mut reservation = Reservation::default();
         for (_, function) in &waiting {
-            if !self.is_served(*function) && !self.start_one(*function, promised, actions) {
+            if !self.is_served(*function) && !self.start_one(*function, reservation, actions) {
                 self.drain_for(*function);
-                promised.instances += 1;
-                promised.memory_mib += self.functions[function].memory_mib;
+                reservation.instances += 1;
+                reservation.memory_mib += self.functions[function].memory_mib;
             }
         }
         for (_, function) in waiting {
@@ -93,7 +93,7 @@ impl Pool {
             let finishing = self.instances.values().filter(is_finishing).count();
             while self.is_served(function)
                 && self.starting(Some(function)) + finishing < queued
-                && self.start_one(function, promised, actions)
+                && self.start_one(function, reservation, actions)
             {}
         }
     }
@@ -104,9 +104,14 @@ impl Pool {
     }
 
     /// False if there is no room now, or as many start as may.
-    fn start_one(&mut self, function: FunctionId, promised: Promised, actions: &mut Vec<Action>) -> bool {
+    fn start_one(
+        &mut self,
+        function: FunctionId,
+        reservation: Reservation,
+        actions: &mut Vec<Action>,
+    ) -> bool {
         if self.starting(None) >= self.capacity.starting as usize
-            || !self.make_room(function, promised, actions)
+            || !self.make_room(function, reservation, actions)
         {
             return false;
         }
@@ -122,12 +127,17 @@ impl Pool {
 
     /// Whether one more instance of the function fits now. If not, ends idle instances of others, the one unused
     /// for longest first, until it will fit once they are gone.
-    fn make_room(&mut self, function: FunctionId, promised: Promised, actions: &mut Vec<Action>) -> bool {
-        let wanted = self.functions[&function].memory_mib + promised.memory_mib;
+    fn make_room(
+        &mut self,
+        function: FunctionId,
+        reservation: Reservation,
+        actions: &mut Vec<Action>,
+    ) -> bool {
+        let wanted = self.functions[&function].memory_mib + reservation.memory_mib;
         loop {
             let own_fits = self.has_concurrency(function);
             // More can run than the reservations say while one has just been changed.
-            let fits = own_fits && self.running(|_| true) + promised.instances < self.capacity.concurrency;
+            let fits = own_fits && self.running(|_| true) + reservation.instances < self.capacity.concurrency;
             let held = self.memory_mib();
             let leaving: u64 = self.instances.values().filter(|i| !i.counts()).map(|i| i.memory_mib).sum();
             if fits && held + wanted <= self.capacity.memory_mib {

@@ -1,4 +1,4 @@
-//! `/functions/NAME/event-invoke-config`: what becomes of a function's `Event` invocations.
+//! `/functions/NAME/event-invoke-config`: how a function's `Event` invocations are retried, and where their results go.
 
 use serde_json::{Value, json};
 

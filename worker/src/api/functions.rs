@@ -16,7 +16,7 @@ use crate::base::error::ApiError;
 use crate::base::limits;
 use crate::base::name::{self, Target};
 use crate::code::Code;
-use crate::code::lambda_layers::Opt;
+use crate::code::lambda_layers::OptMount;
 use crate::code::runtime::Runtime;
 use crate::function::definition::{Deployment, Function};
 use crate::function::settings::{Settings, Wanted};
@@ -76,8 +76,8 @@ impl WantedCode {
     }
 }
 
-/// Does something on a thread of its own once there is a place, which it has until it is done: whoever goes away meanwhile makes room
-/// for nobody.
+/// Runs blocking work on a thread of its own once there is a place. The work holds the place until it is done, also
+/// when its client disconnects meanwhile.
 async fn blocking<T: Send + 'static>(
     places: &Arc<Semaphore>,
     what: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
@@ -129,7 +129,7 @@ struct Create {
 
 pub async fn create(api: &Api, call: &Call) -> Result<Answer, ApiError> {
     let create: Create = call.json_beside_zip()?;
-    let name = Target::new(&create.function_name, None)?.whole()?;
+    let name = Target::new(&create.function_name, None)?.unqualified()?;
     let settings = Settings::new(&create.wanted)?;
     if api.worker.function(&name).is_ok() {
         return Err(ApiError::conflict(format!("Function already exist: {name}")));
@@ -148,7 +148,7 @@ pub async fn create(api: &Api, call: &Call) -> Result<Answer, ApiError> {
 }
 
 /// Lays its layers over one another, and has its runtime's client there, on a thread that may wait for disks.
-async fn opt(api: &Api, settings: &Settings) -> Result<Opt, ApiError> {
+async fn opt(api: &Api, settings: &Settings) -> Result<OptMount, ApiError> {
     let (worker, arns, runtime) = (api.worker.clone(), settings.layers.clone(), settings.runtime.clone());
     if !arns.is_empty() && !worker.maker().takes_code() {
         return Err(ApiError::invalid_parameter("with --sandbox vm layers come from the template"));
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_goes_away_makes_room_only_when_its_work_is_done() {
+    async fn disconnected_client_frees_its_place_when_its_work_is_done() {
         let places = Arc::new(Semaphore::new(1));
         let (begun, begins) = channel();
         let (end, ends) = channel::<()>();

@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_json_in_utf_8_is_refused() {
+    fn refuses_payload_that_is_no_json_in_utf_8() {
         let status = |body: &'static [u8]| {
             let parts = hyper::Request::new(()).into_parts().0;
             payload(&Call::of_tests(parts, body)).map_err(|error| (error.status, error.name))

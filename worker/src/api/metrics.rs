@@ -72,7 +72,7 @@ const OF_FUNCTIONS: [OfFunction; 6] = [
         "Proportional set size of instances, by function: shared pages are divided among those that map them",
         |f| f.pss_bytes,
     ),
-    ("mayfly_instance_private_bytes", "Of that, anonymous memory that nobody shares", |f| f.private_bytes),
+    ("mayfly_instance_private_bytes", "Of that, anonymous memory that is not shared", |f| f.private_bytes),
     ("mayfly_instance_shared_bytes", "Of that, the part of the page stores", |f| f.shared_bytes),
     ("mayfly_instance_mapped_shared_bytes", "Pages of the stores that instances map, before dividing", |f| {
         f.mapped_shared_bytes
@@ -90,7 +90,7 @@ fn memory(text: &mut Metrics, worker: &Worker, sample: &Sample) {
     text.about("mayfly_instance_memory_bytes", "gauge", help);
     let instances = worker.instances();
     for function in worker.functions() {
-        let own = instances.iter().filter(|one| one.deployment.whole == function.deployment.function);
+        let own = instances.iter().filter(|one| one.deployment.parent == function.deployment.function);
         let bytes: u64 = own.filter_map(|instance| instance.memory_bytes()).sum();
         text.value("mayfly_instance_memory_bytes", &[("function", &function.deployment.name)], bytes);
     }
@@ -171,8 +171,8 @@ fn events(text: &mut Metrics, worker: &Worker) {
         text.value("mayfly_events_total", &[("kind", kind)], total.count);
     }
     let of = |kind: &str| totals.get(kind).cloned().unwrap_or_default();
-    let rests = worker.count.rests.load(Ordering::Relaxed);
-    text.alone("mayfly_rests_total", "counter", "Times that an instance without work has rested", rests);
+    let idle_work = worker.count.idle_work.load(Ordering::Relaxed);
+    text.alone("mayfly_rests_total", "counter", "Times that an instance without work has rested", idle_work);
     let freezes = worker.count.freezes.load(Ordering::Relaxed);
     text.alone("mayfly_freezes_total", "counter", "Times that an instance without work was frozen", freezes);
     let (merge, rest, unplug) = (of("merge"), of("rest"), of("unplug"));

@@ -11,7 +11,7 @@ impl Api {
     pub(super) async fn route(&self, call: &Call, segments: &[&str]) -> Result<Answer, ApiError> {
         let method = call.parts.method.as_str();
         let target = |text: &str| Target::new(text, call.query("Qualifier"));
-        let named = |text: &str| target(text)?.whole();
+        let named = |text: &str| target(text)?.unqualified();
         match (method, segments) {
             ("POST", ["2015-03-31", "functions", function, "invocations"]) => {
                 invoke::invoke(self, call, &target(function)?).await

@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_http_answer_is_refused() {
+    fn refuses_payload_that_is_no_http_answer() {
         for payload in [
             r#"{"statusCode": 99}"#,
             r#"{"statusCode": "x"}"#,

@@ -68,7 +68,7 @@ impl Target {
     ///
     /// # Errors
     /// One was named.
-    pub fn whole(self) -> Result<String, ApiError> {
+    pub fn unqualified(self) -> Result<String, ApiError> {
         match self.qualifier {
             None => Ok(self.name),
             Some(qualifier) => Err(ApiError::invalid_parameter(format!(
@@ -168,7 +168,7 @@ mod tests {
         for text in ["hello:3", "hello:live", &format!("{whole}:live")] {
             let target = parse(text).unwrap();
             assert_eq!(target.name, "hello");
-            assert!(target.qualifier.is_some() && target.whole().is_err(), "{text}");
+            assert!(target.qualifier.is_some() && target.unqualified().is_err(), "{text}");
         }
         assert_eq!(Target::new("hello", Some("7".into())).unwrap().to_string(), "hello:7");
         assert_eq!(Target::new("hello:7", Some("7".into())).unwrap().to_string(), "hello:7");

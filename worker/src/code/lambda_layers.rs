@@ -58,7 +58,7 @@ impl Layer {
         summary
     }
 
-    /// What is told of this one.
+    /// Its description in the API.
     pub fn description(&self) -> Value {
         let mut description = self.summary();
         description["LayerArn"] = name::layer_arn(&self.name).into();
@@ -148,28 +148,32 @@ impl Layers {
 
 /// What an instance sees below /opt.
 #[derive(Clone, Debug, Default)]
-pub struct Opt {
+pub struct OptMount {
     /// The folder, if there is one.
     pub folder: Option<PathBuf>,
-    /// Of what; a layer goes when nobody uses it any more.
+    /// The layers it is made of; a layer is removed with its last user.
     pub layers: Vec<Arc<Layer>>,
     /// The folders that lie over one another.
     pub sources: Vec<PathBuf>,
     _merged: Option<Arc<Unpacked>>,
 }
 
-impl Opt {
+impl OptMount {
     /// Lays the layers over one another, and over them `packages`, which are the function's own. Takes time in proportion to
     /// their files.
     ///
     /// # Errors
     /// Together they are larger than allowed, or they cannot be copied.
-    pub fn new(layers: Vec<Arc<Layer>>, packages: Option<PathBuf>, place: &Path) -> Result<Opt, ApiError> {
+    pub fn new(
+        layers: Vec<Arc<Layer>>,
+        packages: Option<PathBuf>,
+        place: &Path,
+    ) -> Result<OptMount, ApiError> {
         let mut sources: Vec<PathBuf> = layers.iter().map(|layer| layer.code.folder.clone()).collect();
         sources.extend(packages);
         if let [] | [_] = sources[..] {
             let folder = sources.first().cloned();
-            return Ok(Opt { folder, layers, sources, _merged: None });
+            return Ok(OptMount { folder, layers, sources, _merged: None });
         }
         let merged = code::new_folder(place)?;
         for folder in &sources {
@@ -179,7 +183,7 @@ impl Opt {
             })?;
         }
         let merged = Unpacked::new(merged, None);
-        Ok(Opt { folder: Some(merged.folder.clone()), layers, sources, _merged: Some(merged) })
+        Ok(OptMount { folder: Some(merged.folder.clone()), layers, sources, _merged: Some(merged) })
     }
 }
 
@@ -242,7 +246,7 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let a = Arc::new(layer(place.path(), "a", &[("x/one", "a"), ("x/two", "a"), ("thing", "a")]));
         let b = Arc::new(layer(place.path(), "b", &[("x/two", "b"), ("thing/inside", "b")]));
-        let of = |layers: Vec<Arc<Layer>>| Opt::new(layers, None, place.path()).unwrap();
+        let of = |layers: Vec<Arc<Layer>>| OptMount::new(layers, None, place.path()).unwrap();
         assert_eq!(of(vec![]).folder, None);
         assert_eq!(
             of(vec![a.clone()]).folder.as_deref(),

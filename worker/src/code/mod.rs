@@ -82,8 +82,8 @@ impl Code {
         Ok(Code { folder, sha256: BASE64.encode(digest.finalize()), size_bytes, image: None, unpacked: None })
     }
 
-    /// Copies a folder that a caller has named, which must lie below one of those that the operator allows. It is read as
-    /// everybody may read it: what only its owner may is refused, whoever the worker runs as.
+    /// Copies a folder that a caller has named, which must lie below one of those that the operator allows. It is read
+    /// with the rights that every user has: files that only their owner may read are refused, also if the worker is root.
     ///
     /// # Errors
     /// It lies elsewhere, holds what not all may read or what is no file, folder or link, or too much.
@@ -108,7 +108,7 @@ impl Code {
         })
     }
 
-    /// The same code where nobody can change it: a folder of the operator's is copied.
+    /// The same code where no other user can change it: a folder of the operator's is copied.
     ///
     /// # Errors
     /// It cannot be copied.

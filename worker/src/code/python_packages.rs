@@ -67,7 +67,7 @@ impl Clients {
     }
 }
 
-/// The folder for `/opt` with what the code's `requirements.txt` names, if it has one, and nobody has put that beside the code
+/// The folder for `/opt` with what the code's `requirements.txt` names, if it has one, unless the packages are beside the code
 /// already, as `sam build` and `pip install --target` do.
 ///
 /// # Errors

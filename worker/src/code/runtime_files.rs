@@ -13,7 +13,7 @@ use crate::code::python_packages;
 pub const BOOTSTRAP_NODE: &str = "bootstrap.mjs";
 /// On `PYTHONPATH`.
 pub const PACKAGES: &str = "python";
-/// On that of images, whose interpreters nobody here can compile for.
+/// On that of images, for whose interpreters the worker cannot compile.
 pub const OF_IMAGES: &str = "image";
 
 const FILES: &[(&str, &str)] = &[

@@ -45,7 +45,7 @@ pub fn unpack(zip: &[u8], folder: &Path) -> Result<(), ApiError> {
         left = left.checked_sub(written).ok_or_else(|| {
             invalid(format!("Unzipped size must be smaller than {} bytes", limits::UNZIPPED_BYTES))
         })?;
-        // Instances run as other users: whoever packed it, all may read.
+        // Instances run as other users: all may read, whatever mode the archive has.
         let executable = if mode & 0o111 != 0 { 0o755 } else { 0o644 };
         file.set_permissions(fs::Permissions::from_mode(executable)).map_err(failed)?;
     }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tempfile::TempDir;
 use tokio::runtime::Handle;
 
-/// A folder that goes when nobody uses it any more; where it outlives the worker, only while that says so.
+/// A folder that is removed with its last user; one that outlives the worker only while the worker allows it.
 #[derive(Debug)]
 pub(crate) struct Unpacked {
     pub folder: PathBuf,
@@ -34,7 +34,7 @@ impl Unpacked {
 }
 
 impl Drop for Unpacked {
-    /// A million files take minutes to remove, and whoever drops this may hold what everybody waits for.
+    /// A million files take minutes to remove, and the thread that drops this may hold a lock that others wait for.
     fn drop(&mut self) {
         if !self.may_go.as_ref().is_none_or(|may_go| may_go.load(Ordering::Relaxed)) {
             return;
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_waits_until_it_is_removed() {
+    fn drop_does_not_wait_until_it_is_removed() {
         let unpacked = Unpacked::new(tempfile::tempdir().unwrap(), None);
         let folder = unpacked.folder.clone();
         let runtime = tokio::runtime::Builder::new_current_thread().max_blocking_threads(1).build().unwrap();

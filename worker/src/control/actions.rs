@@ -23,7 +23,7 @@ impl Worker {
                         instance,
                         deployment.clone(),
                         self.clone(),
-                        self.around().clone(),
+                        self.context().clone(),
                     ));
                     self.history.note(history::of_instance("start", deployment, instance));
                     state.instances.insert(instance, started.clone());
@@ -108,7 +108,7 @@ impl Scheduler for Worker {
                 ms: history::ms(known.age()),
                 ..history::of_instance("gone", &known.deployment, instance)
             });
-            self.end_store_unless_used(&state, known.deployment.whole);
+            self.end_store_unless_used(&state, known.deployment.parent);
         }
         let actions = state.pool.gone(instance);
         for action in &actions {
@@ -120,11 +120,11 @@ impl Scheduler for Worker {
         }
         self.carry_out(&mut state, actions);
         drop(state);
-        self.emptier.notify_waiters();
+        self.instance_removed.notify_waiters();
     }
 }
 
-/// Says what is short, for whoever may change that.
+/// Names the limiting resource, and the option that raises it.
 fn refusal_error(refusal: Refusal, invocation: &Invocation, state: &State) -> ApiError {
     let limited = |text: String| ApiError::throttled("ConcurrentInvocationLimitExceeded", text);
     let capacity = state.pool.capacity();

@@ -9,7 +9,7 @@ use crate::base::error::ApiError;
 use crate::base::limits;
 use crate::base::name;
 use crate::code::Code;
-use crate::code::lambda_layers::Opt;
+use crate::code::lambda_layers::OptMount;
 use crate::function::definition::{Deployment, Function, FunctionUrl};
 use crate::function::event_config::EventConfig;
 use crate::function::settings::Settings;
@@ -25,7 +25,7 @@ impl Worker {
         name: &str,
         settings: Settings,
         code: Code,
-        opt: Opt,
+        opt: OptMount,
     ) -> Result<Arc<Deployment>, ApiError> {
         let mut state = self.lock();
         if state.functions.contains_key(name) {
@@ -42,7 +42,7 @@ impl Worker {
     pub fn update(
         self: &Arc<Self>,
         name: &str,
-        change: impl FnOnce(&Deployment) -> Result<(Settings, Code, Opt), ApiError>,
+        change: impl FnOnce(&Deployment) -> Result<(Settings, Code, OptMount), ApiError>,
     ) -> Result<Arc<Deployment>, ApiError> {
         let mut state = self.lock();
         let known = state.function(name)?.deployment.clone();
@@ -57,7 +57,7 @@ impl Worker {
         name: &str,
         settings: Settings,
         code: Code,
-        opt: Opt,
+        opt: OptMount,
     ) -> Result<Arc<Deployment>, ApiError> {
         let (wanted, most) = (settings.memory_mib, state.pool.capacity().memory_mib);
         if u64::from(wanted) > most {
@@ -67,7 +67,7 @@ impl Worker {
         }
         let deployment = Arc::new(Deployment {
             function: id,
-            whole: id,
+            parent: id,
             name: name.to_string(),
             version: name::LATEST.into(),
             settings,
@@ -116,15 +116,15 @@ impl Worker {
     pub(super) fn withdraw(self: &Arc<Self>, state: &mut State, deployment: &Deployment) {
         let actions = state.pool.remove_function(deployment.function);
         state.deployments.remove(&deployment.function);
-        self.end_store_unless_used(state, deployment.whole);
+        self.end_store_unless_used(state, deployment.parent);
         self.carry_out(state, actions);
     }
 
-    /// Ends a function's page store once nobody can use it.
-    pub(super) fn end_store_unless_used(&self, state: &State, whole: FunctionId) {
-        let lives = state.deployments.contains_key(&whole);
-        if !lives && !state.instances.values().any(|instance| instance.deployment.whole == whole) {
-            self.maker().forget(whole);
+    /// Ends a function's page store once no instance can use it.
+    pub(super) fn end_store_unless_used(&self, state: &State, parent: FunctionId) {
+        let lives = state.deployments.contains_key(&parent);
+        if !lives && !state.instances.values().any(|instance| instance.deployment.parent == parent) {
+            self.maker().forget(parent);
         }
     }
 
@@ -186,7 +186,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Changes what becomes of a function's events.
+    /// Changes how a function's events are retried, and where their results go.
     ///
     /// # Errors
     /// No such function.

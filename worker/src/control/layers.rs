@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::Worker;
 use crate::base::error::ApiError;
-use crate::code::lambda_layers::{Layer, Layers, Opt};
+use crate::code::lambda_layers::{Layer, Layers, OptMount};
 
 impl Worker {
     /// Publishes a version of a layer.
@@ -27,8 +27,8 @@ impl Worker {
     ///
     /// # Errors
     /// There is no such layer, or it cannot be copied.
-    pub fn opt(&self, arns: &[String], packages: Option<PathBuf>) -> Result<Opt, ApiError> {
+    pub fn opt(&self, arns: &[String], packages: Option<PathBuf>) -> Result<OptMount, ApiError> {
         let layers = self.layers(|layers| layers.named(arns))?;
-        Opt::new(layers, packages, self.folder())
+        OptMount::new(layers, packages, self.folder())
     }
 }

@@ -26,7 +26,7 @@ use crate::code::runtime_files;
 use crate::control::memory_readings::Readings;
 use crate::function::definition::{Deployment, Function};
 use crate::function::worker_options::Options;
-use crate::instance::{Instance, Scheduler, Surroundings};
+use crate::instance::{Instance, InstanceContext, Scheduler};
 use crate::invocation::counters::Count;
 use crate::invocation::logs::Logs;
 use crate::invocation::request::{Invocation, Outcome};
@@ -51,7 +51,7 @@ pub struct Worker {
     pub(crate) logs: Arc<Logs>,
     pub(crate) readings: Readings,
     /// What instances are made by; said once, before the first.
-    around: OnceLock<Arc<Surroundings>>,
+    context: OnceLock<Arc<InstanceContext>>,
     /// Images of callers that are unpacked.
     images: Images,
     /// Where what callers have made is kept; once no other worker has it.
@@ -62,8 +62,8 @@ pub struct Worker {
     state: Mutex<State>,
     next_request: AtomicU64,
     /// Told whenever an instance is gone.
-    emptier: Notify,
-    /// To whom it has handed over. Whoever changes what is kept reads it, and keeps that until the change is kept.
+    instance_removed: Notify,
+    /// The successor it has handed over to. A call that changes persistent state holds the read lock until the change is persisted.
     pub(crate) handed_over: RwLock<Option<HandedOver>>,
     /// Whether it takes connections.
     pub(crate) accepting: watch::Sender<Accepting>,
@@ -90,7 +90,7 @@ struct Waiting {
 }
 
 impl Waiting {
-    /// Tells the caller, who may have gone away, and whoever counts. How long it took.
+    /// Sends the outcome to the caller, which may have disconnected, and counts it. Returns how long it took.
     fn answer(self, outcome: Result<Outcome, ApiError>, count: &Count) -> Duration {
         let latency = self.arrived.elapsed();
         count.answered(&outcome, latency);
@@ -104,9 +104,9 @@ impl Waiting {
 }
 
 /// Takes a request back if its caller goes away while it still waits for an instance.
-struct Withdrawal<'a>(&'a Arc<Worker>, RequestId);
+struct CancelOnDrop<'a>(&'a Arc<Worker>, RequestId);
 
-impl Drop for Withdrawal<'_> {
+impl Drop for CancelOnDrop<'_> {
     fn drop(&mut self) {
         let mut state = self.0.lock();
         if state.pool.withdraw(self.1) {
@@ -142,7 +142,7 @@ impl Worker {
             history: Arc::new(History::new(began)),
             logs: Arc::default(),
             readings: Readings::default(),
-            around: OnceLock::new(),
+            context: OnceLock::new(),
             images: Images::default(),
             kept: OnceLock::new(),
             traces: Traces::of_this_process()?,
@@ -150,7 +150,7 @@ impl Worker {
             began,
             state: Mutex::new(state),
             next_request: AtomicU64::new(1),
-            emptier: Notify::new(),
+            instance_removed: Notify::new(),
             handed_over: RwLock::default(),
             accepting: watch::Sender::default(),
         }))
@@ -159,17 +159,17 @@ impl Worker {
     /// Says what instances are made by, once, before the first.
     pub(crate) fn make_with(&self, maker: Arc<dyn Maker>) {
         let (count, history, logs) = (self.count.clone(), self.history.clone(), self.logs.clone());
-        let around = Arc::new(Surroundings { maker, count, history, logs });
-        assert!(self.around.set(around).is_ok(), "instances are made by one maker");
+        let context = Arc::new(InstanceContext { maker, count, history, logs });
+        assert!(self.context.set(context).is_ok(), "instances are made by one maker");
     }
 
-    fn around(&self) -> &Arc<Surroundings> {
-        self.around.get().expect("the maker is said before the first function")
+    fn context(&self) -> &Arc<InstanceContext> {
+        self.context.get().expect("the maker is said before the first function")
     }
 
     /// What instances are made by.
     pub(crate) fn maker(&self) -> &dyn Maker {
-        &*self.around().maker
+        &*self.context().maker
     }
 
     /// A folder of the worker's own, gone when it is.
@@ -219,7 +219,7 @@ impl Worker {
             let actions = state.pool.request(id, request, now);
             self.carry_out(&mut state, actions);
         }
-        let _withdrawal = Withdrawal(self, request);
+        let _cancel = CancelOnDrop(self, request);
         answer.await.unwrap_or_else(|_| Err(ApiError::service("the request was lost")))
     }
 
@@ -283,7 +283,7 @@ impl Worker {
     /// Takes no new requests, gives those that run some time, then ends all instances and waits until they are gone.
     pub async fn close(self: &Arc<Self>, grace: Duration) {
         self.lock().closing = true;
-        self.let_code_go(false);
+        self.set_code_gc(false);
         self.maker().closing();
         let deadline = Instant::now() + grace;
         while !self.lock().waiting.is_empty() && Instant::now() < deadline {
@@ -298,12 +298,12 @@ impl Worker {
             self.clone().end(instance);
         }
         loop {
-            let emptier = self.emptier.notified();
+            let removed = self.instance_removed.notified();
             if self.lock().instances.is_empty() {
                 return;
             }
             // A limit, should a notification come between the two lines above.
-            let _ = tokio::time::timeout(Duration::from_millis(100), emptier).await;
+            let _ = tokio::time::timeout(Duration::from_millis(100), removed).await;
         }
     }
 }
@@ -329,7 +329,7 @@ impl Worker {
         let wanted = serde_json::from_str(r#"{"Runtime": "provided.al2023", "Handler": "h"}"#).unwrap();
         let settings = crate::function::settings::Settings::new(&wanted).unwrap();
         let code = crate::code::Code::from_folder(worker.folder()).unwrap();
-        worker.create("f", settings, code, crate::code::lambda_layers::Opt::default()).unwrap();
+        worker.create("f", settings, code, crate::code::lambda_layers::OptMount::default()).unwrap();
         worker
     }
 }

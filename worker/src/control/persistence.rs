@@ -10,7 +10,7 @@ use anyhow::{Result, anyhow, ensure};
 use super::Worker;
 use crate::base::error::ApiError;
 use crate::code::Code;
-use crate::code::lambda_layers::Opt;
+use crate::code::lambda_layers::OptMount;
 use crate::function::definition::{Deployment, Function};
 use crate::state::function_store::{FunctionStore, Kept, KeptDeployment, KeptFunction, KeptLayer};
 use worker_image::Allowed;
@@ -66,15 +66,16 @@ impl Worker {
     ///
     /// # Errors
     /// Another worker has it.
-    pub(crate) fn use_state(&self, in_use: bool) -> Result<()> {
+    pub(crate) fn set_store_open(&self, in_use: bool) -> Result<()> {
         let Some(kept) = self.kept.get() else { return Ok(()) };
         kept.set_in_use(in_use)?;
-        self.let_code_go(in_use);
+        self.set_code_gc(in_use);
         Ok(())
     }
 
-    /// The first thing that callers have made and that nobody keeps, other than these functions of the template.
-    pub(crate) fn unkept(&self, of_template: &BTreeSet<String>) -> Option<String> {
+    /// The first function or layer that callers have made and that is not persisted, other than these functions of the
+    /// template.
+    pub(crate) fn first_unpersisted(&self, of_template: &BTreeSet<String>) -> Option<String> {
         if self.kept.get().is_some() {
             return None;
         }
@@ -82,7 +83,7 @@ impl Worker {
     }
 
     /// Whether code that is not used any more goes. When the worker ends it is still there for the next one.
-    pub(super) fn let_code_go(&self, may_go: bool) {
+    pub(super) fn set_code_gc(&self, may_go: bool) {
         if let Some(kept) = self.kept.get() {
             kept.may_go().store(may_go, Ordering::Relaxed);
         }
@@ -119,8 +120,8 @@ impl Worker {
         Ok(kept)
     }
 
-    /// Takes functions of an earlier worker into service. Those that the template has by now are the template's; one whose files
-    /// are gone is told of. From now on code that is not used any more goes.
+    /// Takes functions of an earlier worker into service. Those that the template has by now are the template's; a warning
+    /// names one whose files are missing. From now on code is removed with its last user.
     pub(crate) fn restore(self: &Arc<Self>, kept: Kept) {
         for (name, function) in kept.functions {
             if self.function(&name).is_ok() {
@@ -129,7 +130,7 @@ impl Worker {
                 tracing::error!("{name} is kept by --state, but cannot be served: {error:#}");
             }
         }
-        self.let_code_go(true);
+        self.set_code_gc(true);
     }
 
     fn restore_one(self: &Arc<Self>, name: &str, kept: KeptFunction) -> Result<()> {
@@ -172,17 +173,17 @@ impl Worker {
         &self,
         name: &str,
         function: FunctionId,
-        whole: FunctionId,
+        parent: FunctionId,
         kept: KeptDeployment,
     ) -> Result<Arc<Deployment>> {
         let folder = &kept.code.folder;
         ensure!(folder.is_dir(), "{} is gone", folder.display());
         self.options.python.provide(&kept.settings.runtime)?;
         let layers = kept.layers.into_iter().map(Arc::new).collect();
-        let opt = Opt::new(layers, None, self.folder()).map_err(|error| anyhow!("{error}"))?;
+        let opt = OptMount::new(layers, None, self.folder()).map_err(|error| anyhow!("{error}"))?;
         Ok(Arc::new(Deployment {
             function,
-            whole,
+            parent,
             name: name.to_string(),
             version: kept.version,
             settings: kept.settings,

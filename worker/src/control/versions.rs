@@ -62,7 +62,7 @@ impl Worker {
         }
         let version = Arc::new(version);
         state.deployments.insert(version.function, version.clone());
-        state.pool.add_version(version.function, version.whole, version.settings.memory_mib);
+        state.pool.add_version(version.function, version.parent, version.settings.memory_mib);
         let function = state.functions.get_mut(name).expect("found above");
         function.latest_version = number;
         function.versions.insert(number, version.clone());

@@ -53,12 +53,12 @@ impl Drop for Place {
     }
 }
 
-/// Functions that are told of one another's ends, in a circle, stop here (Lambda's recursive loop detection).
+/// Functions that are each other's destinations, in a circle, stop here (Lambda's recursive loop detection).
 const MOST_HOPS: u32 = 16;
 
-/// What became of an event that a function had.
+/// The result of an event's attempt.
 enum Next {
-    /// It is done, or given up: and an event for who is told of that.
+    /// It is done, or given up; and the event for its destination.
     Done(Option<Box<Kept>>),
     /// It is tried again after this time.
     Again(Duration),
@@ -93,8 +93,8 @@ impl Events {
         tokio::spawn(self.clone().run(event, place));
     }
 
-    /// Hears what becomes of the events that an earlier worker has begun, on a thread of its own. Where it ends without a word, they are run
-    /// again.
+    /// Receives the results of the events that an earlier worker has begun, on a thread of its own. If that worker ends
+    /// without them, they are run again.
     ///
     /// # Errors
     /// There is no thread for it.
@@ -140,7 +140,7 @@ impl Events {
     ///
     /// # Errors
     /// Another worker has it.
-    pub(crate) fn use_state(&self, in_use: bool) -> Result<()> {
+    pub(crate) fn set_store_open(&self, in_use: bool) -> Result<()> {
         self.store.as_ref().map_or(Ok(()), |store| store.set_in_use(in_use))
     }
 
@@ -276,12 +276,12 @@ impl Events {
         Some(Next::Done(told.map(Box::new)))
     }
 
-    /// Keeps what became of it. How long to wait for the next attempt, if there is to be one here.
+    /// Persists its result. How long to wait for the next attempt, if there is to be one here.
     async fn settle(&self, event: &Kept, next: Next) -> Option<Duration> {
         let handed_over = self.worker.handed_over.read().await;
         lock(&self.begun).remove(&event.id);
         if let (Some(handed_over), Some(_)) = (&*handed_over, &self.store) {
-            // Who is told of its end comes first: better twice than never.
+            // Its destination comes first: better twice than never.
             match next {
                 Next::Done(told) => {
                     told.into_iter().for_each(|told| handed_over.tell(&Told::Again(*told)));
@@ -304,7 +304,7 @@ impl Events {
             (None, Some(_)) => self.write(event, |store, event| store.keep(event)).await,
         };
         if let Err(error) = kept {
-            tracing::error!("{}: what became of it is not kept: {error:#}", label(event));
+            tracing::error!("{}: its result is not persisted: {error:#}", label(event));
         }
         told.into_iter().for_each(|told| self.start(*told));
         pause
@@ -325,7 +325,7 @@ fn label(event: &Kept) -> String {
     format!("[{}] event {}", event.function, event.id)
 }
 
-/// An event for who is told of the end of another; none where that has gone round too often.
+/// The event for the destination of another; none if that has gone round too often.
 fn follow_up(
     event: &Kept,
     told: &Target,
@@ -360,7 +360,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_kept_is_run_even_if_its_caller_has_gone() {
+    fn runs_a_persisted_event_without_its_caller() {
         // One thread waits for the disk, so that what was written is there when it does the next thing.
         let runtime =
             tokio::runtime::Builder::new_current_thread().max_blocking_threads(1).enable_all().build();

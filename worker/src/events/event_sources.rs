@@ -192,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_function_reports_is_what_stays() {
+    fn messages_that_a_function_reports_stay() {
         let message =
             |id: &str| serde_json::from_value(json!({ "MessageId": id, "ReceiptHandle": "r" })).unwrap();
         let batch: Vec<Message> = ["a", "b", "c"].map(message).into();

@@ -11,7 +11,7 @@ use crate::base::error::ApiError;
 use crate::base::name;
 use crate::base::time::lambda_time;
 use crate::code::Code;
-use crate::code::lambda_layers::{self, Opt};
+use crate::code::lambda_layers::{self, OptMount};
 use crate::code::runtime::Runtime;
 use crate::function::event_config::EventConfig;
 use crate::function::settings::Settings;
@@ -25,7 +25,7 @@ pub struct Deployment {
     /// The function, or the version of it, that has instances of its own.
     pub function: FunctionId,
     /// The function that it is a version of, or itself: all its versions share pages.
-    pub whole: FunctionId,
+    pub parent: FunctionId,
     /// Its name.
     pub name: String,
     /// `$LATEST`, or the number of a version.
@@ -35,7 +35,7 @@ pub struct Deployment {
     /// Its code.
     pub code: Code,
     /// What the code needs, seen below /opt.
-    pub opt: Opt,
+    pub opt: OptMount,
     /// Changes with every change.
     pub revision: String,
     /// Of the last change.
@@ -64,9 +64,9 @@ pub struct Function {
     pub latest_version: u64,
     /// Names for versions.
     pub aliases: BTreeMap<String, Alias>,
-    /// What becomes of its `Event` invocations, where that was said.
+    /// How its `Event` invocations are retried, and where their results go, if that was set.
     pub events: Option<EventConfig>,
-    /// What has become of its requests since the worker began.
+    /// Its requests since the worker began, by their results.
     pub count: Arc<Count>,
 }
 

@@ -1,4 +1,4 @@
-//! What becomes of an `Event` invocation: how often and how long it is tried, and which function is told of its end.
+//! How often and how long an `Event` invocation is tried, and which function receives its result.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ pub struct EventConfig {
     /// From when it was accepted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub maximum_event_age_in_seconds: Option<u32>,
-    /// Who is told of the end.
+    /// Where the result goes.
     #[serde(default)]
     pub destination_config: Destinations,
 }
@@ -38,7 +38,7 @@ pub struct Destinations {
     pub on_failure: Destination,
 }
 
-/// The function that is told, if any is.
+/// The function that receives the result, if any.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", deny_unknown_fields)]
 pub struct Destination {
@@ -109,7 +109,7 @@ impl EventConfig {
         Duration::from_secs(self.maximum_event_age_in_seconds.unwrap_or(21600).into())
     }
 
-    /// Who is told of such an end.
+    /// The function that receives such a result.
     pub fn destination(&self, condition: Condition) -> Option<Target> {
         let Destinations { on_success, on_failure } = &self.destination_config;
         let told = if condition == Condition::Success { on_success } else { on_failure };
@@ -127,8 +127,8 @@ pub fn after_throttle(times: u32) -> Duration {
     Duration::from_secs((1 << (times - 1).min(9)).min(300))
 }
 
-/// What a destination is told, as JSON. What would be longer than an event may be goes without what the function was called with and what it
-/// answered: functions that tell one another would double it each time.
+/// What a destination receives, as JSON. A record that would be longer than an event may be has neither the payload nor
+/// the answer: functions that are each other's destinations would double it each time.
 pub fn told(
     invocation: &Invocation,
     condition: Condition,
@@ -190,16 +190,16 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_is_no_longer_than_an_event_may_be() {
-        let told_of = |bytes: usize| {
+    fn record_is_no_longer_than_an_event_may_be() {
+        let record_of = |bytes: usize| {
             let payload = serde_json::to_vec(&"x".repeat(bytes)).unwrap();
             let invocation = Invocation::new(name::arn("f"), payload.into(), None, None);
             let told = told(&invocation, Condition::Success, 1, None);
             (told.len(), serde_json::from_str::<Value>(&told).unwrap()["requestPayload"].is_string())
         };
-        let (length, whole) = told_of(1000);
+        let (length, whole) = record_of(1000);
         assert!(whole && length > 1000);
-        let (length, whole) = told_of(limits::EVENT_PAYLOAD_BYTES);
+        let (length, whole) = record_of(limits::EVENT_PAYLOAD_BYTES);
         assert!(!whole && length < 1000);
     }
 

@@ -48,8 +48,8 @@ pub struct Wanted {
 /// What belongs to the call, and not to the function.
 const OF_THE_CALL: [&str; 2] = ["Publish", "RevisionId"];
 
-/// What cannot be had here, and why. Asking for it is refused, as is what nobody here has heard of, so that nobody believes to have
-/// it; its default is accepted.
+/// Settings that are not supported, and why. They are refused, as are unknown ones, so that no caller believes to have
+/// them; their default is accepted.
 const REFUSED: [(&str, &str); 9] = [
     ("DeadLetterConfig", "events that failed are only logged"),
     ("VpcConfig", "there is no such network"),
@@ -335,13 +335,13 @@ mod tests {
     }
 
     #[test]
-    fn an_image_says_itself_what_starts() {
+    fn image_defines_its_own_command() {
         let image = || Wanted { package_type: Some("Image".into()), ..Wanted::default() };
         let settings = Settings::new(&image()).unwrap();
         assert_eq!((&settings.runtime, settings.handler.as_str()), (&Runtime::Image, ""));
         let kept: Settings = serde_json::from_value(serde_json::to_value(&settings).unwrap()).unwrap();
         assert_eq!(kept, settings, "as a worker keeps it");
-        assert!(Runtime::parse("Image").is_err(), "nobody asks for it by name");
+        assert!(Runtime::parse("Image").is_err(), "it cannot be named");
         let config = ImageConfig { command: vec!["app.handler".into()], ..ImageConfig::default() };
         let changed = Settings::new(&Wanted { image_config: Some(config.clone()), ..image() }).unwrap();
         assert_eq!(changed.image_config, config);

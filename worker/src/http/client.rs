@@ -33,7 +33,7 @@ pub async fn send(
     pass_on(address, request, patience).await
 }
 
-/// The same, of a request that is somebody else's: as it is.
+/// Sends another client's request as it is.
 ///
 /// # Errors
 /// The server cannot be reached, or does not answer.

@@ -79,7 +79,7 @@ impl Known {
         while self.untaken > UNTAKEN_BYTES {
             let takers = self.open.iter().filter(|(_, open)| open.untaken > 0);
             let slowest = takers.min_by_key(|(_, open)| open.since).map(|(number, _)| *number);
-            self.close(slowest.expect("somebody has not taken that"));
+            self.close(slowest.expect("a client has not taken that"));
         }
     }
 
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_taken_nothing_of_an_answer_for_longest_makes_room() {
+    fn closes_the_client_that_has_read_nothing_for_longest() {
         let all = Arc::new(Connections::default());
         let clients: Vec<Connection> = (0..4).map(|_| all.add()).collect();
         let quarter = Bytes::from(vec![0; UNTAKEN_BYTES / 4]);
@@ -295,7 +295,7 @@ mod tests {
         assert_eq!(closed(), [false; 4], "all of it is used");
         let more = part(3);
         assert_eq!(closed(), [false, true, false, false]);
-        drop((second, part(1))); // what it still had and gets is nobody's loss
+        drop((second, part(1))); // its parts count for no client any more
         let last = part(0);
         assert_eq!(closed(), [false, false, true, false]);
         assert_eq!(lock(&all.known).untaken, UNTAKEN_BYTES);

@@ -33,7 +33,7 @@ pub type Answer = Response<AnswerBody>;
 pub enum AnswerBody {
     /// All of it.
     Whole(Option<Part>),
-    /// Part by part as it comes. An error breaks the connection off, so that nobody takes what came for the whole.
+    /// Part by part as it comes. An error breaks the connection off, so that the client does not take a part for the whole.
     Parts(mpsc::Receiver<io::Result<Part>>),
 }
 
@@ -170,8 +170,8 @@ impl BodyMemory {
         BodyMemory(Arc::new(Semaphore::new(bytes / KIB)))
     }
 
-    /// Reads a body of at most `limit` bytes. What has arrived counts, until the permit is dropped: whoever announces much
-    /// and sends nothing takes nothing from others.
+    /// Reads a body of at most `limit` bytes. What has arrived counts until the permit is dropped; what a client only
+    /// announces does not.
     ///
     /// # Errors
     /// See [`BodyError`].
@@ -202,7 +202,7 @@ pub async fn read_alone(body: Incoming, limit: usize) -> Result<Bytes, BodyError
     read(body, limit, |_| Ok(())).await
 }
 
-/// `count` is told how much there is, before more is kept.
+/// `count` receives how much there is, before more is buffered.
 async fn read(
     mut body: Incoming,
     limit: usize,
@@ -273,7 +273,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn who_takes_nothing_of_an_answer_loses_the_connection() {
+    async fn client_that_reads_nothing_of_an_answer_loses_the_connection() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let silent = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (mut stream, _) = listener.accept().await.unwrap();

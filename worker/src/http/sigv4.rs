@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_changed_or_is_old_is_denied() {
+    fn denies_changed_and_old_requests() {
         let invalid = Err("InvalidSignatureException");
         assert_eq!(checked(&example(), QUERY, b"x", THEN), invalid);
         assert_eq!(checked(&example(), "Param2=value2&Param1=value2", b"", THEN), invalid);

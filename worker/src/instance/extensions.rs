@@ -1,4 +1,4 @@
-//! Lambda's external and internal extensions: programs beside the runtime that are told of each invocation, and of the end.
+//! Lambda's external and internal extensions: programs beside the runtime that receive each invocation, and the shutdown.
 //!
 //! An instance is ready when its runtime and every extension have asked for what comes next: at its start, and after each invocation.
 
@@ -18,7 +18,7 @@ use crate::sandbox::interface::Sandbox;
 /// What extensions have for their last words.
 const SHUTDOWN: Duration = Duration::from_secs(2);
 
-/// What an extension may ask to be told of.
+/// The events that an extension may register for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Wishes {
     pub invoke: bool,
@@ -30,7 +30,7 @@ pub(crate) struct Wishes {
 pub(crate) enum Refused {
     /// It is registered, or it is too late, or they are too many.
     Registration(&'static str),
-    /// Nobody has this identifier.
+    /// No extension has this identifier.
     Unknown,
 }
 
@@ -41,7 +41,7 @@ struct Extension {
     /// It has asked for what comes next, and does nothing until then.
     waits: bool,
     waiting: Option<oneshot::Sender<Value>>,
-    /// What it was to be told while its connection was broken.
+    /// The event that it missed while its connection was broken.
     missed: Option<Value>,
 }
 
@@ -62,7 +62,7 @@ pub(super) struct Extensions {
     started: Vec<String>,
     /// By identifier.
     registered: BTreeMap<String, Extension>,
-    /// The runtime waits for work, and would rest after so long; nobody else was told yet.
+    /// The runtime waits for work, and would do its idle work after so long; the pool does not know yet.
     runtime_waits: Option<Vec<Duration>>,
     /// Ends the instance where an extension is never done with an invocation.
     timer: Option<AbortHandle>,
@@ -85,7 +85,7 @@ impl Extensions {
             return refused("an extension of this name is registered");
         }
         if wishes.shutdown && !self.started.iter().any(|known| known == name) {
-            return refused("only extensions in /opt/extensions are told of SHUTDOWN");
+            return refused("only extensions in /opt/extensions receive SHUTDOWN");
         }
         let id = uuid::Uuid::new_v4().to_string();
         let known = Extension { name: name.into(), wishes, waits: false, waiting: None, missed: None };
@@ -149,7 +149,7 @@ impl Instance {
         lock(&self.extensions).registered.get(id).map(|known| known.name.clone()).ok_or(Refused::Unknown)
     }
 
-    /// An extension cannot go on: whoever waits is told why, and the instance ends.
+    /// An extension cannot go on: callers that wait receive the reason, and the instance ends.
     pub(crate) fn extension_failed(&self, kind: &str, reason: &str) {
         tracing::warn!("{}: {kind}: {reason}", self.label());
         lock(&self.extensions).failed = true;
@@ -170,17 +170,17 @@ impl Instance {
     }
 
     /// The runtime waits for work. `timer` ends the instance if an extension is not done by then.
-    pub(super) fn runtime_waits(&self, rests_after: &[Duration], timer: Option<AbortHandle>) {
+    pub(super) fn runtime_waits(&self, idle_work_after: &[Duration], timer: Option<AbortHandle>) {
         let mut extensions = lock(&self.extensions);
-        extensions.runtime_waits = Some(rests_after.to_vec());
+        extensions.runtime_waits = Some(idle_work_after.to_vec());
         extensions.timer = timer;
     }
 
     /// Says so to the pool.
     pub(super) fn ready_if_all_wait(&self) {
         let ready = lock(&self.extensions).take_ready();
-        if let Some(rests_after) = ready {
-            self.idles(&rests_after);
+        if let Some(idle_work_after) = ready {
+            self.idles(&idle_work_after);
             self.scheduler.clone().ready(self.id);
         }
     }
@@ -190,7 +190,7 @@ impl Instance {
         lock(&self.extensions).runtime_waits.is_some()
     }
 
-    /// What extensions are told of why it ends.
+    /// The reason of its end that extensions receive is a timeout.
     pub(super) fn ran_out_of_time(&self) {
         lock(&self.extensions).out_of_time = true;
     }
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn who_registers_and_for_what() {
+    fn registration_follows_the_rules() {
         let mut extensions = Extensions { started: vec!["one".into()], ..Extensions::default() };
         let both = Wishes { invoke: true, shutdown: true };
         assert!(extensions.register("one", both).is_ok());

@@ -1,8 +1,9 @@
-//! An instance without work is frozen, as on Lambda: nothing in it runs until there is work, except that it rests: once, and
-//! again if merging failed. Then those that work or start go first: a rest is half a second of a processor, and nobody waits for it.
+//! Freezes an instance that has no work, as Lambda does: nothing in it runs until there is work, except its idle work
+//! (heap trim, page merge), once, and again if merging failed. Idle work costs about 0.5 s of a processor, so it yields
+//! to instances that work or start.
 //!
 //! ```text
-//!   asks for work ── GRACE ──► frozen ── the runtime wants to rest ──► rests ──► frozen ── work ──► runs
+//!   asks for work ── GRACE ──► frozen ── idle work is due ──► thawed ──► frozen ── work ──► runs
 //! ```
 
 use std::collections::VecDeque;
@@ -19,20 +20,20 @@ use crate::sandbox::interface::Sandbox;
 /// Without work for so long, it is frozen. Under load instances have work sooner, and freezing costs them nothing.
 const GRACE: Duration = Duration::from_millis(100);
 /// The longest a rest may take, and the wait for other instances that rest.
-const REST: Duration = Duration::from_secs(30);
+const IDLE_WORK: Duration = Duration::from_secs(30);
 /// What a runtime may say of its next rest at most.
 const MOST: Duration = Duration::from_secs(3600);
 /// How soon after a rest it may have another one, at first.
 const REPEATS_AFTER: Duration = Duration::from_secs(5);
 /// Rests that it may have while it waits: one in between, if it is never idle for long, and one when it is.
-const RESTS: usize = 2;
+const MOST_IDLE_WORK: usize = 2;
 
 /// Since when an instance has no work.
 #[derive(Debug, Default)]
 pub(super) struct Idle {
     since: Option<Instant>,
     /// When its runtime wants to rest; what it has done is taken away.
-    rests: VecDeque<Instant>,
+    idle_work: VecDeque<Instant>,
     /// How soon it may have another than these.
     repeats_after: Duration,
     /// When its memory goes to the swap, once, if it is frozen then.
@@ -49,20 +50,20 @@ impl Idle {
     fn look(&self, now: Instant) -> (bool, Option<Instant>) {
         let Some(since) = self.since else { return (true, Some(now + GRACE)) };
         let grace = since + GRACE;
-        let rest = self.rests.front().map(|begins| (*begins, *begins + REST));
+        let rest = self.idle_work.front().map(|begins| (*begins, *begins + IDLE_WORK));
         let runs = now < grace || rest.is_some_and(|(begins, ends)| begins <= now && now < ends);
         let changes = [Some(grace), rest.map(|rest| rest.0), rest.map(|rest| rest.1), self.pages_out];
         (runs, changes.into_iter().flatten().filter(|change| *change > now).min())
     }
 
     /// What it tells may be false: each time it waits twice as long, whatever it says.
-    fn has_rested(&mut self, now: Instant, again_after: Option<Duration>) {
-        self.rests.pop_front();
+    fn did_idle_work(&mut self, now: Instant, again_after: Option<Duration>) {
+        self.idle_work.pop_front();
         if let Some(after) = again_after
-            && self.rests.is_empty()
+            && self.idle_work.is_empty()
         {
             let after = after.clamp(self.repeats_after, MOST);
-            self.rests.push_back(now + after);
+            self.idle_work.push_back(now + after);
             self.repeats_after = MOST.min(2 * after);
         }
     }
@@ -70,18 +71,19 @@ impl Idle {
 
 impl Instance {
     /// It waits for work from now on, and wants to rest if there is none for so long, in order.
-    pub(super) fn idles(&self, rests_after: &[Duration]) {
+    pub(super) fn idles(&self, idle_work_after: &[Duration]) {
         let now = Instant::now();
         let mut idle = lock(&self.idle);
         idle.since = Some(now);
         idle.repeats_after = REPEATS_AFTER;
-        idle.rests = rests_after.iter().take(RESTS).map(|after| now + MOST.min(*after)).collect();
+        idle.idle_work =
+            idle_work_after.iter().take(MOST_IDLE_WORK).map(|after| now + MOST.min(*after)).collect();
         let pages_out = self.deployment.settings.page_out_after_s;
         idle.pages_out = pages_out.map(|seconds| now + Duration::from_secs(seconds.into()));
         let worked = idle.worked;
         drop(idle);
         if worked && let Some(sandbox) = self.sandbox.get() {
-            sandbox.may_rest();
+            sandbox.may_do_idle_work();
         }
     }
 
@@ -106,8 +108,8 @@ impl Instance {
     }
 
     /// It has rested, and may want to again if it still has no work then.
-    pub(super) fn has_rested(&self, again_after: Option<Duration>) {
-        lock(&self.idle).has_rested(Instant::now(), again_after);
+    pub(super) fn did_idle_work(&self, again_after: Option<Duration>) {
+        lock(&self.idle).did_idle_work(Instant::now(), again_after);
         self.idle_changes.notify_one();
     }
 
@@ -124,9 +126,9 @@ impl Instance {
                     sandbox.thaw();
                     idle.frozen = false;
                 } else if !runs && !idle.frozen {
-                    sandbox.may_rest();
+                    sandbox.may_do_idle_work();
                     idle.frozen = sandbox.freeze();
-                    self.around.count.freezes.fetch_add(u64::from(idle.frozen), Ordering::Relaxed);
+                    self.context.count.freezes.fetch_add(u64::from(idle.frozen), Ordering::Relaxed);
                 }
                 let is_due = idle.frozen && idle.pages_out.is_some_and(|due| due <= now);
                 if is_due {
@@ -166,13 +168,13 @@ mod tests {
     #[test]
     fn it_is_frozen_after_a_while_and_runs_for_its_rest() {
         let now = Instant::now();
-        let mut idle = Idle { since: Some(now), rests: [now + 300 * MS].into(), ..Idle::default() };
+        let mut idle = Idle { since: Some(now), idle_work: [now + 300 * MS].into(), ..Idle::default() };
         assert_eq!(idle.look(now), (true, Some(now + GRACE)));
         assert_eq!(idle.look(now + GRACE), (false, Some(now + 300 * MS)));
-        assert_eq!(idle.look(now + 300 * MS), (true, Some(now + 300 * MS + REST)));
+        assert_eq!(idle.look(now + 300 * MS), (true, Some(now + 300 * MS + IDLE_WORK)));
         // One that never tells that it has rested gets no more time.
-        assert_eq!(idle.look(now + 300 * MS + REST), (false, None));
-        idle.rests.clear();
+        assert_eq!(idle.look(now + 300 * MS + IDLE_WORK), (false, None));
+        idle.idle_work.clear();
         assert_eq!(idle.look(now + 300 * MS), (false, None));
         idle.pages_out = Some(now + 900 * MS);
         assert_eq!(idle.look(now + 300 * MS), (false, Some(now + 900 * MS)));
@@ -183,26 +185,26 @@ mod tests {
     #[test]
     fn one_that_wants_to_rest_again_does_so_seldom() {
         let now = Instant::now();
-        let rests = [now, now + 300 * MS].into();
-        let mut idle = Idle { since: Some(now), rests, repeats_after: REPEATS_AFTER, ..Idle::default() };
-        idle.has_rested(now, Some(MS));
-        assert_eq!(idle.rests, [now + 300 * MS], "it has a rest before it");
+        let idle_work = [now, now + 300 * MS].into();
+        let mut idle = Idle { since: Some(now), idle_work, repeats_after: REPEATS_AFTER, ..Idle::default() };
+        idle.did_idle_work(now, Some(MS));
+        assert_eq!(idle.idle_work, [now + 300 * MS], "it has a rest before it");
         for times in [1, 2, 4] {
-            idle.has_rested(now, Some(MS));
-            assert_eq!(idle.rests, [now + times * REPEATS_AFTER]);
+            idle.did_idle_work(now, Some(MS));
+            assert_eq!(idle.idle_work, [now + times * REPEATS_AFTER]);
         }
         assert!(!idle.look(now + REPEATS_AFTER).0 && idle.look(now + 4 * REPEATS_AFTER).0);
-        idle.has_rested(now, Some(Duration::MAX));
-        assert_eq!(idle.rests, [now + MOST]);
-        idle.has_rested(now, None);
-        assert_eq!(idle.rests, []);
+        idle.did_idle_work(now, Some(Duration::MAX));
+        assert_eq!(idle.idle_work, [now + MOST]);
+        idle.did_idle_work(now, None);
+        assert_eq!(idle.idle_work, []);
     }
 
     #[test]
     fn one_that_wants_to_rest_at_once_is_not_frozen_in_the_midst_of_it() {
         let now = Instant::now();
-        let idle = Idle { since: Some(now), rests: [now].into(), ..Idle::default() };
-        assert!(idle.look(now + GRACE).0 && idle.look(now + REST / 2).0);
-        assert!(!idle.look(now + REST).0);
+        let idle = Idle { since: Some(now), idle_work: [now].into(), ..Idle::default() };
+        assert!(idle.look(now + GRACE).0 && idle.look(now + IDLE_WORK / 2).0);
+        assert!(!idle.look(now + IDLE_WORK).0);
     }
 }

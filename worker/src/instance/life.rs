@@ -29,7 +29,7 @@ impl Instance {
     }
 
     async fn try_to_live(self: &Arc<Self>) -> Result<()> {
-        let sandbox = self.around.maker.clone().start(self.order()).await?;
+        let sandbox = self.context.maker.clone().start(self.order()).await?;
         let sandbox = self.sandbox.get_or_init(|| sandbox);
         self.extensions_started(sandbox.extensions());
         let output = Output::new(self.label(), self.log(), sandbox.take_output());
@@ -62,7 +62,7 @@ impl Instance {
     /// Waits until it has ended by itself, is to end, or did not start in time.
     async fn until_it_ends(&self, ending: impl Future<Output = Ended>) {
         let timeout = Duration::from_secs(self.deployment.settings.timeout_s.into());
-        let init = limits::INIT.max(timeout) * self.around.maker.slower();
+        let init = limits::INIT.max(timeout) * self.context.maker.slower();
         tokio::select! {
             ended = ending => self.ended_by_itself(&ended),
             () = self.stop.notified() => *lock(&self.phase) = Phase::Ended,
@@ -81,7 +81,7 @@ impl Instance {
         }
     }
 
-    /// The runtime has ended without being asked to: whoever waits for it is told why.
+    /// The runtime has ended by itself: the caller that waits for it receives the reason.
     fn ended_by_itself(&self, Ended { how: ending, out_of_memory }: &Ended) {
         let phase = std::mem::replace(&mut *lock(&self.phase), Phase::Ended);
         let memory = self.deployment.settings.memory_mib;

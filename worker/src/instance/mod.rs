@@ -1,11 +1,11 @@
-//! One instance: what it is doing now, and what becomes of its requests. [`life`] starts and ends it, [`idle`] freezes it,
-//! [`extensions`] are told of it.
+//! One instance: its state, and the requests that it serves. [`life`] starts and ends it, [`idle`] freezes it,
+//! [`extensions`] receive its events.
 
 mod extension_api;
 mod extensions;
 mod idle;
+mod idle_work;
 mod life;
-mod rest;
 pub(crate) mod runtime_api;
 
 pub(crate) use extensions::{Refused, Wishes};
@@ -44,7 +44,7 @@ pub(crate) trait Scheduler: Send + Sync {
 }
 
 /// What the instances of a worker have in common.
-pub(crate) struct Surroundings {
+pub(crate) struct InstanceContext {
     pub maker: Arc<dyn Maker>,
     pub count: Arc<Count>,
     pub history: Arc<History>,
@@ -70,7 +70,7 @@ struct Work {
     invocation: Arc<Invocation>,
     since: Instant,
     timer: AbortHandle,
-    /// The answer is being received: nobody else may send one.
+    /// The answer is being received: no other request may send one.
     answering: bool,
 }
 
@@ -81,13 +81,13 @@ pub struct Instance {
     /// What it was started with.
     pub deployment: Arc<Deployment>,
     scheduler: Arc<dyn Scheduler>,
-    around: Arc<Surroundings>,
+    context: Arc<InstanceContext>,
     started: Instant,
     phase: Mutex<Phase>,
     /// Set when it first asks for work, taken by the first report.
     init: Mutex<Option<Duration>>,
     started_in: OnceLock<Duration>,
-    /// When it last told of a rest.
+    /// When it last reported idle work.
     rested: Mutex<Option<Instant>>,
     /// Live and held bytes of its heap, as it last told.
     heap: Mutex<(u64, u64)>,
@@ -120,13 +120,13 @@ impl Instance {
         id: InstanceId,
         deployment: Arc<Deployment>,
         scheduler: Arc<dyn Scheduler>,
-        around: Arc<Surroundings>,
+        context: Arc<InstanceContext>,
     ) -> Instance {
         Instance {
             id,
             deployment,
             scheduler,
-            around,
+            context,
             started: Instant::now(),
             phase: Mutex::new(Phase::Init),
             init: Mutex::new(None),
@@ -166,7 +166,7 @@ impl Instance {
 
     /// Where its lines are kept.
     pub(crate) fn log(&self) -> Stream {
-        self.around.logs.stream(&self.deployment.log_group(), &self.deployment.log_stream(self.id))
+        self.context.logs.stream(&self.deployment.log_group(), &self.deployment.log_stream(self.id))
     }
 
     /// Since its start.
@@ -195,7 +195,7 @@ impl Instance {
     /// wants to rest, and to rest again.
     pub(crate) fn next(
         &self,
-        rests_after: &[Duration],
+        idle_work_after: &[Duration],
     ) -> Result<oneshot::Receiver<Arc<Invocation>>, Misuse> {
         let (sender, receiver) = oneshot::channel();
         {
@@ -205,7 +205,7 @@ impl Instance {
                     let init = self.started.elapsed();
                     *lock(&self.init) = Some(init);
                     let _ = self.started_in.set(init);
-                    self.around.count.started(init);
+                    self.context.count.started(init);
                     self.note(Event { ms: history::ms(init), ..self.event("ready") });
                     tracing::debug!("{}: started in {:.1} ms", self.label(), init.as_secs_f64() * 1e3);
                     None
@@ -219,7 +219,7 @@ impl Instance {
                 Phase::Waiting(_) | Phase::Busy(_) | Phase::Ended => return Err(Misuse::State),
             };
             *phase = Phase::Waiting(sender);
-            self.runtime_waits(rests_after, timer);
+            self.runtime_waits(idle_work_after, timer);
         }
         self.ready_if_all_wait();
         Ok(receiver)
@@ -335,7 +335,7 @@ impl Instance {
     }
 
     pub(crate) fn note(&self, event: Event) {
-        self.around.history.note(event);
+        self.context.history.note(event);
     }
 
     /// Who it is, for those who make sandboxes.

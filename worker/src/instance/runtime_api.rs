@@ -29,8 +29,8 @@ const ERROR_BYTES: usize = 256 * 1024;
 const MODE: &str = "lambda-runtime-function-response-mode";
 const REST_BYTES: usize = 4096;
 /// After how long without work a runtime wants to rest, if it does: one number, or two.
-const RESTS_AFTER_MS: &str = "mayfly-rests-after-ms";
-/// The most that is read of a body that nobody wants.
+const IDLE_WORK_AFTER_MS: &str = "mayfly-rests-after-ms";
+/// The most that is read of a body that is not used.
 const UNREAD_BYTES: usize = 64 * 1024;
 /// By then, the end of a connection has been noticed.
 const NOTICED: Duration = Duration::from_secs(2);
@@ -51,18 +51,18 @@ pub(crate) async fn handle(instance: Arc<Instance>, request: Request<Incoming>) 
         (&Method::POST, ["invocation", id, "response"]) => response(&instance, id, request).await,
         (&Method::POST, ["invocation", id, "error"]) => error(&instance, id, request).await,
         (&Method::POST, ["init", "error"]) => init_error(&instance, request).await,
-        (&Method::POST, ["mayfly", "rest"]) => rest(&instance, request).await,
+        (&Method::POST, ["mayfly", "rest"]) => idle_work(&instance, request).await,
         _ => unread(request, unknown(&path)).await,
     }
 }
 
 async fn next(instance: &Instance, request: &Request<Incoming>) -> Answer {
-    let rests_after: Vec<Duration> = http::header(request.headers(), RESTS_AFTER_MS)
+    let idle_work_after: Vec<Duration> = http::header(request.headers(), IDLE_WORK_AFTER_MS)
         .into_iter()
         .flat_map(|text| text.split(','))
         .filter_map(|text| text.trim().parse().ok().map(Duration::from_millis))
         .collect();
-    let work = match instance.next(&rests_after) {
+    let work = match instance.next(&idle_work_after) {
         Ok(work) => work,
         Err(misuse) => return refused(&misuse),
     };
@@ -169,7 +169,7 @@ fn trailing_error(trailers: &HeaderMap) -> Option<Bytes> {
 struct Answering<'a>(&'a Instance, &'a str);
 
 impl Answering<'_> {
-    /// Where an earlier attempt has the right, it may be that its connection is closed and nobody has noticed yet.
+    /// If an earlier attempt has the right, its connection may be closed without the worker having noticed yet.
     async fn begin<'a>(instance: &'a Instance, id: &'a str) -> Result<Answering<'a>, Misuse> {
         let wait = async {
             loop {
@@ -214,11 +214,11 @@ async fn init_error(instance: &Instance, request: Request<Incoming>) -> Answer {
 }
 
 /// Not Lambda's: Mayfly's bootstrap tells of a rest.
-async fn rest(instance: &Instance, request: Request<Incoming>) -> Answer {
+async fn idle_work(instance: &Instance, request: Request<Incoming>) -> Answer {
     let body = http::read_alone(request.into_body(), REST_BYTES).await.unwrap_or_default();
     match serde_json::from_slice(&body) {
         Ok(rest) => {
-            instance.rested(&rest);
+            instance.note_idle_work(&rest);
             http::empty(204)
         }
         Err(_) => message(400, "InvalidRequest", "not a rest"),
@@ -237,7 +237,7 @@ async fn described_error(request: Request<Incoming>) -> Result<Bytes, Answer> {
     }
 }
 
-/// Answers a request whose body nobody wants. A small one is read all the same: the connection of one that was not could not be used
+/// Answers a request whose body is not used. A small one is read all the same: the connection of one that was not could not be used
 /// again, and the runtime's next request on it would fail.
 async fn unread(request: Request<Incoming>, answer: Answer) -> Answer {
     if request.body().size_hint().upper().is_some_and(|bytes| bytes <= UNREAD_BYTES as u64) {

@@ -25,7 +25,7 @@ pub struct Count {
     /// Why the last of those that were throttled or refused was.
     pub last_refusal: Mutex<Option<String>>,
     /// Times that an instance has rested.
-    pub rests: AtomicU64,
+    pub idle_work: AtomicU64,
     /// Times that an instance without work was frozen.
     pub freezes: AtomicU64,
     /// From arrival to answer, of those that ran.
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn buckets_count_what_is_at_most_their_bound() {
+    fn buckets_count_values_up_to_their_bound() {
         let histogram = Histogram::default();
         for ms in [1, 2, 3, 20_000] {
             histogram.add(Duration::from_millis(ms));

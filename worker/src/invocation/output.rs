@@ -51,7 +51,7 @@ impl Output {
         Output { label, log, receiver, state: Mutex::new(state) }
     }
 
-    /// Reads until nobody can write any more.
+    /// Reads until no process can write any more.
     pub async fn follow(&self) {
         while self.receiver.readable().await.is_ok() {
             let read = lock(&self.state).read;

@@ -53,7 +53,7 @@ pub fn stream(client: Client) -> (Stream, mpsc::Receiver<Piece>) {
 }
 
 impl Stream {
-    /// Waits until there is room. A caller who has gone away misses it, and nobody else.
+    /// Waits until there is room. A caller that has disconnected misses it; others do not.
     pub async fn begin(&self, content_type: &str) {
         let _ = self.pieces.send(Piece::Kind(content_type.into())).await;
     }

@@ -64,7 +64,7 @@ impl Traces {
         Ok(Some(Traces { provider, tracer }))
     }
 
-    /// An invocation begins. What the function is told of its trace is this span from now on.
+    /// An invocation begins. The function receives this span as its parent from now on.
     pub fn begin(&self, target: &Target, invocation: &mut Invocation) -> Span {
         let given = Given::parse(&invocation.trace_id);
         let parent = match given {
@@ -241,13 +241,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_it_is_not_there() {
+    fn malformed_headers_are_ignored() {
         for text in ["", ";;=", "Root=1-5759e988", "Root=1-é;Parent=x", "Parent=+53995c3f42cd8ad"] {
             assert_eq!(Given::parse(text), Given::default(), "{text}");
         }
-        let nobody = "0".repeat(32);
+        let zeros = "0".repeat(32);
         for text in
-            ["", "00-1-2-3", "01-x", &format!("00-{nobody}-{SPAN}-01"), &format!("ff-{TRACE}-{SPAN}-01")]
+            ["", "00-1-2-3", "01-x", &format!("00-{zeros}-{SPAN}-01"), &format!("ff-{TRACE}-{SPAN}-01")]
         {
             assert_eq!(of_traceparent(text), None, "{text}");
         }

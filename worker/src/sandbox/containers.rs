@@ -95,7 +95,7 @@ impl Containers {
         let mount_point = self.folder.join(format!("root-{}", order.id));
         match self.make_in(order, &cgroup, &mount_point).await {
             Ok((mut container, listener)) => {
-                let store = self.shares(order).then(|| (self.stores.clone(), order.deployment.whole));
+                let store = self.shares(order).then(|| (self.stores.clone(), order.deployment.parent));
                 let output = Mutex::new(Some(container.take_output()));
                 let extensions = std::mem::take(&mut container.extensions);
                 let container = tokio::sync::Mutex::new(Some(container));
@@ -126,7 +126,7 @@ impl Containers {
     ) -> Result<(Container, TcpListener)> {
         std::fs::create_dir(mount_point).with_context(|| format!("cannot make {}", mount_point.display()))?;
         let endpoint = match self.shares(order) {
-            true => Some(self.stores.prepare(order.deployment.whole)?),
+            true => Some(self.stores.prepare(order.deployment.parent)?),
             false => None,
         };
         let spec = self.spec(order, mount_point.to_path_buf(), cgroup, endpoint.as_ref());
@@ -144,7 +144,7 @@ impl Containers {
         self.options.layers.merge.is_some() && environment::may_share(order)
     }
 
-    /// What the monitor is told.
+    /// The monitor's order.
     fn spec(&self, order: &Order, mount_point: PathBuf, cgroup: &Cgroup, store: Option<&Endpoint>) -> Spec {
         let settings = &order.deployment.settings;
         let sharing = store.map_or(Sharing::No, Sharing::Store);
@@ -159,7 +159,7 @@ impl Containers {
             hidden.push(Path::new("/usr/lib/python3").join(HOST_PACKAGES));
             hidden.push(Path::new(LOCAL).join("lib").join(name).join(HOST_PACKAGES));
         }
-        // What the operator has installed by hand is nobody's business, but for an interpreter.
+        // What the operator has installed by hand is hidden, except an interpreter.
         if !needs_local && root.is_none() {
             hidden.push(LOCAL.into());
         }
@@ -189,7 +189,7 @@ impl Maker for Containers {
         Box::pin(async move { Ok(Arc::new(self.make(&order).await?) as Arc<dyn Sandbox>) })
     }
 
-    /// A store that ends frees its memory, which takes time, and whoever asks for that holds what everybody waits for.
+    /// A store that ends frees its memory, which takes time, and the caller holds the lock that every request needs.
     fn forget(&self, function: FunctionId) {
         let stores = self.stores.clone();
         drop(tokio::task::spawn_blocking(move || stores.end(function)));
@@ -292,7 +292,7 @@ impl Sandbox for Instance {
         self.cgroup.peak_bytes()
     }
 
-    fn may_rest(&self) {
+    fn may_do_idle_work(&self) {
         if let Some((stores, function)) = &self.store {
             stores.begin(*function);
         }

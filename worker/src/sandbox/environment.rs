@@ -46,14 +46,14 @@ pub(crate) struct Sources {
     pub fixed_layout: bool,
 }
 
-/// Who keeps the pages that an instance has in common with others.
+/// Where the pages are that an instance has in common with others.
 #[derive(Clone, Copy)]
 pub(crate) enum Sharing<'a> {
-    /// Nobody.
+    /// None.
     No,
-    /// The function's page store.
+    /// In the function's page store.
     Store(&'a Endpoint),
-    /// The kernel that it runs on, with Mayfly's UPM series.
+    /// In the kernel that it runs on, with Mayfly's UPM series.
     Kernel,
 }
 
@@ -176,7 +176,7 @@ fn command_of(order: &Order, image: &Image) -> (Vec<String>, Vec<String>) {
 }
 
 /// Whether instances of a function can share pages by a store. Those of an image can if it starts with `PYTHON -m awslambdaric`, as
-/// AWS has it for images of others: the bootstrap stands in for that client.
+/// AWS has it for images of others: the bootstrap replaces that client.
 pub(crate) fn may_share(order: &Order) -> bool {
     let Some(image) = &order.deployment.code.image else { return true };
     let (program, arguments) = command_of(order, image);
@@ -187,7 +187,7 @@ pub(crate) fn may_share(order: &Order) -> bool {
 }
 
 /// Where in an image lies what is elsewhere below /var/mayfly. All else there is the image's, whose folders are read-only and whose
-/// links nobody may follow before it is entered; /dev is made for each instance.
+/// links must not be followed before it is entered; /dev is made for each instance.
 fn in_image(path: &str) -> String {
     path.replace("/var/mayfly/lib/", "/dev/mayfly/").replace("/var/mayfly/", "/dev/mayfly/")
 }

@@ -3,8 +3,8 @@
 //! ```text
 //!   instance ──► Maker::start ──► Sandbox: serve, ending, memory, end
 //!                  │
-//!                  ├ container/   processes of this host: namespaces, cgroup, seccomp
-//!                  └ machine/     a partition of a VM's memory (HotMem §4.1)
+//!                  ├ containers   processes of this host: namespaces, cgroup, seccomp
+//!                  └ vm/          a partition of a VM's memory (HotMem §4.1)
 //! ```
 
 use std::pin::Pin;
@@ -65,7 +65,7 @@ pub(crate) trait Maker: Send + Sync {
         true
     }
 
-    /// Nobody has this function, or an instance of it, any more.
+    /// This function is deleted, and its last instance has ended.
     fn forget(&self, _function: FunctionId) {}
 
     /// Memory that is no single instance's. A guest is asked anew, and its sandboxes tell what it then said.
@@ -129,8 +129,8 @@ pub(crate) trait Sandbox: Send + Sync {
         None
     }
 
-    /// It has worked, or has nothing to do: its runtime may soon want what it only needs to rest. Told often.
-    fn may_rest(&self) {}
+    /// It has worked, or has nothing to do: its runtime may soon need what only its idle work uses. Called often.
+    fn may_do_idle_work(&self) {}
 
     /// Stops all that runs in it. False if that cannot be.
     fn freeze(&self) -> bool {

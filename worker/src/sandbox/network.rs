@@ -1,5 +1,5 @@
 //! The outside world for instances: an interface of the host's each, and address translation by the kernel's nftables. Its other
-//! end is in the instance's network namespace, or, in a VM, a file of the worker's (machine/tunnel.rs).
+//! end is in the instance's network namespace, or, in a VM, a file of the worker's (vm/tunnel.rs).
 //!
 //! ```text
 //!   instance  eth0 ──────── mfXXXX-N  host ── masquerade ── whatever the host reaches
@@ -44,7 +44,7 @@ impl Outside {
         self.0.get_or_try_init(make).await.cloned()
     }
 
-    /// All instances are gone: so are the rules, whoever still holds on to this.
+    /// All instances are gone: the rules are removed, even if this is still in use.
     pub fn close(&self) {
         if let Some(network) = self.0.get() {
             network.close();
@@ -156,7 +156,7 @@ impl Network {
     /// There are too many.
     pub fn take(self: &Arc<Self>) -> Result<Pair> {
         let mut pairs = lock(&self.pairs);
-        // One that was just let go of may still be there for a moment, so numbers go round.
+        // One that was just released may still be there for a moment, so numbers go round.
         for _ in 0..PAIRS {
             let number = pairs.next;
             pairs.next = (number + 1) % PAIRS;

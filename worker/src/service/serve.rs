@@ -1,4 +1,4 @@
-//! The whole service in the foreground: functions of a template, the API, a clean end.
+//! Runs the service in the foreground: deploys the template, serves the API, follows signals, ends cleanly.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{SocketAddr, TcpListener};
@@ -35,7 +35,7 @@ use worker_pool::Capacity;
 
 /// How requests that run are given time when the service ends.
 const GRACE: Duration = Duration::from_secs(5);
-/// Connections that the kernel holds while nobody takes them, such as when a new version takes over.
+/// Connections that the kernel holds while no worker accepts them, such as during a handover.
 const BACKLOG: u32 = 4096;
 /// Of a function; what a VM has room for that has none.
 const SMALLEST_MIB: u32 = 128;
@@ -56,7 +56,7 @@ pub struct Service {
     /// What instances are given to save memory.
     pub layers: Layers,
     /// The VM that instances live in; otherwise they are processes of this host.
-    pub machine: Option<Plan>,
+    pub vm: Option<Plan>,
     /// `mayfly` itself.
     pub program: PathBuf,
     /// Installed packages stay here.
@@ -76,7 +76,7 @@ pub struct Service {
 /// Serves until SIGTERM or SIGINT. `ready` is called with the address once requests are taken.
 ///
 /// # Errors
-/// What hinders it from starting: the template, the packages, the address, the cgroups.
+/// It cannot start: the template, the packages, the address or the cgroups are wrong.
 pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
     open_many_files();
     let runtime =
@@ -93,14 +93,14 @@ pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
     for runtime in declared.functions().map(|function| &function.settings.runtime).chain(&default_python) {
         python.provide(runtime)?;
     }
-    if let Some(plan) = &service.machine {
+    if let Some(plan) = &service.vm {
         // Memory is the VM's: a place for each partition.
         service.capacity.concurrency = service.capacity.concurrency.min(plan.partitions);
         service.capacity.memory_mib = memory_of(plan, &declared);
     }
-    declared.check(service.outside, service.machine.is_some(), service.queues.is_some())?;
+    declared.check(service.outside, service.vm.is_some(), service.queues.is_some())?;
     runtime.block_on(async {
-        // Before anybody may send one: they would end the process.
+        // Before a user may send one: they would end the process.
         let (hangup, hand_over) = (signal(SignalKind::hangup())?, signal(SignalKind::user_defined2())?);
         let worker = Worker::new(Options {
             address: service.address,
@@ -122,8 +122,7 @@ pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
             let earlier = predecessor.as_mut().map(Predecessor::state).transpose()?.unwrap_or_default();
             worker.open_state().map(|()| earlier)
         };
-        let (earlier, kept, functions, maker, machines): (_, _, _, Arc<dyn Maker>, _) = match service.machine
-        {
+        let (earlier, kept, functions, maker, vms): (_, _, _, Arc<dyn Maker>, _) = match service.vm {
             None => {
                 let (earlier, kept) = (take()?, worker.read_kept()?);
                 let functions = declared.ready(&worker)?;
@@ -138,8 +137,8 @@ pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
                 let boot = move || booted.provide(wanted).inspect_err(|_| booted.close());
                 tokio::task::spawn_blocking(boot).await??;
                 // An earlier worker serves until the VMs are there. Functions come from the template; what else is kept waits.
-                let machines = Some(Machines { plan, domains: domains.clone() });
-                (take()?, Kept::default(), functions, domains, machines)
+                let vms = Some(Vms { plan, domains: domains.clone() });
+                (take()?, Kept::default(), functions, domains, vms)
             }
         };
         worker.make_with(maker.clone());
@@ -156,7 +155,7 @@ pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
             worker: worker.clone(),
             template: service.template,
             names,
-            machines,
+            vms,
             sources,
             queues,
             events: events.clone(),
@@ -216,7 +215,7 @@ fn listen(address: SocketAddr) -> Result<TcpListener> {
 
 /// The VMs, where instances live in some.
 #[derive(Clone)]
-struct Machines {
+struct Vms {
     plan: Plan,
     domains: Arc<Domains>,
 }
@@ -227,7 +226,7 @@ struct Changing {
     template: Option<PathBuf>,
     /// Of the template's functions.
     names: BTreeSet<String>,
-    machines: Option<Machines>,
+    vms: Option<Vms>,
     sources: Arc<Sources>,
     queues: BTreeMap<String, Vec<Source>>,
     events: Events,
@@ -250,19 +249,19 @@ impl Changing {
         }
     }
 
-    /// Reads the template anew. What is wrong with it is said, and all stays as it is.
+    /// Reads the template anew. If it is wrong, the error is logged and nothing changes.
     async fn reload(&mut self) -> Result<()> {
         let Some(template) = self.template.clone() else { bail!("there is no template to read anew") };
         let (worker, earlier, path) = (self.worker.clone(), self.names.clone(), template.clone());
-        let machines = self.machines.clone();
+        let vms = self.vms.clone();
         let read = move || -> Result<_> {
             let stack = Stack::read(&path, &worker.options.cache)?;
-            stack.check(worker.options.outside, machines.is_some(), worker.options.queues.is_some())?;
+            stack.check(worker.options.outside, vms.is_some(), worker.options.queues.is_some())?;
             let queues = stack.sources();
-            let memory_mib = machines.as_ref().map(|machines| memory_of(&machines.plan, &stack));
+            let memory_mib = vms.as_ref().map(|vms| memory_of(&vms.plan, &stack));
             let functions = stack.ready(&worker)?;
             let mut replaced = BTreeSet::new();
-            if let (Some(Machines { domains, .. }), Some(memory_mib)) = (&machines, memory_mib) {
+            if let (Some(Vms { domains, .. }), Some(memory_mib)) = (&vms, memory_mib) {
                 replaced = domains.provide(domains_of(&worker, &functions))?;
                 worker.set_memory(memory_mib);
             }
@@ -275,9 +274,9 @@ impl Changing {
         Ok(())
     }
 
-    /// Has a new version of the worker take over. Where that does not come so far, all stays as it is.
+    /// Hands over to a new version of the worker. If that one fails to start, this one goes on serving.
     async fn hand_over(&mut self) -> Result<()> {
-        if let Some(function) = self.worker.unkept(&self.names) {
+        if let Some(function) = self.worker.first_unpersisted(&self.names) {
             bail!("{function} was made by the API and would be lost: mayfly up --state FOLDER keeps it");
         }
         let (program, listener) = (self.worker.options.program.clone(), self.listener.try_clone()?);
@@ -288,7 +287,7 @@ impl Changing {
         };
         let successor = tokio::task::spawn_blocking(prepare).await??;
         let process = successor.id();
-        // Whoever changes what is kept has done so then, and the next one waits. That may take long, and others are served meanwhile.
+        // Calls that change persistent state have finished then, and the next one waits. That may take long; other requests are served meanwhile.
         let mut handed_over = self.worker.handed_over.write().await;
         self.worker.accepting.send_replace(Accepting::NotNow);
         match self.give_state(successor).await {
@@ -297,11 +296,11 @@ impl Changing {
                 self.worker.accepting.send_replace(Accepting::NoMore);
                 self.worker.retire();
                 systemd::is_now(process);
-                tracing::info!("process {process} serves now; what this one has begun, it ends");
+                tracing::info!("handed over to PID {process}; finishing in-flight requests");
                 Ok(())
             }
             Err(error) => {
-                let again = self.worker.use_state(true).and(self.events.use_state(true));
+                let again = self.worker.set_store_open(true).and(self.events.set_store_open(true));
                 self.sources.set(self.queues.clone());
                 self.worker.accepting.send_replace(Accepting::Yes);
                 again.and(Err(error))
@@ -311,8 +310,8 @@ impl Changing {
 
     async fn give_state(&self, mut successor: Successor) -> Result<Successor> {
         self.sources.set(BTreeMap::new());
-        self.worker.use_state(false)?;
-        self.events.use_state(false)?;
+        self.worker.set_store_open(false)?;
+        self.events.set_store_open(false)?;
         let state = State { begun: self.events.begun(), urls: self.urls() };
         let take = move || successor.take(state).map(|()| successor);
         tokio::task::spawn_blocking(take).await?

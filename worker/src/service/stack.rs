@@ -11,7 +11,7 @@ use crate::api;
 use crate::base::error::ApiError;
 use crate::base::name;
 use crate::code::Code;
-use crate::code::lambda_layers::{Layer, Opt};
+use crate::code::lambda_layers::{Layer, OptMount};
 use crate::code::python_packages;
 use crate::control::{Changed, Worker};
 use crate::function::definition::{Alias, FunctionUrl};
@@ -29,7 +29,7 @@ pub(crate) struct Stack {
 pub(crate) struct Ready {
     pub declared: Declared,
     pub code: Code,
-    pub opt: Opt,
+    pub opt: OptMount,
 }
 
 impl Stack {
@@ -65,11 +65,11 @@ impl Stack {
         with.map(of).collect()
     }
 
-    /// What an outside world needs must be there if a function wants one, and a server for its queues; and a VM has not all that there is.
+    /// Checks that this worker has what the functions need.
     ///
     /// # Errors
-    /// It is not.
-    pub fn check(&self, outside: bool, in_machine: bool, queues: bool) -> Result<()> {
+    /// A function needs a network, an SQS server or a VM feature that this worker lacks.
+    pub fn check(&self, outside: bool, in_vm: bool, queues: bool) -> Result<()> {
         if let (Some(function), false) =
             (self.functions().find(|function| !function.sources.is_empty()), queues)
         {
@@ -82,11 +82,11 @@ impl Stack {
         ensure!(!reaches_out || worker_is_root(), "Network: outside needs root");
         let pages_out = self.functions().any(|function| function.settings.page_out_after_s.is_some());
         ensure!(
-            !pages_out || (worker_is_root() && !in_machine),
+            !pages_out || (worker_is_root() && !in_vm),
             "PageOutAfter needs root, and instances that are processes of this host (no --sandbox vm)"
         );
         let with_versions = self.functions().find(|function| function.alias.is_some());
-        if let (Some(function), true) = (with_versions, in_machine) {
+        if let (Some(function), true) = (with_versions, in_vm) {
             bail!(
                 "{}: AutoPublishAlias needs instances that are processes of this host (no --sandbox vm)",
                 function.name

@@ -1,4 +1,4 @@
-//! Asynchronous invocations on disk: one that was accepted is there until it is done, whatever becomes of the worker.
+//! Asynchronous invocations on disk: an accepted one stays until it is done, also if the worker is killed.
 
 use std::path::Path;
 
@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_kept_is_there_when_it_is_opened_again() {
+    fn events_are_there_when_the_store_is_opened_again() {
         let folder = tempfile::tempdir().unwrap();
         let invocation = || Invocation::new(String::new(), "{}".into(), None, Some("trace"));
         let event = |id: &str| Kept {

@@ -193,7 +193,7 @@ impl FunctionStore {
         }
         let used: BTreeSet<&PathBuf> = unpacked.keys().collect();
         for entry in std::fs::read_dir(&self.code)?.flatten().map(|entry| entry.path()) {
-            // Of what could not be read nobody knows which is its.
+            // The folders of records that could not be read are unknown.
             if broken == 0
                 && !used.contains(&entry)
                 && let Err(error) = std::fs::remove_dir_all(&entry)

@@ -41,7 +41,7 @@ const VARIABLE: &str = "MAYFLY_TAKES_OVER";
 const ENDING: Duration = Duration::from_secs(10);
 /// How long one may prepare: it installs packages, and boots VMs.
 const PREPARING: Duration = Duration::from_secs(3600);
-/// How long one may take from the state until it serves. Nobody is served meanwhile.
+/// How long a successor may take from the state until it serves. No request is served meanwhile.
 const TAKING: Duration = Duration::from_secs(120);
 
 /// What a successor says.
@@ -51,7 +51,7 @@ enum Word {
     Serving,
 }
 
-/// What a successor is told.
+/// What a successor receives.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Told {
     State(State),
@@ -109,7 +109,7 @@ impl Predecessor {
             let given = unsafe { BorrowedFd::borrow_raw(number) };
             fcntl_setfd(given, FdFlags::CLOEXEC).with_context(|| format!("{VARIABLE}: {number}"))?;
         }
-        // SAFETY: both are open. The worker that started this process has opened them for it, and nobody else here knows of them.
+        // SAFETY: both are open. The worker that started this process has opened them for it, and nothing else here owns them.
         let (listener, line) = unsafe { (TcpListener::from_raw_fd(listener), UnixStream::from_raw_fd(line)) };
         listener.local_addr().with_context(|| format!("{VARIABLE} names no socket"))?;
         Ok(Some((Predecessor { line: BufReader::new(line) }, listener)))
@@ -182,7 +182,7 @@ impl Successor {
         self.hear(&Word::Prepared, PREPARING)
     }
 
-    /// Gives it the state, which nobody here uses any more, and waits until it serves.
+    /// Sends it the state, which this worker has closed, and waits until it serves.
     ///
     /// # Errors
     /// It has ended, or takes too long.
@@ -267,7 +267,7 @@ mod tests {
     #[test]
     fn a_successor_that_hangs_is_ended() {
         let urls = (0..100_000).map(|number| (number.to_string(), crate::api::new_url("NONE", false, None)));
-        // The one reads what it is told, the other does not even that.
+        // The one reads what it receives, the other does not even that.
         for state in [State::default(), State { urls: urls.collect(), ..State::default() }] {
             let (line, _theirs) = UnixStream::pair().unwrap();
             let process = Command::new("sleep").arg("600").spawn().unwrap();

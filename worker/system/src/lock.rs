@@ -1,4 +1,4 @@
-//! Locks are taken whatever became of who had them: a panic ends the program, or is a test's.
+//! Locks without poisoning: a panic ends the program in a release build, so only tests ever see a poisoned lock.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -1,4 +1,5 @@
-//! Opens what a caller has named below a folder of the operator's, as one without privileges could, whoever the worker runs as.
+//! Opens what a caller has named below a folder of the operator's, with the rights that every user
+//! has, also if the worker is root.
 
 use std::io;
 use std::path::{Component, Path};

@@ -1,7 +1,7 @@
-//! Folders that one worker has made and that go when it does; and what becomes of those whose worker was killed.
+//! Folders that one worker makes and removes when it ends. The next worker removes those of a worker that was killed.
 //!
-//! A worker keeps a lock (`flock`) on each of its folders. The kernel lets go of it whenever and however the worker ends, and
-//! tells every other worker, in whatever PID namespace it runs; a process id would not.
+//! A worker holds a lock (`flock`) on each of its folders. The kernel releases it however the worker ends, and every
+//! other worker can see that, in any PID namespace; a process id would not show it.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{ErrorKind, Result};
@@ -14,7 +14,7 @@ use anyhow::Context;
 #[derive(Debug)]
 pub struct Owned(#[allow(dead_code, reason = "closing it ends the lock")] File);
 
-/// Makes a folder that nobody has, by a name that begins with `prefix` and this process's id, and makes it this worker's.
+/// Makes a new folder, by a name that begins with `prefix` and this process's id, and makes it this worker's.
 ///
 /// # Errors
 /// No folder can be made or locked there.
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn only_folders_that_nobody_holds_are_taken_away() {
+    fn removes_only_folders_without_a_live_owner() {
         let place = tempfile::tempdir().unwrap();
         let (ours, held) = make(place.path(), "x-").unwrap();
         // Of a process that no longer has this number, or never had it in this PID namespace.

@@ -10,7 +10,7 @@ use serde_yaml_ng::Value as Yaml;
 pub struct Source {
     /// The queue's name.
     pub queue: String,
-    /// Its ARN, which the function is told.
+    /// Its ARN, which the function receives.
     pub arn: String,
     /// Messages of one call, at most.
     pub batch_size: usize,
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_had_is_refused() {
+    fn refuses_unsupported_settings() {
         for (key, value) in [
             ("BatchSize", json!(0)),
             ("BatchSize", json!(11)),

@@ -1,8 +1,8 @@
 //! What intrinsic functions of CloudFormation stand for where there is no CloudFormation.
 //!
 //! Parameters have their `Default`. A resource of the template is named by its logical id, as `sam local` has it, and its
-//! attributes by `ID.Attribute`: there is no such resource here, so a function that uses it must be told in another way. A line
-//! says so. What cannot be known at all is left out, with a line.
+//! attributes by `ID.Attribute`: there is no such resource here, so a function that uses it must be configured in another way: a
+//! warning says so. What cannot be known at all is left out, with a warning.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn intrinsic_functions_stand_for_what_is_known() {
+    fn resolves_intrinsic_functions_with_known_values() {
         for (value, wanted) in [
             ("!Ref Size", "5"),
             ("!Ref Table", "\"Table\""),

@@ -329,7 +329,7 @@ Resources:
     }
 
     #[test]
-    fn an_image_takes_of_globals_what_an_image_may_have() {
+    fn image_takes_only_those_globals_that_images_may_have() {
         let image = TEMPLATE
             .replace("CodeUri: hello/", "PackageType: Image\n      ImageUri: image.tar")
             .replace("      Handler: app.handler\n", "      ImageConfig: { Command: [app.handler] }\n");

@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use worker_page::data;
 
 use super::code_disk::Disk;
-use super::{Host, Machine, Part, Plan, lifecycle, word};
+use super::{Host, Part, PartitionedVm, Plan, lifecycle, word};
 use crate::function::worker_options::Options;
 use crate::sandbox::history::History;
 use crate::sandbox::interface::{Kind, Later, Maker, Order, Overall, Sandbox};
@@ -35,15 +35,15 @@ pub struct Domain {
 pub struct Domains {
     plan: Plan,
     host: Arc<Host>,
-    machines: Mutex<Machines>,
+    vms: Mutex<Vms>,
 }
 
 #[derive(Default)]
-struct Machines {
+struct Vms {
     /// For those that come.
-    now: BTreeMap<Option<String>, Arc<Machine>>,
+    now: BTreeMap<Option<String>, Arc<PartitionedVm>>,
     /// Replaced ones, until their last instance is gone.
-    leaving: Vec<Arc<Machine>>,
+    leaving: Vec<Arc<PartitionedVm>>,
     /// How many there ever were.
     made: usize,
 }
@@ -52,7 +52,7 @@ impl Domains {
     /// None yet. `folder` is the worker's own.
     pub fn new(plan: Plan, options: Arc<Options>, folder: &Path, history: Arc<History>) -> Domains {
         let host = Host { options, folder: folder.into(), history, outside: Outside::default() };
-        Domains { plan, host: Arc::new(host), machines: Mutex::default() }
+        Domains { plan, host: Arc::new(host), vms: Mutex::default() }
     }
 
     /// Has a VM for each of these domains and for no other. One that suits its domain as it is stays; others are booted, one after the
@@ -64,88 +64,88 @@ impl Domains {
     /// A code disk cannot be made, or a VM does not come up.
     pub fn provide(&self, domains: Vec<Domain>) -> Result<BTreeSet<Option<String>>> {
         let wanted: BTreeSet<Option<String>> = domains.iter().map(|domain| domain.name.clone()).collect();
-        let mut booted: BTreeMap<Option<String>, Arc<Machine>> = BTreeMap::new();
+        let mut booted: BTreeMap<Option<String>, Arc<PartitionedVm>> = BTreeMap::new();
         for domain in domains {
             let there = self.lock().now.get(&domain.name).cloned();
-            if there.is_some_and(|machine| machine.suits(&domain)) {
+            if there.is_some_and(|vm| vm.suits(&domain)) {
                 continue;
             }
             let name = domain.name.clone();
             match self.boot(domain) {
-                Ok(machine) => drop(booted.insert(name, machine)),
+                Ok(vm) => drop(booted.insert(name, vm)),
                 Err(error) => {
-                    booted.values().for_each(Machine::replace);
+                    booted.values().for_each(PartitionedVm::replace);
                     return Err(error);
                 }
             }
         }
-        let mut machines = self.lock();
-        machines.leaving.retain(|machine| machine.running.borrow().is_some());
+        let mut vms = self.lock();
+        vms.leaving.retain(|vm| vm.running.borrow().is_some());
         let mut replaced = BTreeSet::new();
-        for (name, machine) in booted {
-            if let Some(earlier) = machines.now.insert(name.clone(), machine) {
+        for (name, vm) in booted {
+            if let Some(earlier) = vms.now.insert(name.clone(), vm) {
                 replaced.insert(name);
-                machines.leaving.push(earlier);
+                vms.leaving.push(earlier);
             }
         }
-        let gone: Vec<_> = machines.now.keys().filter(|name| !wanted.contains(*name)).cloned().collect();
-        let gone: Vec<_> = gone.iter().filter_map(|name| machines.now.remove(name)).collect();
-        machines.leaving.extend(gone);
-        machines.leaving.iter().for_each(Machine::replace);
+        let gone: Vec<_> = vms.now.keys().filter(|name| !wanted.contains(*name)).cloned().collect();
+        let gone: Vec<_> = gone.iter().filter_map(|name| vms.now.remove(name)).collect();
+        vms.leaving.extend(gone);
+        vms.leaving.iter().for_each(PartitionedVm::replace);
         Ok(replaced)
     }
 
-    fn boot(&self, domain: Domain) -> Result<Arc<Machine>> {
+    fn boot(&self, domain: Domain) -> Result<Arc<PartitionedVm>> {
         let number = {
-            let mut machines = self.lock();
-            machines.made += 1;
-            machines.made
+            let mut vms = self.lock();
+            vms.made += 1;
+            vms.made
         };
         let own = self.host.folder.join(format!("vm-{number}"));
         let booted = self.boot_in(&own, domain, number);
         if booted.is_err() {
-            // Whoever reads a template anew until it is right would fill the disk.
+            // An operator who reloads a template until it is right would fill the disk.
             let _ = fs::remove_dir_all(&own);
         }
         booted
     }
 
-    fn boot_in(&self, own: &Path, domain: Domain, number: usize) -> Result<Arc<Machine>> {
+    fn boot_in(&self, own: &Path, domain: Domain, number: usize) -> Result<Arc<PartitionedVm>> {
         // QEMU is a user of its own, whatever this process's umask is.
         let made =
             fs::create_dir(own).and_then(|()| fs::set_permissions(own, fs::Permissions::from_mode(0o711)));
         made.with_context(|| format!("cannot make {}", own.display()))?;
         let disk = Disk::make(own, domain.parts.clone())?;
-        let machine = Arc::new(Machine::new(&self.plan, &domain, number, disk, self.host.clone())?);
-        machine.boot()?;
-        Ok(machine)
+        let vm = Arc::new(PartitionedVm::new(&self.plan, &domain, number, disk, self.host.clone())?);
+        vm.boot()?;
+        Ok(vm)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Machines> {
-        self.machines.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Vms> {
+        self.vms.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Does something with all VMs at once.
-    fn each<T: Send>(&self, what: impl Fn(&Machine) -> T + Sync) -> Vec<T> {
-        let (what, machines) = (&what, self.all());
+    fn each<T: Send>(&self, what: impl Fn(&PartitionedVm) -> T + Sync) -> Vec<T> {
+        let (what, vms) = (&what, self.all());
         std::thread::scope(|scope| {
-            let threads: Vec<_> = machines.iter().map(|machine| scope.spawn(move || what(machine))).collect();
+            let threads: Vec<_> = vms.iter().map(|vm| scope.spawn(move || what(vm))).collect();
             threads.into_iter().filter_map(|thread| thread.join().ok()).collect()
         })
     }
 
-    fn all(&self) -> Vec<Arc<Machine>> {
-        let machines = self.lock();
-        machines.now.values().chain(&machines.leaving).cloned().collect()
+    fn all(&self) -> Vec<Arc<PartitionedVm>> {
+        let vms = self.lock();
+        vms.now.values().chain(&vms.leaving).cloned().collect()
     }
 }
 
 impl Maker for Domains {
     fn start(self: Arc<Self>, order: Order) -> Later<'static, Result<Arc<dyn Sandbox>>> {
         Box::pin(async move {
-            let machine = self.lock().now.get(&order.deployment.settings.vm).map(Machine::take);
-            let machine = machine.context("it has no VM: functions come from the template")?;
-            Ok(Arc::new(lifecycle::start(machine, order).await?) as Arc<dyn Sandbox>)
+            let vm = self.lock().now.get(&order.deployment.settings.vm).map(PartitionedVm::take);
+            let vm = vm.context("it has no VM: functions come from the template")?;
+            Ok(Arc::new(lifecycle::start(vm, order).await?) as Arc<dyn Sandbox>)
         })
     }
 
@@ -154,7 +154,7 @@ impl Maker for Domains {
     }
 
     fn memory(&self) -> Overall {
-        let all = self.each(Machine::memory_now).into_iter().flatten();
+        let all = self.each(PartitionedVm::memory_now).into_iter().flatten();
         Overall { store: data::Store::default(), vm: all.reduce(together) }
     }
 
@@ -167,12 +167,12 @@ impl Maker for Domains {
     }
 
     fn closing(&self) {
-        self.all().iter().for_each(|machine| machine.closing());
+        self.all().iter().for_each(|vm| vm.closing());
     }
 
     /// Powers them off.
     fn close(&self) {
-        self.each(Machine::close);
+        self.each(PartitionedVm::close);
         self.host.outside.close();
     }
 }

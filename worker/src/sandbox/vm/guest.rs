@@ -1,5 +1,5 @@
-//! What the guest tells of its memory. It is asked on a thread of its own, one question at a time: a guest that hangs
-//! holds up nobody who looks.
+//! What the guest reports of its memory. A thread of its own asks, one question at a time, so that a guest that hangs
+//! delays no reader.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -89,7 +89,7 @@ mod tests {
     };
 
     #[test]
-    fn a_guest_that_hangs_is_asked_once_and_holds_up_nobody() {
+    fn hanging_guest_is_asked_once_and_delays_no_reader() {
         let guest = Arc::new(Guest::default());
         let (questions, (release, held)) = (Arc::new(Mutex::new(0)), mpsc::channel::<()>());
         let held = Mutex::new(Some(held));
@@ -103,7 +103,7 @@ mod tests {
                 asked.tell(GuestMemory { partitions: [(3, NODE)].into(), merged: Merged::default() });
             })
         };
-        assert!(ask().partitions.is_empty() && ask().partitions.is_empty(), "nothing was told yet");
+        assert!(ask().partitions.is_empty() && ask().partitions.is_empty(), "no report yet");
         assert_eq!(*questions.lock().unwrap(), 1);
         release.send(()).unwrap();
         assert!(ask().partitions.contains_key(&3), "the answer came, late");

@@ -16,7 +16,7 @@ use vm::{Error, MemorySource};
 use super::partition::{ask, lock, plug, unplug};
 use super::relay::{Link, Listener};
 use super::tunnel::Tunnel;
-use super::{InUse, Machine, Running};
+use super::{InUse, PartitionedVm, Running};
 use crate::base::limits;
 use crate::base::process_memory::Memory;
 use crate::function::settings::Settings;
@@ -39,7 +39,7 @@ pub struct Instance {
     /// Its name in the VM.
     name: String,
     /// Until it is ended.
-    machine: Mutex<Option<InUse>>,
+    vm: Mutex<Option<InUse>>,
     running: Arc<Running>,
     partition: u32,
     extensions: Vec<String>,
@@ -58,14 +58,14 @@ pub struct Instance {
 ///
 /// # Errors
 /// It could not be started; says why. Its partition is unplugged then.
-pub async fn start(machine: InUse, order: Order) -> Result<Instance> {
+pub async fn start(vm: InUse, order: Order) -> Result<Instance> {
     let name = format!("instance-{}", order.id);
     let deadline = Instant::now() + START_PATIENCE;
     loop {
-        let running = machine.running().await?;
+        let running = vm.running().await?;
         // Before anything runs that would have to be ended.
         let (output_in, output) = pipe::pipe().context("no pipe for the instance's output")?;
-        match start_in(&machine, &running, &order, &name).await {
+        match start_in(&vm, &running, &order, &name).await {
             Ok((partition, extensions, listener, link)) => {
                 let fetching = tokio::spawn(fetch_output(running.clone(), name.clone(), output_in));
                 let (frozen, wish) = watch::channel(false);
@@ -73,7 +73,7 @@ pub async fn start(machine: InUse, order: Order) -> Result<Instance> {
                 return Ok(Instance {
                     order,
                     name,
-                    machine: Mutex::new(Some(machine)),
+                    vm: Mutex::new(Some(vm)),
                     running,
                     partition,
                     extensions,
@@ -95,23 +95,23 @@ pub async fn start(machine: InUse, order: Order) -> Result<Instance> {
 }
 
 async fn start_in(
-    machine: &Machine,
+    vm: &PartitionedVm,
     running: &Arc<Running>,
     order: &Order,
     name: &str,
 ) -> Result<(u32, Vec<String>, Listener, Option<Link>)> {
-    let link = match order.reaches_out(&machine.host.options) {
+    let link = match order.reaches_out(&vm.host.options) {
         true => {
-            let network = machine.host.outside.network().await?;
+            let network = vm.host.outside.network().await?;
             let tunnel = tokio::task::spawn_blocking(move || Tunnel::new(&network)).await?;
             Some(running.relay.link(name, tunnel.context("no network for the instance")?))
         }
         false => None,
     };
-    let partition = plug(machine, running, order).await.context("no memory in the VM")?;
+    let partition = plug(vm, running, order).await.context("no memory in the VM")?;
     let listener = running.relay.listen(name);
     let address = link.as_ref().map(Link::address);
-    let spawned = match spawn_order(machine, order, name, address) {
+    let spawned = match spawn_order(vm, order, name, address) {
         Ok(order) => ask(running, move |vm| vm.spawn(MemorySource::Partition(partition), order))
             .await
             .map_err(Into::into),
@@ -120,7 +120,7 @@ async fn start_in(
     match spawned {
         Ok(spawned) => Ok((partition, spawned.extensions, listener, link)),
         Err(error) => {
-            unplug(machine, running, order, partition).await;
+            unplug(vm, running, order, partition).await;
             Err(error)
         }
     }
@@ -227,24 +227,24 @@ impl Sandbox for Instance {
                     tracing::debug!("{}: {error}", self.order.label());
                 }
             }
-            let machine = lock(&self.machine).take();
-            if let Some(machine) = machine {
-                unplug(&machine, &self.running, &self.order, self.partition).await;
+            let vm = lock(&self.vm).take();
+            if let Some(vm) = vm {
+                unplug(&vm, &self.running, &self.order, self.partition).await;
             }
         })
     }
 }
 
-fn spawn_order(machine: &Machine, order: &Order, name: &str, address: Option<Ipv4Addr>) -> Result<Spawn> {
-    let sharing = match machine.host.options.layers.merge {
+fn spawn_order(vm: &PartitionedVm, order: &Order, name: &str, address: Option<Ipv4Addr>) -> Result<Spawn> {
+    let sharing = match vm.host.options.layers.merge {
         Some(_) => Sharing::Kernel,
         None => Sharing::No,
     };
     let Sources { binds, command, environment, user, root, folder, fixed_layout } =
-        environment::sources_of(order, &machine.host.options, &machine.host.folder, sharing);
+        environment::sources_of(order, &vm.host.options, &vm.host.folder, sharing);
     let on_disk = |source: &Path| -> Result<String> {
         let missing = || format!("{} is not in the VM: functions come from the template", source.display());
-        machine.disk.name_of(source).map(str::to_string).with_context(missing)
+        vm.disk.name_of(source).map(str::to_string).with_context(missing)
     };
     let seen = |bind: Bind| Ok((on_disk(&bind.source)?, bind.target.to_string_lossy().into_owned()));
     let settings = &order.deployment.settings;
@@ -273,7 +273,8 @@ fn spawn_order(machine: &Machine, order: &Order, name: &str, address: Option<Ipv
     })
 }
 
-/// What /tmp has room for. It is memory: half of what there is, so that a full one is told so before the whole instance ends.
+/// The size of /tmp. It is memory: half of what there is, so that a program with a full /tmp gets an error before the
+/// whole instance ends.
 fn file_bytes(settings: &Settings) -> u64 {
     u64::from(settings.ephemeral_mib.min(settings.memory_mib / 2)) << 20
 }

@@ -4,8 +4,8 @@
 //!   scale up:    plug a partition ──► spawn the instance in it ──► it asks for work over the relay
 //!   scale down:  stop ──► the partition is empty ──► unplug: its memory is the host's again, no page was moved
 //! ```
-//! Each trust domain has a VM ([`domains`]). If one ends, its instances have ended, their callers are told why, and it is booted again.
-//! One that lacks what a template read anew needs is replaced: it stays until its last instance is gone.
+//! Each trust domain has a VM ([`domains`]). If one ends, its instances have ended, their callers receive the reason, and it is booted again.
+//! One that lacks what a template read anew needs is replaced: it stays until its last instance has ended.
 
 mod code_disk;
 mod domains;
@@ -86,7 +86,7 @@ pub struct Host {
 }
 
 /// One VM, which is there most of the time.
-pub struct Machine {
+pub struct PartitionedVm {
     /// Of its trust domain, if that has a name.
     name: Option<String>,
     settings: Settings,
@@ -106,12 +106,12 @@ struct Occupants {
 }
 
 /// An instance in a VM, or on its way there.
-pub(crate) struct InUse(Arc<Machine>);
+pub(crate) struct InUse(Arc<PartitionedVm>);
 
 impl Deref for InUse {
-    type Target = Machine;
+    type Target = PartitionedVm;
 
-    fn deref(&self) -> &Machine {
+    fn deref(&self) -> &PartitionedVm {
         &self.0
     }
 }
@@ -122,7 +122,7 @@ impl Drop for InUse {
     }
 }
 
-impl Machine {
+impl PartitionedVm {
     /// A VM whose partitions hold the largest of the domain's functions; not booted yet.
     ///
     /// # Errors
@@ -133,7 +133,7 @@ impl Machine {
         number: usize,
         disk: Disk,
         host: Arc<Host>,
-    ) -> Result<Machine> {
+    ) -> Result<PartitionedVm> {
         let partition_mib = u64::from(*largest_mib).next_multiple_of(BLOCK_MIB);
         let cpus = std::thread::available_parallelism().map_or(1, |number| number.get() as u32);
         let settings = Settings {
@@ -157,7 +157,7 @@ impl Machine {
         settings.check()?;
         let (running, closing) = (watch::Sender::new(None), AtomicBool::new(false));
         let (name, occupants) = (name.clone(), Mutex::default());
-        Ok(Machine { name, settings, disk, host, running, closing, occupants })
+        Ok(PartitionedVm { name, settings, disk, host, running, closing, occupants })
     }
 
     /// Boots the VM, and boots it again whenever it ends, on a thread of its own. Returns when it runs.
@@ -166,11 +166,11 @@ impl Machine {
     /// It does not come up the first time.
     fn boot(self: &Arc<Self>) -> Result<()> {
         self.boot_once().with_context(|| format!("{} for the instances", self.label()))?;
-        let machine = Arc::clone(self);
+        let vm = Arc::clone(self);
         let runtime = tokio::runtime::Handle::current();
         std::thread::Builder::new().name("machine".into()).spawn(move || {
             let _in_runtime = runtime.enter();
-            machine.keep();
+            vm.keep();
         })?;
         Ok(())
     }
@@ -207,7 +207,7 @@ impl Machine {
                 return;
             }
             match self.boot_once() {
-                // Whoever closed it meanwhile found none that runs.
+                // A thread that closed it meanwhile found none that runs.
                 Ok(()) if self.is_closing() => return self.close(),
                 Ok(()) => {}
                 Err(error) => {
@@ -282,7 +282,7 @@ impl Machine {
         InUse(self.clone())
     }
 
-    /// Nobody comes any more: it goes with the last of those who are there.
+    /// It takes no new instances, and is closed with its last one.
     fn replace(self: &Arc<Self>) {
         self.closing();
         self.change_occupants(|occupants| occupants.replaced = true);
@@ -295,17 +295,17 @@ impl Machine {
             occupants.replaced && occupants.instances == 0
         };
         if is_over {
-            let machine = self.clone();
-            let go = move || {
-                machine.close();
-                machine.tell("replaced, and gone with its last instance", None);
-                let own = machine.disk.file.parent().unwrap_or(&machine.disk.file);
+            let vm = self.clone();
+            let close = move || {
+                vm.close();
+                vm.tell("replaced, and gone with its last instance", None);
+                let own = vm.disk.file.parent().unwrap_or(&vm.disk.file);
                 if let Err(error) = std::fs::remove_dir_all(own) {
                     tracing::warn!("cannot remove {}: {error}", own.display());
                 }
             };
             // Where there is no thread for it, it goes with the worker.
-            let _ = std::thread::Builder::new().name("machine".into()).spawn(go);
+            let _ = std::thread::Builder::new().name("machine".into()).spawn(close);
         }
     }
 

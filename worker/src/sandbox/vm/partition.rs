@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use vm::Error;
 use worker_page::data::Event;
 
-use super::{Machine, Running};
+use super::{PartitionedVm, Running};
 use crate::sandbox::history;
 use crate::sandbox::interface::Order;
 
@@ -34,10 +34,10 @@ fn event(kind: &str, order: &Order, partition: u32) -> Event {
     Event { partition: Some(partition.into()), ..history::of_instance(kind, &order.deployment, order.id) }
 }
 
-pub(super) async fn plug(machine: &Machine, running: &Arc<Running>, order: &Order) -> Result<u32, Error> {
+pub(super) async fn plug(vm: &PartitionedVm, running: &Arc<Running>, order: &Order) -> Result<u32, Error> {
     let plugged = patiently(PLUG_PATIENCE, || ask(running, |vm| vm.plug(None))).await?;
     lock(&running.holders).insert(plugged.partition, order.id);
-    machine.host.history.note(Event {
+    vm.host.history.note(Event {
         ms: history::ms(Duration::from_nanos(plugged.total_ns)),
         device_ms: history::ms(Duration::from_nanos(plugged.device_ns)),
         bytes: Some(running.vm.layout().bytes_of(plugged.partition)),
@@ -68,33 +68,32 @@ async fn patiently<T, F: Future<Output = Result<T, Error>>>(
 
 /// Until the partition is the host's again, or the VM has ended: one that stayed plugged without an instance would be lost
 /// to all others, who plug absent ones.
-pub(super) async fn unplug(machine: &Machine, running: &Arc<Running>, order: &Order, partition: u32) {
+pub(super) async fn unplug(vm: &PartitionedVm, running: &Arc<Running>, order: &Order, partition: u32) {
     let mut failed = false;
     loop {
         match ask(running, move |vm| vm.unplug(partition)).await {
             Ok(unplugged) => {
-                return machine.host.history.note(Event {
+                return vm.host.history.note(Event {
                     ms: history::ms(Duration::from_nanos(unplugged.total_ns)),
                     device_ms: history::ms(Duration::from_nanos(unplugged.device_ns)),
                     bytes: Some(unplugged.host_before_bytes.saturating_sub(unplugged.host_after_bytes)),
                     ..event("unplug", order, partition)
                 });
             }
-            // The VM's keeper was faster.
+            // The VM's maintenance thread was faster.
             Err(Error::Absent(_)) if failed => return,
             Err(error) if !failed => {
                 failed = true;
-                machine
-                    .host
+                vm.host
                     .history
                     .note(Event { message: Some(error.to_string()), ..event("fail", order, partition) });
             }
             Err(_) => {}
         }
-        // The VM's keeper goes on with it, too: then the next to plug one may have it.
+        // The VM's maintenance thread goes on with it, too: then the next to plug one may have it.
         let is_over = || {
             let is_anothers = lock(&running.holders).get(&partition) != Some(&order.id);
-            !machine.is_running(running) || machine.is_closing() || is_anothers
+            !vm.is_running(running) || vm.is_closing() || is_anothers
         };
         if is_over() {
             return;
@@ -110,7 +109,7 @@ pub(super) async fn unplug(machine: &Machine, running: &Arc<Running>, order: &Or
 mod tests {
     use super::*;
 
-    /// What a start is told that finds all partitions plugged for the first `times`.
+    /// The result of a start that finds all partitions plugged for the first `times`.
     async fn plugged_after(times: u32, patience: Duration) -> (Result<u32, Error>, u32) {
         let mut asked = 0;
         let outcome = patiently(patience, || {
@@ -133,7 +132,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_start_does_not_wait_for_what_will_not_change() {
+    async fn start_does_not_wait_for_a_partition_in_use() {
         let mut asked = 0;
         let outcome: Result<u32, Error> = patiently(PLUG_PATIENCE, || {
             asked += 1;

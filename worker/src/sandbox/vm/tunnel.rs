@@ -32,7 +32,7 @@ impl Tunnel {
     pub fn new(network: &Arc<Network>) -> Result<Tunnel> {
         let pair = network.take()?;
         let device = vm_sandbox::network::tunnel(&pair.name(), pair.gateway()).context("no tunnel")?;
-        // SAFETY: the file stays open, and the same, for as long as it is registered: nobody else has it.
+        // SAFETY: the file stays open, and the same, for as long as it is registered: nothing else owns it.
         let device = unsafe { AsyncFd::register(device) }?;
         Ok(Tunnel { device, pair })
     }

@@ -290,7 +290,7 @@ async fn carry(
     tokio::select! {
         () = inwards => {}
         () = outwards => {}
-        // The instance has ended, and perhaps its agent, too: nobody serves it, and nothing more is granted.
+        // The instance has ended, and perhaps its agent, too: no task serves it, and nothing more is granted.
         () = expected.connections.closed() => {}
     }
     let _ = to_guest.send(frame(stream, Kind::Close, &[])).await;

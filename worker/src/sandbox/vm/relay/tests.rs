@@ -41,7 +41,7 @@ async fn reads(connection: &mut UnixStream, bytes: usize) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn a_connection_is_carried_both_ways_and_strangers_are_closed() {
+async fn carries_a_connection_both_ways_and_closes_unexpected_ones() {
     let (relay, mut guest) = line();
     let mut listener = relay.listen("a");
     says(&mut guest, 7, Kind::Open, b"a").await;
@@ -50,7 +50,7 @@ async fn a_connection_is_carried_both_ways_and_strangers_are_closed() {
     assert_eq!(reads(&mut connection, 4).await, b"ping");
     connection.write_all(b"pong").await.unwrap();
     assert_eq!(heard(&mut guest).await, (7, Kind::Data, b"pong".to_vec()));
-    // An instance that nobody expects is closed at once; the other goes on.
+    // An unexpected instance is closed at once; the other goes on.
     says(&mut guest, 8, Kind::Open, b"b").await;
     assert_eq!(heard(&mut guest).await, (8, Kind::Close, vec![]));
     says(&mut guest, 7, Kind::Close, &[]).await;

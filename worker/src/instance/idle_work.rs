@@ -11,7 +11,7 @@ use worker_system::text::plain_reason;
 
 /// What an instance tells of a rest. Nothing depends on its truth.
 #[derive(Debug, Deserialize)]
-pub(crate) struct Rest {
+pub(crate) struct IdleWork {
     /// Resident memory that fell when the heap gave back what it held free.
     trimmed_bytes: u64,
     /// Looked at for merging.
@@ -36,9 +36,9 @@ pub(crate) struct Rest {
 
 impl Instance {
     /// The instance tells of a rest: only noted, for those who look. Of a chatty one, five a second.
-    pub(crate) fn rested(&self, rest: &Rest) {
-        self.around.count.rests.fetch_add(1, Ordering::Relaxed);
-        self.has_rested(rest.again_after_ms.map(Duration::from_millis));
+    pub(crate) fn note_idle_work(&self, rest: &IdleWork) {
+        self.context.count.idle_work.fetch_add(1, Ordering::Relaxed);
+        self.did_idle_work(rest.again_after_ms.map(Duration::from_millis));
         {
             let mut last = lock(&self.rested);
             if last.is_some_and(|last| last.elapsed() < Duration::from_millis(200)) {
