@@ -263,7 +263,7 @@ def idle_instances_are_frozen(up):
 def new_version_has_a_cgroup_of_its_own(up):
     earlier = up.own()
     os.kill(up.now, signal.SIGUSR2)
-    up.now = int(until(lambda: re.search(r"process (\d+) serves now", up.log()), up.log).group(1))
+    up.now = int(until(lambda: re.search(r"handed over to PID (\d+)", up.log()), up.log).group(1))
     up.right("Small", "ping")
     until(lambda: up.process.poll() is not None, up.log)
     assert len(up.own()) == 1 and up.own() != earlier, (earlier, up.own())

@@ -25,7 +25,7 @@ class Succession:
         self.running, self.now = running, running.process.pid
 
     def successors(self):
-        return [int(found) for found in re.findall(r"process (\d+) serves now", self.running.log())]
+        return [int(found) for found in re.findall(r"handed over to PID (\d+)", self.running.log())]
 
     def hand_over(self):
         before = len(self.successors())

@@ -213,7 +213,7 @@ def test_new_version_serves_from_vms_of_its_own(running, place):
             os.kill(running.process.pid, signal.SIGUSR2)
             answers = []
             # One of both serves while the new VMs boot.
-            while not (found := re.search(r"process (\d+) serves now", running.log())):
+            while not (found := re.search(r"handed over to PID (\d+)", running.log())):
                 answers.append(invoke(client, "Two", {}))
                 assert running.process.poll() is None and "SIGUSR2:" not in running.log(), running.log()
             successor = int(found.group(1))
