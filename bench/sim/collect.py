@@ -228,8 +228,8 @@ def averages(flat: dict) -> dict:
 
 def rows(flat: dict) -> list[list[str]]:
     lines = [["percent", "paper", "ours", "least", "most", "programs", "where"]]
-    wanted = [("functions", key, *said) for key, said in AVERAGES.items()]
-    wanted += [(group, key, *said) for (group, key), said in GROUPS.items()]
+    wanted = [("functions", key, *paper) for key, paper in AVERAGES.items()]
+    wanted += [(group, key, *paper) for (group, key), paper in GROUPS.items()]
     for group, key, paper, where in wanted:
         prefix = f"average.{group}.{key.removesuffix('_percent')}"
         numbers = [flat.get(f"{prefix}{end}") for end in ("_percent", ".least_percent", ".most_percent")]
@@ -243,14 +243,14 @@ def experiment_rows(flat: dict) -> list[list[str]]:
     """Means over the programs that have the experiment: what Memento gains with one thing changed."""
     kinds = ("speedup", "traffic_saved", "pages_saved")
     lines = [["experiment", "programs", "cycles", "traffic", "pages", *kinds, "what is changed"]]
-    for name, said in RUNS["experiments"].items():
+    for name, experiment in RUNS["experiments"].items():
         having = [one for one in RUNS["programs"] if f"{one}.experiment.{name}.speedup_percent" in flat]
         if not having:
             continue
         of = lambda key, having=having: mean(flat[f"{one}.experiment.{key}_percent"] for one in having)  # noqa: E731
         more = [f"{of(f'{name}.more_{what}'):+.2f}" for what in ("cycles", "traffic", "pages")]
         gains = [f"{of(f'{name}.plain.{kind}'):.2f} -> {of(f'{name}.{kind}'):.2f}" for kind in kinds]
-        lines.append([name, str(len(having)), *more, *gains, said["says"]])
+        lines.append([name, str(len(having)), *more, *gains, experiment["says"]])
     return lines
 
 

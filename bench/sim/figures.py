@@ -43,12 +43,12 @@ def bars(results: dict, series: dict[str, str], title: str, file: str, ylabel: s
         axes.bar(*zip(*points, strict=True), width * 0.94, color=COLOURS[n], label=label)
         papers = [(name, AVERAGES.get(key)) for name in ("func-avg",)]
         papers.append(("data-avg", GROUPS.get(("Data Proc", key))))
-        for name, said in papers:
+        for name, average in papers:
             at = next((i for i, (other, _) in enumerate(shown) if other == name), None)
-            if said and at is not None:
+            if average and at is not None:
                 axes.bar(
                     at + n * width,
-                    said[0],
+                    average[0],
                     width * 0.94,
                     fill=False,
                     hatch="///",

@@ -35,10 +35,10 @@ def experiments(program: str) -> dict[str, list[str]]:
 
 
 def layouts(program: str) -> list[str]:
-    said = RUNS["layouts"]
-    if program not in said["programs"]:
+    settings = RUNS["layouts"]
+    if program not in settings["programs"]:
         return []
-    return [f"layout-{number}-{one}" for number in said["numbers"] for one in said["configurations"]]
+    return [f"layout-{number}-{one}" for number in settings["numbers"] for one in settings["configurations"]]
 
 
 def configurations(program: str) -> list[str]:

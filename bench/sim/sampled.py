@@ -40,7 +40,7 @@ def main() -> None:
     flat, errors = {"made_with.commit": commit()}, []
     for program in PROGRAMS:
         words = {side: command(program, side) for side in SIDES}
-        pairs = {side: (run(said), run([option, *said])) for side, said in words.items()}
+        pairs = {side: (run(arguments), run([option, *arguments])) for side, arguments in words.items()}
         for side, pair in pairs.items():
             found = compared(*pair)
             errors.append(abs(found["error_percent"]))

@@ -12,16 +12,16 @@ def experiments(runs: dict) -> dict:
     another allocator has the cost beyond the run that it is compared with."""
     flat = {}
     native, memento = runs.get("native"), runs.get("memento")
-    for name, said in RUNS["experiments"].items():
-        own = runs.get(said["against"])
+    for name, experiment in RUNS["experiments"].items():
+        own = runs.get(experiment["against"])
         if not (native and memento and own and name in runs):
             continue
         if runs[name]["output"] != native["output"]:
             flat[f"experiment.{name}.failure"] = "its output is another"
         sides = {"native": (runs[name], memento), "memento": (native, runs[name])}
         pairs = (
-            {name: sides[said["against"]], f"{name}.plain": (native, memento)}
-            if said["against"] in sides
+            {name: sides[experiment["against"]], f"{name}.plain": (native, memento)}
+            if experiment["against"] in sides
             else {}
         )
         for prefix, pair in pairs.items():
@@ -30,7 +30,7 @@ def experiments(runs: dict) -> dict:
             flat[f"experiment.{prefix}.pages_saved_percent"] = saved(*(sum(pages(one)) for one in pair))
         flat |= {f"experiment.{name}.{key}": value for key, value in more(own, runs[name]).items()}
         # The imports', and with them the whole process'.
-        imports = runs.get(IMPORT + said["against"]), runs.get(IMPORT + name)
+        imports = runs.get(IMPORT + experiment["against"]), runs.get(IMPORT + name)
         if all(imports):
             both = list(zip((own, runs[name]), imports, strict=True))
             for what, of in {

@@ -19,15 +19,15 @@ LISTED = tomllib.loads((ROOT / "sim/programs/programs.toml").read_text())
 MAYFLY = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release/mayfly"
 
 
-def region(said: dict, its: dict) -> str:
+def region(settings: dict, its: dict) -> str:
     """The measured region: a store's steady state, else a function's first call where it marks that."""
     if its.get("steady"):
         return "warm"
-    return said.get("region", "first" if its.get("warm") else "process")
+    return settings.get("region", "first" if its.get("warm") else "process")
 
 
 def with_arguments(listed: list[str], arguments: list[str]) -> list[str]:
-    """As `mayfly sim` has it: they take the place of what comes after the last absolute path."""
+    """As `mayfly sim` has it: they replace the words after the last absolute path."""
     last = max(at for at, word in enumerate(listed) if word.startswith("/"))
     return [*listed[: last + 1], *arguments] if arguments else listed
 
@@ -47,30 +47,33 @@ def together(number: int, allocator: str) -> list[str]:
 
 def command(program: str, configuration: str) -> list[str]:
     """The arguments of `mayfly sim`."""
-    said, its = wanted(configuration), RUNS["programs"].get(program, {})
+    settings, its = wanted(configuration), RUNS["programs"].get(program, {})
     name, arguments = its.get("program", program), its.get("arguments", [])
-    words = ["--allocator", said["allocator"], "--memory", "1536MiB"]
+    words = ["--allocator", settings["allocator"], "--memory", "1536MiB"]
     if "MAYFLY_SIM_IMAGE" in os.environ:
         words += ["--image", os.environ["MAYFLY_SIM_IMAGE"]]
-    if "machine" in said:
-        words += ["--machine", said["machine"]]
-    words += [word for key in said.get("set", []) for word in ("--set", key)]
-    environment = list(said.get("env", []))
+    if "machine" in settings:
+        words += ["--machine", settings["machine"]]
+    words += [word for key in settings.get("set", []) for word in ("--set", key)]
+    environment = list(settings.get("env", []))
     if program.startswith("together-"):
-        last = together(int(program.removeprefix("together-")), said["allocator"])
-    elif "python" in said or "build" in said:
+        last = together(int(program.removeprefix("together-")), settings["allocator"])
+    elif "python" in settings or "build" in settings:
         # Another CPython of sim/shim/cpython, or build of a Go program: the program itself marks the region.
-        language = "cpython" if "python" in said else "go"
+        language = "cpython" if "python" in settings else "go"
         everywhere = LISTED["environment"]["all"]["native"] | LISTED["environment"][language]["native"]
         environment += [f"{key}={value}" for key, value in everywhere.items()]
-        environment.append(f"MAYFLY_REGION={region(said, its)}")
+        environment.append(f"MAYFLY_REGION={region(settings, its)}")
         path, *rest = with_arguments(LISTED["programs"][name]["command"], arguments)
-        last = [f"/programs/bin/{said['python']}" if "python" in said else f"{path}-{said['build']}", *rest]
+        last = [
+            f"/programs/bin/{settings['python']}" if "python" in settings else f"{path}-{settings['build']}",
+            *rest,
+        ]
     else:
-        words += ["--region", region(said, its)]
+        words += ["--region", region(settings, its)]
         last = [name, *arguments]
     words += [word for variable in environment for word in ("--env", variable)]
-    return [*words, *said.get("words", []), "--", *last]
+    return [*words, *settings.get("words", []), "--", *last]
 
 
 def commit() -> str:

@@ -1,5 +1,5 @@
 /* The first process of a simulated guest. It gets ready, waits until the kernel has nothing left to do, and pauses the
- * machine: that is the snapshot from which every run starts. Then it asks the machine what to run (QEMU's fw_cfg, read
+ * machine: that is the snapshot from which every run starts. Then it reads the command from the machine (QEMU's fw_cfg, read
  * byte by byte, so that it takes the same instructions each time), and runs that one command between the marks of the
  * measured region. What the command writes goes to a file in memory, and to the console only afterwards: a serial
  * port is slow, and its driver's work is not the program's.
@@ -33,7 +33,7 @@
 enum { REGION_BEGIN = 1, REGION_END = 2, READY = 3, KERNEL_FUNCTION = 0x40 };
 
 #define OUTPUT "/sim/output"
-#define IDLE_SECONDS 4 /* of the guest's time: by then what the kernel does late after booting is done */
+#define IDLE_SECONDS 4 /* of the guest's time: by then the kernel's late work after booting is done */
 
 static void say(const char *line) {
     fputs(line, stdout);
@@ -173,7 +173,7 @@ static void set(const char *path, const char *value) {
     close(file);
 }
 
-/* Where a program's pieces lie is the same in each run, unless it asks for another layout: then its stack, heap and
+/* A program's addresses are the same in each run, unless another layout is configured: then its stack, heap and
  * mappings begin where randomness of this number puts them. */
 static void lay_out(const char *number) {
     unsigned char bytes[32];
@@ -229,7 +229,7 @@ int main(void) {
     const char *region = getenv("MAYFLY_REGION");
     int is_warm = region && (strcmp(region, "first") == 0 || strcmp(region, "warm") == 0);
     if (!is_warm) MARK(READY, 0, 0);
-    /* The machine runs from the next translation on; a little work and sleep warm what it begins with. */
+    /* The machine runs from the next translation on; a little work and sleep warm its caches. */
     struct timespec moment = {0, 50 * 1000 * 1000};
     nanosleep(&moment, NULL);
     pid_t child = fork();

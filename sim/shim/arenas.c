@@ -34,7 +34,7 @@ struct class {
 
 static struct {
     struct class classes[CLASSES];
-    struct arena *freed; /* whose memory the kernel still has to get back, linked by next */
+    struct arena *freed; /* their memory is yet to be returned to the kernel, linked by next */
     uint64_t freed_bytes;
     pthread_mutex_t lock;
 } lanes[LANES];

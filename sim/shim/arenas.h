@@ -1,4 +1,4 @@
-/* The arenas in the guest's memory: what the hardware would do to them, done in software. */
+/* The arenas in the guest's memory: the hardware's work on them, done in software. */
 #ifndef MEMENTO_ARENAS_H
 #define MEMENTO_ARENAS_H
 
@@ -7,7 +7,7 @@
 
 enum outcome { DONE, NOT_AN_OBJECT, NO_ARENA, DOUBLE_FREE };
 
-/* Reserves the region and tells the simulator. False: this process must allocate in software. Operations that free into
+/* Reserves the region and marks it for the simulator. False: this process must allocate in software. Operations that free into
  * several lanes at once need one lock for all of them. */
 int arenas_open(int eager, int one_lock, int whole_pages);
 
@@ -18,7 +18,7 @@ void arenas_unshare(void);
 void arenas_close(void);
 
 /* Holds a lane's lock for an operation on it and for the mark that closes the operation, so that the simulator sees the
- * operations in the order in which they were done; what it returns is for arenas_release. */
+ * operations in the order in which they were done; its result is for arenas_release. */
 int arenas_hold(unsigned lane);
 void arenas_release(unsigned lane, int held);
 

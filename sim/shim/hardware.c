@@ -2,7 +2,7 @@
  *
  * Threads: each has a lane of its own, so that only its own core allocates there (§4); the 32nd and later share the
  * last. Fork: the child has a copy of the arenas and no region of its own, so it allocates in software until it runs
- * another program, and what it frees of its parent's objects stays.
+ * another program, and its frees of its parent's objects have no effect.
  *
  * Settings: MEMENTO_EAGER=0 takes the next arena when it is needed and not when the last object is taken;
  * MEMENTO_REMOTE=batch frees other threads' objects 32 at a time (§4, software-assisted); MEMENTO_WHOLE_PAGES=1 has an arena's

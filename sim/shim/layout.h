@@ -1,5 +1,5 @@
 /* Where things lie in the Memento region: sim/memento/src/layout.rs in C. sim/shim/tests/run compares the two
- * by replaying what this library did through the model. */
+ * by replaying this library's journal through the model. */
 #ifndef MEMENTO_LAYOUT_H
 #define MEMENTO_LAYOUT_H
 

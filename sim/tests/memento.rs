@@ -207,7 +207,7 @@ fn an_exited_process_returns_its_pages_while_others_run() {
     bench.machine.stop_charging();
     let before = bench.statistic("cycles");
     bench.machine.set_root(Identity::ROOT);
-    bench.machine.process_gone(OTHER);
+    bench.machine.process_exited(OTHER);
     assert!(bench.statistic("cycles") > before, "it takes time");
     let both = bench.statistic("memento.pages_allocated.data");
     assert_eq!((both, bench.statistic("memento.pages_freed.data")), (2.0 * own, own));
@@ -220,7 +220,7 @@ fn an_exited_process_returns_its_pages_while_others_run() {
     bench.enter(body);
     bench.machine.pause(&bench.tables);
     assert_eq!((bench.statistic("instructions"), bench.statistic("uncharged_instructions")), (1.0, 0.0));
-    bench.machine.process_gone(3 << 40);
+    bench.machine.process_exited(3 << 40);
     assert_eq!(bench.statistic("memento.pages_freed.data"), 0.0, "of the region, by one that had none");
 }
 

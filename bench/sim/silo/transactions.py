@@ -20,8 +20,8 @@ SIDES = ("native", "memento")
 
 
 def benchmark(words: tuple[str, ...], side: str, image: str) -> dict:
-    said = ["--image", image, "--env", "MAYFLY_REGION=warm", "--allocator", side, "--", "./silo", *words]
-    found = run(said, where=ROOT / "target/silo")
+    arguments = ["--image", image, "--env", "MAYFLY_REGION=warm", "--allocator", side, "--", "./silo", *words]
+    found = run(arguments, where=ROOT / "target/silo")
     # The line before has the throughput by the guest's clock, which does not follow the cycles.
     found["output"] = found["output"].splitlines()[-1]
     if f"{words[1]} of {words[1]} transactions" not in found["output"]:

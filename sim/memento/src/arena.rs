@@ -116,7 +116,7 @@ impl Headers {
         (physical / PAGE_BYTES - self.first_page) as usize
     }
 
-    /// What memory holds at `physical`.
+    /// The header in memory at `physical`.
     pub fn read(&self, physical: u64) -> Header {
         self.headers.get(self.slot(physical)).copied().unwrap_or_default()
     }

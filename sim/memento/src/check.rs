@@ -58,7 +58,7 @@ impl Units {
         found
     }
 
-    /// The list heads of a thread's class: its HOT's entry, or what was saved of it.
+    /// The list heads of a thread's class: its HOT's entry, or the saved part of it.
     fn lists_of(&self, number: usize, process: &Process, lane: usize, class: usize) -> Saved {
         let owner = crate::hot::Owner { process: number, lane };
         for hot in self.objects.hots.iter().filter(|hot| hot.owner == Some(owner)) {

@@ -23,7 +23,7 @@ use crate::statistics::{PageKind, Statistics};
 use crate::walk_cache::WalkCache;
 use crate::{Exception, Result, Work};
 
-/// The page allocator and what it manages.
+/// The page allocator, its pool and its page tables.
 pub struct PageAllocator {
     pool: Vec<u64>,
     /// The lowest page that has never been used.
@@ -213,7 +213,7 @@ impl PageAllocator {
     ) -> Result<u64> {
         let page = match process.waiting(address) {
             Some((lane, class)) => {
-                let pointers = process.lanes[lane].as_mut().expect("whose page waits");
+                let pointers = process.lanes[lane].as_mut().expect("a lane whose page waits");
                 work.access(Port::Controller, Access::Read, pointers.waiting_address(class));
                 std::mem::take(&mut pointers.waiting[class])
             }

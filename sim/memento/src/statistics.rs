@@ -29,7 +29,7 @@ pub struct Occupancy {
     pub object_bytes: u64,
 }
 
-/// Counters since the units were made. Operations unless the name says otherwise; pages by [`PageKind`].
+/// Counters since the units were made. Operations unless the name has another unit; pages by [`PageKind`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[allow(missing_docs)] // the names are their documentation
 pub struct Statistics {

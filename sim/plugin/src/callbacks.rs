@@ -54,7 +54,7 @@ extern "C" fn on_translation(_: qemu_plugin_id_t, block: *mut qemu_plugin_tb) {
     translate::block(run(), &instructions, |wish| match wish {
         Wish::Entry { block: number } => block.call_on_entry(number),
         Wish::Access { index } => block.call_on_access(index),
-        Wish::Before { index, what } => block.call_before(index, what),
+        Wish::Before { index, kind } => block.call_before(index, kind),
     });
 }
 
@@ -84,9 +84,9 @@ extern "C" fn on_access(_: c_uint, info: qemu_plugin_meminfo_t, address: u64, in
     });
 }
 
-extern "C" fn on_instruction(_: c_uint, what: *mut c_void) {
-    let what = what as usize as u64;
-    run().special(what as u32, (what >> 32) as usize);
+extern "C" fn on_instruction(_: c_uint, data: *mut c_void) {
+    let data = data as usize as u64;
+    run().special(data as u32, (data >> 32) as usize);
 }
 
 /// A block that QEMU translates.
@@ -135,9 +135,9 @@ impl Translation {
     }
 
     /// [`Run::special`] is called before this instruction is executed, and can read registers.
-    fn call_before(&self, index: usize, what: u32) {
+    fn call_before(&self, index: usize, kind: u32) {
         let flags = qemu_plugin_cb_flags::QEMU_PLUGIN_CB_R_REGS;
-        let carried = (u64::from(what) | (index as u64) << 32) as usize;
+        let carried = (u64::from(kind) | (index as u64) << 32) as usize;
         // SAFETY: as above.
         unsafe {
             let handle = qemu_plugin_tb_get_insn(self.0, index);

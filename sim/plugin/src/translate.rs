@@ -11,12 +11,12 @@ pub enum Wish {
     /// [`Run::access`], for each access of the instruction at this place.
     Access { index: usize },
     /// [`Run::special`], before the instruction at this place is executed; it can read registers.
-    Before { index: usize, what: u32 },
+    Before { index: usize, kind: u32 },
 }
 
 /// Inserts calls into a block: for marks always, for everything once the machine runs.
 pub fn block(run: &mut Run, instructions: &[Instruction], wish: impl Fn(Wish)) {
-    let call_before = |index, what| wish(Wish::Before { index, what });
+    let call_before = |index, kind| wish(Wish::Before { index, kind });
     for (index, instruction) in instructions.iter().enumerate() {
         if let Some(code) = mark(instruction.bytes()) {
             call_before(index, MARK | u32::from(code));

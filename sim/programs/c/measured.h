@@ -12,7 +12,7 @@ static inline int region_is(const char *name) {
     return region && strcmp(region, name) == 0;
 }
 
-// All is set up: the first call comes now, or what warms caches and HOT.
+// All is set up: next is the first call, or the work that warms caches and HOT.
 static inline void warming(void) {
     if (region_is("import")) (void)getpgid(0x4d4d0002);
     if (region_is("first") || region_is("warm")) (void)getpgid(0x4d4d0003);

@@ -1,12 +1,12 @@
 // SQLite SELECT: a table in memory is filled once; then point, range and join queries are parsed, planned and run, each from
-// its text, since parsing is what allocates (§6.1). sqlite_select QUERIES
+// its text, since parsing allocates (§6.1). sqlite_select QUERIES
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "measured.h"
 
-// What is needed of sqlite3.h, as its documentation gives it: the image has the library, not its header.
+// The needed part of sqlite3.h, from its documentation: the image has the library, not its header.
 typedef struct sqlite3 sqlite3;
 typedef struct sqlite3_stmt sqlite3_stmt;
 int sqlite3_open(const char *, sqlite3 **);

@@ -1,4 +1,4 @@
-// What clients of a key-value store share: half PUT, half GET (§5), every answer checked; the second half of the requests is the
+// Common code of a key-value store's clients: half PUT, half GET (§5), every answer checked; the second half of the requests is the
 // steady state. Requests are on their way 32 at a time, as those of 32 clients on other machines would be: the server does
 // not wait for each. The client is static and allocates nothing, so that the server alone is measured.
 #define _GNU_SOURCE

@@ -1,4 +1,4 @@
-// Starts several programs at once, which take turns on one core (§6.6), waits for all, and prints what each of them printed, in
+// Starts several programs at once, which take turns on one core (§6.6), waits for all, and prints the output of each, in
 // their order: together [NAME=VALUE ...] PROGRAM [ARGUMENT ...] , [NAME=VALUE ...] PROGRAM ...
 #define _GNU_SOURCE
 #include <fcntl.h>

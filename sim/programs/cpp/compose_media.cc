@@ -1,5 +1,5 @@
 // Composing media, as DeathStarBench's MediaService does, made function-like: the media of a post's request go into its answer.
-// A call takes some posts, and stores what it composed with the backend at its end, as functions do (§5).
+// A call takes some posts, and stores its media with the backend at its end, as functions do (§5).
 // compose_media POSTS
 #include "gen/MediaService.h"
 #include "requests.h"

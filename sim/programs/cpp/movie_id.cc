@@ -1,6 +1,6 @@
 // Movies by their titles, as DeathStarBench's MovieIdService has it, made function-like: the movies of a call's reviews are
 // looked up at its beginning, as functions do (§5), in the cache by one multi-get, and those that it lacks in the database,
-// which answers in BSON. Each review's movie goes on to the services that compose the review and keep its rating, by
+// which answers in BSON. Each review's movie is sent on to the services that compose the review and keep its rating, by
 // Thrift, at the call's end.
 // movie_id REVIEWS
 #include <bson/bson.h>
@@ -71,7 +71,7 @@ public:
             [&](auto &client) { client.send_UploadRating(req_id, movie_id, rating, span); });
     }
 
-    // What goes to the other services.
+    // The requests to the other services.
     std::string send() {
         if (backend_.call(sent_) != "stored " + std::to_string(sent_.size())) throw std::runtime_error("not stored");
         return std::exchange(sent_, {});

@@ -17,7 +17,7 @@ using apache::thrift::TProcessor;
 using apache::thrift::protocol::TBinaryProtocol;
 using apache::thrift::transport::TMemoryBuffer;
 
-// What a caller's tracer sends along.
+// The context that a caller's tracer sends along.
 using Carrier = std::map<std::string, std::string>;
 inline Carrier carrier_of(uint64_t id) { return {{"uber-trace-id", std::to_string(id * 2654435761u) + ":0:0:1"}}; }
 
@@ -28,7 +28,7 @@ inline Carrier child_of(const Carrier &carrier, const std::string &name) {
     return child;
 }
 
-// What Client::send_... writes.
+// The bytes that Client::send_... writes.
 template <typename Client, typename Send> std::string bytes_of(Send send) {
     auto buffer = std::make_shared<TMemoryBuffer>();
     Client client(std::make_shared<TBinaryProtocol>(buffer));

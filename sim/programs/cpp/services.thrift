@@ -1,4 +1,4 @@
-// Of DeathStarBench's two applications, what these functions need: social network's MediaService, and MovieIdService of the
+// The parts of DeathStarBench's two applications that these functions need: social network's MediaService, and MovieIdService of the
 // media service with the two it calls.
 namespace cpp services
 

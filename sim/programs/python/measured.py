@@ -19,7 +19,7 @@ def mark(code):
 
 
 def called(handler):
-    """Calls it twice, as a container that is there already would be: first and warm. What it returns."""
+    """Calls it twice, as a container that is there already would be: first and warm. Its result."""
     if REGION == "import":
         mark(END)
     elif REGION:

@@ -1,4 +1,4 @@
-"""What a picture shows, as SeBS's image-recognition says it: a residual network looks at a JPEG. Theirs is
+"""A picture's class, as by SeBS's image-recognition: a residual network on a JPEG. Theirs is
 ResNet-50 by PyTorch; this is Yahoo's open_nsfw, a ResNet-50 of half the width, by ONNX Runtime."""
 
 import importlib.util

@@ -287,12 +287,12 @@ impl Run {
     }
 
     /// An observed instruction is about to be executed.
-    pub fn special(&mut self, what: u32, index: usize) {
+    pub fn special(&mut self, kind: u32, index: usize) {
         if let Some(turns) = &self.turns {
             self.machine.switch(turns.current());
         }
-        let number = what & 0xffff;
-        match what & !0xffff {
+        let number = kind & 0xffff;
+        match kind & !0xffff {
             MARK => self.mark(number, index),
             CR3_WRITE => {
                 let value = self.register(number as usize);
@@ -312,7 +312,7 @@ impl Run {
             // A process and its page table, by its address in the map of all memory.
             KERNEL_CALL if number == 2 => {
                 let table = self.register(6);
-                self.machine.process_gone(table.wrapping_sub(marks::DIRECT_MAP));
+                self.machine.process_exited(table.wrapping_sub(marks::DIRECT_MAP));
             }
             _ => {
                 // Flags and order; the bulk one: flags, and how many as its fourth argument.

@@ -18,7 +18,7 @@ var key = []byte("\xa1\xf6%\x8c\x87}_\xcd\x89dHE8\xbf\xc9,")
 func handler(text []byte) []byte {
 	secret := newCounterMode(key).encrypt(text)
 	if !bytes.Equal(newCounterMode(key).encrypt(secret), text) {
-		fmt.Fprintln(os.Stderr, "aes: what was encrypted does not decrypt")
+		fmt.Fprintln(os.Stderr, "aes: the encrypted text does not decrypt")
 		os.Exit(1)
 	}
 	return secret

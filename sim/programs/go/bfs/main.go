@@ -91,13 +91,13 @@ func main() {
 		fmt.Fprintln(os.Stderr, "usage: bfs VERTICES CALLS")
 		os.Exit(2)
 	}
-	var said []byte
+	var result []byte
 	measured.Warming()
 	for call := 0; call < calls; call++ {
 		if call == 1 {
 			measured.Measured()
 		}
-		if said, err = handler([]byte(fmt.Sprintf(`{"size": %d, "seed": 1}`, size))); err != nil {
+		if result, err = handler([]byte(fmt.Sprintf(`{"size": %d, "seed": 1}`, size))); err != nil {
 			fmt.Fprintln(os.Stderr, "bfs:", err)
 			os.Exit(1)
 		}
@@ -106,5 +106,5 @@ func main() {
 		measured.Measured()
 	}
 	measured.Finished()
-	fmt.Printf("bfs-go: %d calls, %s\n", calls, said)
+	fmt.Printf("bfs-go: %d calls, %s\n", calls, result)
 }

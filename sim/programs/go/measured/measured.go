@@ -13,7 +13,7 @@ var region = os.Getenv("MAYFLY_REGION")
 
 func mark(code int) { _, _ = syscall.Getpgid(0x4d4d0000 | code) }
 
-// Warming: all is set up, and the first call comes now.
+// Warming: all is set up, and the first call is next.
 func Warming() {
 	switch region {
 	case "import":
@@ -26,7 +26,7 @@ func Warming() {
 	}
 }
 
-// Measured: the first call has returned, and what comes now is warm.
+// Measured: the first call has returned, and the next calls are warm.
 func Measured() {
 	switch region {
 	case "first":

@@ -1,6 +1,6 @@
 #include "textflag.h"
 
-// What the runtime's own packages have in another place in each version of Go.
+// Functions that the runtime's own packages have in another place in each version of Go.
 
 // Sets a bit of a bitmap atomically; whether it was set.
 TEXT ·mementoSetBit<ABIInternal>(SB),NOSPLIT,$0-17

@@ -21,12 +21,12 @@ func mementoMarkSweep(sl *sweepLocked, preserve bool) bool {
 	}
 	mementoMarkDead(sl.mspan.base())
 	mementoMarkFreeEnter(0)
-	gone := sl.mementoSweep(preserve)
+	freed := sl.mementoSweep(preserve)
 	mementoMarkFreeLeave()
 	if isInMalloc {
 		mementoMarkMallocEnter(size)
 	}
-	return gone
+	return freed
 }
 
 // The dead objects of the span that starts at this address.

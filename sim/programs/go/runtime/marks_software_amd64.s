@@ -4,7 +4,7 @@
 // Marks as in marks_amd64.s, round the runtime's own allocator.
 #define MARK(code) BYTE $0x0f; BYTE $0x1f; BYTE $0x84; BYTE $0x00; BYTE $code; BYTE $0x00; BYTE $0x4d; BYTE $0x4d
 
-// What is done to find the objects is not charged.
+// The search for the objects is not charged.
 TEXT ·mementoMarkDead<ABIInternal>(SB),NOSPLIT,$8-0
 	NO_LOCAL_POINTERS
 	MARK(0x11)

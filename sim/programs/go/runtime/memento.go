@@ -1,5 +1,5 @@
 // Memento in Go's runtime (§4, §5): objects of up to 512 bytes come from obj-alloc, and the collector's sweep gives them back
-// by obj-free. These objects have no span. What Go keeps of an object in its span is kept here, beside the arenas: whether
+// by obj-free. These objects have no span. Go's data of an object in its span is kept here, beside the arenas: whether
 // it has pointers, and the collector's mark. A P is a lane.
 
 package runtime

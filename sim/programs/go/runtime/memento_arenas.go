@@ -1,4 +1,4 @@
-// The arenas in memory, as sim/shim/arenas.c has them: what the hardware would do, done in software and not charged. All
+// The arenas in memory, as sim/shim/arenas.c has them: the hardware's work, done in software and not charged. All
 // pointers are uintptr: the collector does not look at them.
 
 package runtime
@@ -67,7 +67,7 @@ func mementoOpenArenas() {
 }
 
 // obj-alloc: the lowest free object of the class's arena, or 0; if another arena follows, how much is free there; and
-// what the mark says.
+// the mark's operands.
 func mementoTake(size uintptr) (object, refilled, operands uintptr) {
 	lane, class := mementoLane(getg().m), (size-1)/mementoStep
 	operands = size | lane<<32
@@ -112,7 +112,7 @@ func (c *mementoClass) replace(lane, class uintptr) uintptr {
 	return free * (class + 1) * mementoStep
 }
 
-// All of an arena's pages are there before the program sees it: what its page faults would cost is the page allocator's.
+// All of an arena's pages are there before the program sees it: the page allocator charges their cost.
 func (c *mementoClass) newArena(lane, class uintptr) uintptr {
 	limit := mementoStart + lane<<mementoLaneShift + (class+1)<<mementoClassShift
 	arena, end := c.next, c.next+mementoArenaBytes(class)
@@ -143,7 +143,7 @@ func (c *mementoClass) newArena(lane, class uintptr) uintptr {
 	return arena
 }
 
-// obj-free of an object that is allocated; and what the mark says.
+// obj-free of an object that is allocated; and the mark's operands.
 func mementoGive(object uintptr) (same, own uintptr) {
 	own = mementoLane(getg().m)
 	lane, class := mementoPlace(object)

@@ -1,6 +1,6 @@
 // Go's collector over Memento's objects (§4, Interaction with Garbage Collection). It marks and sweeps with the world stopped.
 // A pointer into the region that the collector finds comes here. An object that has pointers is scanned as the collector
-// scans a stack without a map: each word that may be a pointer is one. What was not marked, the sweep frees by obj-free.
+// scans a stack without a map: each word that may be a pointer is one. The sweep frees unmarked objects by obj-free.
 
 package runtime
 

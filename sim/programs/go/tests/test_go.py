@@ -33,8 +33,8 @@ def built(scripts: Path, folder: Path) -> Path:
 
 def same_sums(programs: Path, processors: int) -> None:
     variables = {"GOMAXPROCS": str(processors), "GODEBUG": "gcstoptheworld=1", "GOGC": "off"}
-    said = {name: must(programs / name, ROUNDS, **variables) for name in RUNTIMES}
-    assert len(set(said.values())) == 1, said
+    outputs = {name: must(programs / name, ROUNDS, **variables) for name in RUNTIMES}
+    assert len(set(outputs.values())) == 1, outputs
 
 
 @pytest.fixture(scope="module")

@@ -89,7 +89,7 @@ impl Machine {
 
     /// The kernel frees a process's page table: the process has exited, and the page allocator takes its
     /// pages back. That is the kernel's work, as it is in the baseline.
-    pub fn process_gone(&mut self, root: u64) {
+    pub fn process_exited(&mut self, root: u64) {
         self.uncharged.retain(|other| other & !0xfff != root);
         if let Some(extension) = &mut self.extension {
             let mut view = view!(self);

@@ -1,4 +1,4 @@
-// Keeps what a collector can get wrong: trees, rings, maps, channels, closures, strings in the middle of others, and
+// Keeps objects that a collector can get wrong: trees, rings, maps, channels, closures, strings in the middle of others, and
 // goroutines that hold objects on their stacks, while much else dies. Each part checks what it kept: heap ROUNDS
 package main
 
