@@ -1,4 +1,4 @@
-"""Commands of the pages, run as they stand there."""
+"""Commands of the pages, run exactly as they are there."""
 
 import pathlib
 import re
@@ -18,11 +18,11 @@ def blocks(page, mark, kind="sh"):
 
 
 @pytest.mark.skipif(not shutil.which("qemu-system-x86_64"), reason="needs QEMU")
-def test_vms_qemu_makes_partitions_of_the_pages_options():
+def test_qemu_makes_partitions_with_the_options_of_node_vms():
     [block] = blocks("node-vms.md", "qemu")
     command, monitor = re.fullmatch(r"(.*-monitor stdio\n)(.*)", block, re.S).groups()
     done = subprocess.run(["sh", "-c", command], input=monitor, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    said = done.stdout
-    assert "requested-size: 268435456" in said and said.count("virtio-mem") == 2, said
-    assert "node: 1" in said and "node: 2" in said
+    output = done.stdout
+    assert "requested-size: 268435456" in output and output.count("virtio-mem") == 2, output
+    assert "node: 1" in output and "node: 2" in output

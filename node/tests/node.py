@@ -96,8 +96,8 @@ def oci_archive(folder, name, archive):
         return {"digest": f"sha256:{digest}", "size": len(data)}
 
     layer_tar = archive.with_suffix(".layer")
-    alike = ["--sort=name", "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner"]
-    run("tar", *alike, "-cf", layer_tar, "-C", folder, ".")
+    reproducible = ["--sort=name", "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner"]
+    run("tar", *reproducible, "-cf", layer_tar, "-C", folder, ".")
     layer = blob(layer_tar.read_bytes())
     layer_tar.unlink()
     config = {
@@ -158,8 +158,8 @@ class Agent:
             return self.get("/healthz") == "ok\n"
 
     def get(self, path):
-        with urllib.request.urlopen(f"http://{self.address}{path}", timeout=20) as answer:
-            return answer.read().decode()
+        with urllib.request.urlopen(f"http://{self.address}{path}", timeout=20) as response:
+            return response.read().decode()
 
     def metrics(self):
         """/metrics as a dictionary: name with labels to value."""

@@ -71,7 +71,7 @@ impl FromStr for Heap {
     }
 }
 
-/// With whom pages are shared.
+/// The containers that share pages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Share {
     /// The containers of one pod.
@@ -123,7 +123,7 @@ impl InjectionRequest {
         *self == InjectionRequest::default()
     }
 
-    /// Whether it needs the heap, which a profile is taken of, too.
+    /// Whether it needs the heap: profiles sample it.
     pub fn needs_heap(&self) -> bool {
         self.heap.is_some() || self.profile.is_some()
     }

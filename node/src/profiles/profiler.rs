@@ -138,7 +138,7 @@ impl Profiler {
 
     /// Samples a container's programs, from its first process on, for `time`, and queues the profile for
     /// upload.
-    pub async fn take(self: Arc<Self>, subject: Subject, process: u32, time: Duration) {
+    pub async fn profile(self: Arc<Self>, subject: Subject, process: u32, time: Duration) {
         let Ok(_permit) = self.permits.acquire().await else { return };
         let now_s = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let name = format!("{}.{process}.{now_s}", subject.name);

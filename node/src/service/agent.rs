@@ -285,7 +285,7 @@ impl Agent {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         runtime.spawn(async move {
             tokio::time::sleep(START_DELAY).await;
-            profiler.take(subject, process, time).await;
+            profiler.profile(subject, process, time).await;
         });
     }
 
