@@ -2,10 +2,19 @@
 //! so that unplugging it moves no page (HotMem).
 //!
 //! [`Vm::boot`] starts QEMU and waits for the agent in the guest. Then, for each instance: [`Vm::plug`] a partition,
-//! [`Vm::spawn`] the instance in it, [`Vm::stop`] it or let it end, and [`Vm::unplug`] the partition, or spawn the next
-//! one there. Every call blocks until it is done, has failed, or has taken too long; calls from many threads run side by
-//! side. A partition is always in one [`State`], and a keeper thread goes on with what was left half done when the
-//! guest, its agent or a request failed.
+//! [`Vm::spawn`] the instance in it, [`Vm::stop`] it or wait for its end, and [`Vm::unplug`] the partition, or spawn the
+//! next instance there. Every call blocks until it is done, has failed, or has timed out; calls from several threads run
+//! concurrently. A partition is always in one [`State`]. When the guest, its agent or a request fails halfway, a recovery
+//! thread finishes the operation.
+//!
+//! Layers, from the bottom up; each imports only from those before it (`tests/modules` checks that):
+//!
+//! | layer | modules |
+//! | --- | --- |
+//! | [`base`] | settings, errors, the host's memory, guest images and the cache they lie in |
+//! | [`model`] | the state of each partition, the operations on it, and the trait that they need of a hypervisor |
+//! | [`hypervisor`] | QEMU: its process, command line, monitor; the connection to the agent |
+//! | [`service`] | [`Vm`], the supervisor process that owns one, its control socket |
 
 pub mod base {
     //! Settings, errors, and what lies on the host: its memory, built guest images.

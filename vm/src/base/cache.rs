@@ -1,5 +1,6 @@
-//! What is kept under `~/.cache/mayfly`, and when it goes again. An entry is named after all that went into it, so each
-//! change makes another one. It has the time of its last use, and who uses it for long holds it.
+//! The cache under `~/.cache/mayfly`, and when its entries are removed. An entry is named by a hash of all its inputs, so a
+//! change of an input makes another entry. Its modification time is that of its last use, and a process that uses it for
+//! long holds a lock on it.
 
 use std::fs::{self, File};
 use std::io;
@@ -8,17 +9,17 @@ use std::time::{Duration, SystemTime};
 
 use tracing::info;
 
-/// What was used in this time stays, however much it is: somebody may be between finding an entry and holding it.
+/// Entries used within this time stay, however many: a process may be between finding an entry and locking it.
 const RECENT: Duration = Duration::from_secs(24 * 3600);
 
-/// An entry that nobody removes while this lives.
+/// A shared lock on an entry: no process removes the entry while this lives.
 #[derive(Debug)]
-pub struct Held(#[expect(dead_code, reason = "it has the lock")] File);
+pub struct Held(#[expect(dead_code, reason = "owns the lock")] File);
 
-/// Marks an entry as used now, and holds it.
+/// Marks an entry as used now, and locks it against removal.
 ///
 /// # Errors
-/// It is gone, or somebody else's.
+/// It does not exist, or belongs to another user.
 pub fn hold(entry: &Path) -> io::Result<Held> {
     let file = File::open(entry)?;
     file.lock_shared()?;
@@ -26,8 +27,8 @@ pub fn hold(entry: &Path) -> io::Result<Held> {
     Ok(Held(file))
 }
 
-/// Removes entries of one kind that nobody holds or has used of late, but for the last `keep`. What cannot be removed
-/// stays: a cache that is too large is no reason to fail.
+/// Removes entries of one kind that no process holds and that were not used of late, except for the last `keep`. Entries that
+/// cannot be removed stay: a cache that is too large is no reason to fail.
 pub fn prune(folder: &Path, of_kind: impl Fn(&str) -> bool, keep: usize) {
     let mut entries: Vec<_> = fs::read_dir(folder)
         .into_iter()
@@ -46,16 +47,16 @@ pub fn prune(folder: &Path, of_kind: impl Fn(&str) -> bool, keep: usize) {
     }
 }
 
-/// A folder goes out of sight first: nobody finds half an entry.
+/// A folder is renamed first, so that no process finds half an entry.
 fn remove(path: &Path) -> io::Result<()> {
     if !path.is_dir() {
         return fs::remove_file(path);
     }
-    let gone = path.with_file_name(".gone");
-    // Of one that was killed.
-    let _ = fs::remove_dir_all(&gone);
-    fs::rename(path, &gone)?;
-    fs::remove_dir_all(&gone)
+    let removed = path.with_file_name(".gone");
+    // Left by a process that was killed.
+    let _ = fs::remove_dir_all(&removed);
+    fs::rename(path, &removed)?;
+    fs::remove_dir_all(&removed)
 }
 
 /// Names that are `prefix` and a key of 16 hexadecimal digits.
@@ -71,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn old_entries_go_but_the_last_ones_the_recent_the_held_and_those_of_other_kinds() {
+    fn removes_old_entries_but_not_last_recent_held_or_other_kinds() {
         let folder = tempfile::tempdir().unwrap();
         let hours = |hours: u64| SystemTime::now() - Duration::from_secs(hours * 3600);
         let make = |name: &str, used: SystemTime| {

@@ -1,10 +1,10 @@
-//! What can go wrong, one line each: what is wrong, where, and what to do.
+//! Errors, each one line: what is wrong, where, and what to do about it.
 
 use std::time::Duration;
 
 use vm_protocol::{ErrorKind, Refusal};
 
-/// Why something was not done.
+/// Why an operation failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// A setting of the VM is wrong.
@@ -16,19 +16,19 @@ pub enum Error {
     /// The host's memory does not suffice.
     #[error("not enough memory on this host: {what} needs {} MiB, {} MiB are available", need_bytes >> 20, available_bytes >> 20)]
     HostMemory {
-        /// For what.
+        /// What the memory is for.
         what: String,
-        /// What it needs.
+        /// How much it needs.
         need_bytes: u64,
-        /// What there is.
+        /// How much is available.
         available_bytes: u64,
     },
-    /// All that the VM may have is plugged.
+    /// The VM's memory limit is reached.
     #[error("the VM may have {} MiB and has {} MiB: unplug a partition first", limit_bytes >> 20, has_bytes >> 20)]
     Limit {
-        /// What it may have.
+        /// The limit.
         limit_bytes: u64,
-        /// What it has.
+        /// How much is plugged.
         has_bytes: u64,
     },
     /// No agent answers in the guest.
@@ -45,10 +45,10 @@ pub enum Error {
         /// How many there are.
         count: u32,
     },
-    /// It must be plugged for that.
+    /// The partition must be plugged first.
     #[error("partition {0} is absent: plug it first")]
     Absent(u32),
-    /// It is already.
+    /// The partition is plugged already.
     #[error("partition {0} is already plugged")]
     Plugged(u32),
     /// An instance uses it.
@@ -56,18 +56,18 @@ pub enum Error {
     Used {
         /// The partition.
         partition: u32,
-        /// Who uses it.
+        /// The instance that uses it.
         instance: String,
     },
-    /// Nobody uses it, and yet it is not empty.
-    #[error("partition {partition} is held, nobody can have it until that is gone: {why}")]
+    /// No instance uses the partition, and yet it is not empty.
+    #[error("partition {partition} is held, no instance can have it until that is free: {why}")]
     Held {
         /// The partition.
         partition: u32,
-        /// What is in use, and by whom.
+        /// Which pages are in use, and by which process.
         why: String,
     },
-    /// Something is being done to it.
+    /// The partition is in transition.
     #[error("partition {partition} is {doing}: try again when that is over")]
     Moving {
         /// The partition.
@@ -87,29 +87,29 @@ pub enum Error {
     /// An instance of that name runs.
     #[error("an instance {0} runs already")]
     InstanceExists(String),
-    /// The agent said no.
+    /// The agent refused.
     #[error("{}", .0.message)]
     Refused(Refusal),
-    /// The agent died while it was asked.
-    #[error("the guest's agent died while it was to {0}; its instances are gone")]
+    /// The agent died during a request.
+    #[error("the guest's agent died while it was to {0}; its instances have ended")]
     AgentLost(String),
     /// It took too long.
     #[error("{what} took longer than {} s{consequence}", after.as_secs())]
     TimedOut {
-        /// What.
+        /// The operation.
         what: String,
-        /// How long it was waited for.
+        /// After which time the caller gave up.
         after: Duration,
-        /// What was made of that, from a semicolon on.
+        /// The state that this leaves, from a semicolon on.
         consequence: &'static str,
     },
-    /// QEMU or the operating system said no.
+    /// QEMU or the operating system failed.
     #[error("{0}")]
     Failed(String),
 }
 
 impl Error {
-    /// What an agent's refusal about a partition says.
+    /// The error for an agent's refusal of a request about a partition.
     pub(crate) fn refused(partition: u32, refusal: Refusal) -> Error {
         match refusal.kind {
             ErrorKind::Held => Error::Held { partition, why: refusal.message },

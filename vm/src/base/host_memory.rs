@@ -1,20 +1,20 @@
-//! Memory as the host sees it: what is free, and what a QEMU holds.
+//! The host's memory: what is available, and what a QEMU process has resident.
 
 use std::fs;
 
 use crate::base::error::Error;
 
-/// What the host has, from `/proc/meminfo`.
+/// The host's memory, from `/proc/meminfo`.
 #[derive(Debug, Clone, Copy)]
 pub struct HostMemory {
     /// All of it.
     pub total_bytes: u64,
-    /// What can be had without swapping.
+    /// Available without swapping.
     pub available_bytes: u64,
 }
 
 impl HostMemory {
-    /// Reads it now.
+    /// Reads it.
     ///
     /// # Errors
     /// `/proc` is not mounted.
@@ -26,7 +26,7 @@ impl HostMemory {
         Ok(HostMemory { total_bytes: field("MemTotal:")?, available_bytes: field("MemAvailable:")? })
     }
 
-    /// Refuses what would not fit.
+    /// Fails unless this much is available.
     ///
     /// # Errors
     /// `need_bytes` is more than what is available.
@@ -42,7 +42,7 @@ impl HostMemory {
 /// The resident memory of a process; 0 when it has ended.
 pub fn resident_bytes(pid: u32) -> u64 {
     let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    // Pages that were set aside are told apart.
+    // Linux does not count preallocated huge pages in VmRSS.
     kib_field(&text, "VmRSS:").unwrap_or(0) + kib_field(&text, "HugetlbPages:").unwrap_or(0)
 }
 
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_host_and_this_process() {
+    fn reads_memory_of_host_and_process() {
         let memory = HostMemory::read().unwrap();
         assert!(memory.available_bytes > 0 && memory.available_bytes <= memory.total_bytes);
         assert!(HostMemory::require("nothing", 0).is_ok());

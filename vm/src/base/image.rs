@@ -10,12 +10,12 @@ use serde::{Deserialize, Serialize};
 use crate::base::cache::{key_after, prune};
 use crate::base::error::Error;
 
-/// The file that names the others.
+/// The file that names the image's other files.
 const DESCRIPTION: &str = "vm.json";
 
-/// Images and their parts, and kernels, that are kept of each kind: of two checkouts, before and after a change.
+/// How many images, image parts and kernels of each kind are kept: for two checkouts, each before and after a change.
 const KEPT: usize = 4;
-/// Trees in which kernels are built take gigabytes. One is for the kernel, one for that which checks itself.
+/// How many kernel build trees are kept, of gigabytes each: one for the kernel, one for the debug kernel.
 const KEPT_TREES: usize = 2;
 
 /// What to boot.
@@ -28,7 +28,7 @@ pub struct Image {
     /// The root file system: a raw disk, never written to.
     #[serde(default)]
     pub disk: Option<PathBuf>,
-    /// What the image wants on the kernel's command line.
+    /// Added to the kernel's command line.
     #[serde(default)]
     pub append: String,
     /// Whether the kernel has HotMem's partitions.
@@ -68,12 +68,12 @@ pub enum Kernel {
     Stock,
     /// Mayfly's, with HotMem's partitions.
     Hotmem,
-    /// Mayfly's, with the kernel's own checks: slow.
+    /// Mayfly's, with the kernel's own checks (KASAN, lockdep): slow.
     HotmemDebug,
 }
 
 impl Kernel {
-    /// Its name for the builder and for people.
+    /// Its name, as in `--kernel`.
     pub fn name(self) -> &'static str {
         match self {
             Kernel::Stock => "stock",
@@ -86,7 +86,7 @@ impl Kernel {
 /// The image that was built last with this kernel.
 ///
 /// # Errors
-/// None was built; the line says how to.
+/// None was built; the message has the command that builds one.
 pub fn latest(kernel: Kernel) -> Result<Image, Error> {
     let link = link(kernel)?;
     if !link.exists() {
@@ -101,8 +101,8 @@ pub fn latest(kernel: Kernel) -> Result<Image, Error> {
     Image::open(&link)
 }
 
-/// Builds the image with this kernel, or finds that it is built, and makes it the [`latest`]. The builder tells its
-/// progress on stderr.
+/// Builds the image with this kernel unless it is cached, and makes it the [`latest`]. The builder prints its progress on
+/// stderr.
 ///
 /// # Errors
 /// The builder is not found or fails.
@@ -127,12 +127,12 @@ pub fn build(kernel: Kernel) -> Result<PathBuf, Error> {
     std::os::unix::fs::symlink(&folder, &new).map_err(failed)?;
     std::fs::rename(&new, &link).map_err(failed)?;
     drop(crate::base::cache::hold(&folder));
-    forget_unused();
+    prune_unused();
     Ok(folder)
 }
 
-/// Removes images and kernels that were not used for long.
-fn forget_unused() {
+/// Removes images and kernels that were not used for a day.
+fn prune_unused() {
     let Some(cache) = cache_folder() else { return };
     for kind in ["stock-", "hotmem-", "hotmem-debug-", "root-", "linux-"] {
         prune(&cache.join("image"), key_after(kind), KEPT);

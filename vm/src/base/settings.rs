@@ -1,4 +1,4 @@
-//! What is fixed when a VM is made (HotMem §4.1, "VM creation"), and whether it can be.
+//! A VM's settings, fixed when it boots (HotMem §4.1, "VM creation"), and their validation.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,11 +10,11 @@ use crate::base::error::Error;
 use crate::base::host_memory::HostMemory;
 use crate::base::image::Image;
 
-/// Linux plugs and unplugs whole memory blocks (HotMem §2.2). On x86-64 they have 128 MiB unless a machine boots with
+/// Linux plugs and unplugs whole memory blocks (HotMem §2.2). On x86-64 a block is 128 MiB unless the machine boots with
 /// 64 GiB or more.
 pub const BLOCK_BYTES: u64 = 128 << 20;
 
-/// Of a block, the driver of virtio-mem can leave pieces out: of the size of a huge page, which is also QEMU's block.
+/// The virtio-mem driver can leave parts of a block unplugged, in units of a huge page, which is also QEMU's block size.
 pub const PIECE_BYTES: u64 = 2 << 20;
 
 /// Boot memory for the kernel, the root file system and the agent, before any partition is described.
@@ -23,7 +23,7 @@ const BASE_BYTES: u64 = 512 << 20;
 /// The most boot memory that keeps memory blocks at [`BLOCK_BYTES`].
 const MAX_BOOT_BYTES: u64 = 60 << 30;
 
-/// How the user wants QEMU to run the guest's code.
+/// How QEMU is to run the guest's code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AcceleratorChoice {
@@ -39,48 +39,48 @@ pub enum AcceleratorChoice {
 /// What holds the guest's memory on the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Backing {
-    /// Anonymous memory; in huge pages where the host has them to give.
+    /// Anonymous memory, with transparent huge pages where the host has them.
     #[default]
     Anonymous,
-    /// A file in memory, which processes that serve the VM's devices can map (vhost-user).
+    /// A memfd, which processes that serve the VM's devices can map (vhost-user).
     Shared,
-    /// Huge pages of 2 MiB that the host has set aside: what is unplugged goes back there.
+    /// Huge pages of 2 MiB that the host has preallocated; unplugged memory returns to that pool.
     HugePages,
 }
 
-/// A VM to make.
+/// The settings of a VM.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// What other commands call it.
+    /// The name by which other commands find it.
     pub name: String,
     /// Mode, concurrency factor, sizes.
     pub layout: Layout,
-    /// Memory from boot, apart from partitions. `None`: enough for the layout.
+    /// Memory present at boot, besides partitions. `None`: enough for the layout.
     pub boot_bytes: Option<u64>,
-    /// The most memory the VM may have plugged, with the shared partition and without boot memory. `None`: all partitions.
+    /// The most memory that may be plugged, including the shared partition and not boot memory. `None`: all partitions.
     pub limit_bytes: Option<u64>,
     /// Virtual CPUs.
     pub cpus: u32,
     /// How QEMU runs the guest's code.
     pub accelerator: AcceleratorChoice,
-    /// Kernel and root.
+    /// Kernel and root disk.
     pub image: Image,
     /// A second disk, read-only: the code of the worker's functions.
     pub code: Option<PathBuf>,
     /// What holds its memory.
     pub backing: Backing,
-    /// The guest reports free memory, in pieces of 2 MiB, and the host takes it back until it is used again: what instances
-    /// give back or merge away is the host's before they end.
+    /// The guest reports free memory, in units of 2 MiB, and the host discards it until it is used again: memory that
+    /// instances free or merge returns to the host before they end.
     pub reports_free_memory: bool,
     /// Added to the kernel's command line.
     pub append: String,
-    /// How long to wait for the guest at any one step before giving up.
+    /// Timeout for each step that the guest has to carry out.
     pub patience: Duration,
 }
 
 impl Settings {
-    /// Boot memory: as given, or [`BASE_BYTES`] and what describes the pages of everything that can be plugged (HotMem
-    /// §5.1: 1/64 of it), and the structures of each node.
+    /// Boot memory: as given, or [`BASE_BYTES`], plus the page descriptors of everything that can be plugged (HotMem §5.1:
+    /// 1/64 of it), plus the structures of each node.
     pub fn boot_bytes(&self) -> u64 {
         self.boot_bytes.unwrap_or_else(|| {
             let hotplug_bytes = match self.layout.mode {
@@ -92,7 +92,7 @@ impl Settings {
         })
     }
 
-    /// Boot memory as QEMU and the guest get it: with everything in it in mode `static`.
+    /// Memory present at boot for QEMU and the guest: boot memory, and in mode `static` all partitions, too.
     pub fn memory_at_boot_bytes(&self) -> u64 {
         match self.layout.mode {
             Mode::Static => self.boot_bytes() + self.hotplug_bytes(),
@@ -100,7 +100,7 @@ impl Settings {
         }
     }
 
-    /// Everything that can be plugged.
+    /// All memory that can be plugged.
     pub fn hotplug_bytes(&self) -> u64 {
         self.layout.all_bytes()
     }
@@ -110,7 +110,7 @@ impl Settings {
         self.limit_bytes.unwrap_or(u64::MAX).min(self.hotplug_bytes())
     }
 
-    /// Refuses a VM that cannot be.
+    /// Validates the settings against each other and the host.
     ///
     /// # Errors
     /// One line about the first setting that is wrong, or the host's memory.
@@ -222,7 +222,7 @@ mod tests {
         }
     }
 
-    fn give(settings: &mut Settings, partitions: usize, bytes: u64) {
+    fn set_partitions(settings: &mut Settings, partitions: usize, bytes: u64) {
         settings.layout.partition_bytes = vec![bytes; partitions];
     }
 
@@ -233,16 +233,16 @@ mod tests {
     }
 
     #[test]
-    fn a_vm_that_cannot_be_is_refused_in_one_line() {
+    fn invalid_settings_are_refused_in_one_line() {
         settings().check().unwrap();
         type Change = fn(&mut Settings);
         let changes: [(Change, &str); 12] = [
             (|s| s.name = "a/b".to_string(), "name"),
             (|s| s.layout.partition_bytes.clear(), "at least 1 partition"),
-            (|s| give(s, 127, 128 << 20), "127 partitions and a shared one are too many"),
+            (|s| set_partitions(s, 127, 128 << 20), "127 partitions and a shared one are too many"),
             (
                 |s| {
-                    give(s, 128, 128 << 20);
+                    set_partitions(s, 128, 128 << 20);
                     s.layout.shared_bytes = 0;
                 },
                 "128 partitions are too many",
@@ -276,7 +276,7 @@ mod tests {
             assert!(line.contains(expected) && !line.contains('\n'), "{line}");
         }
         let mut most = settings();
-        give(&mut most, 127, 256 << 20);
+        set_partitions(&mut most, 127, 256 << 20);
         most.layout.shared_bytes = 0;
         most.check().unwrap();
         let mut mixed = settings();
@@ -284,7 +284,7 @@ mod tests {
         mixed.check().unwrap();
         assert_eq!(mixed.hotplug_bytes(), (128 + 256 + 64 + 2) << 20);
         most.layout.mode = Mode::Static;
-        give(&mut most, 127, 32 << 30);
+        set_partitions(&mut most, 127, 32 << 30);
         let line = most.check().unwrap_err().to_string();
         assert!(
             line.contains("not enough memory on this host") || line.contains("larger than this host"),

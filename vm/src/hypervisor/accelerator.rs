@@ -1,8 +1,8 @@
-//! How QEMU runs the guest's code: by the CPU's virtualization where it works, else by translation.
+//! How QEMU runs the guest's code: by hardware virtualization (KVM) where that works, else by translation (TCG).
 //!
-//! `/dev/kvm` may be there and of no use (nested virtualization that cannot run a stock kernel). So the kernel itself is
-//! tried: without a root file system it panics about that, and only if it got that far does KVM work. The answer holds
-//! until the host boots again, and is kept in a file until then.
+//! `/dev/kvm` may exist and not work (nested virtualization that cannot run a stock kernel). So the guest's kernel itself is
+//! booted as a probe: without a root file system it panics with a message about that, and only if it got that far does KVM
+//! work. The result holds until the host reboots, and is cached in a file.
 
 use std::fmt;
 use std::io::Read;
@@ -17,17 +17,17 @@ use tracing::debug;
 use crate::base::error::Error;
 use crate::base::settings::AcceleratorChoice;
 
-/// What a kernel without a root file system says last.
+/// The last message of a kernel without a root file system.
 const REACHED_USER_SPACE: &str = "Unable to mount root fs";
 
 /// Under KVM a kernel gets there in about a second.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(6);
 
-/// What is taken.
+/// The accelerator in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Accelerator {
-    /// The CPU's virtualization.
+    /// Hardware virtualization.
     Kvm,
     /// Translation, one host thread for each virtual CPU.
     Tcg,
@@ -56,10 +56,10 @@ impl Accelerator {
         }
     }
 
-    /// What to take for this kernel.
+    /// Chooses for this kernel.
     ///
     /// # Errors
-    /// KVM is asked for and does not boot the kernel.
+    /// KVM was requested and does not boot the kernel.
     pub fn choose(choice: AcceleratorChoice, qemu: &Path, kernel: &Path) -> Result<Accelerator, Error> {
         if choice == AcceleratorChoice::Tcg {
             return Ok(Accelerator::Tcg);
@@ -89,7 +89,7 @@ fn obstacle(qemu: &Path, kernel: &Path) -> Option<String> {
         || {
             let boots = boots_under_kvm(qemu, kernel);
             if let Some(file) = booted {
-                // Only to save the next probe.
+                // Errors do not matter: the file only saves the next probe.
                 let _ = std::fs::create_dir_all(file.parent().expect("a file in a folder"));
                 let _ = std::fs::write(file, if boots { "yes" } else { "no" });
             }
@@ -100,13 +100,13 @@ fn obstacle(qemu: &Path, kernel: &Path) -> Option<String> {
     (!boots).then(|| format!("{} does not boot under it", kernel.display()))
 }
 
-/// Where the answer for this kernel is kept until the host boots again.
+/// The file that caches the result for this kernel until the host reboots.
 fn answer_file(kernel: &Path) -> Option<PathBuf> {
     use std::hash::{DefaultHasher, Hash, Hasher};
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     let metadata = std::fs::metadata(kernel).ok()?;
     let mut hasher = DefaultHasher::new();
-    // Images that differ in the agent alone have one kernel, by several names.
+    // Images that differ only in the agent link to one kernel file, under several names.
     (boot, metadata.dev(), metadata.ino(), metadata.len(), metadata.modified().ok()?).hash(&mut hasher);
     Some(crate::base::image::cache_folder()?.join(format!("kvm/{:016x}", hasher.finish())))
 }
@@ -131,7 +131,7 @@ fn boots_under_kvm(qemu: &Path, kernel: &Path) -> bool {
         .stderr(Stdio::null())
         .spawn();
     let Ok(mut child) = started else { return false };
-    let mut output = child.stdout.take().expect("a pipe was asked for");
+    let mut output = child.stdout.take().expect("stdout is a pipe");
     let reader = std::thread::spawn(move || {
         let mut text = Vec::new();
         let _ = output.read_to_end(&mut text);

@@ -1,4 +1,4 @@
-//! The host's end of the line to the guest agent: requests out, answers matched by their number, events handed on.
+//! The connection to the guest agent: sends requests, matches answers by their id, passes events on.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -11,33 +11,36 @@ use std::time::Duration;
 use tracing::{debug, warn};
 use vm_protocol::{Answer, Decoder, Event, FromAgent, Operation, Outcome, Reply, Request, encode};
 
-use crate::model::partitions::AskError;
+use crate::model::hypervisor::AskError;
 
-/// The agent takes what it is sent in far less; a guest that does not is stuck.
+/// A working agent reads a request in far less; a guest that does not is stuck.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
 
 type Pending = Mutex<HashMap<u64, SyncSender<Result<Answer, AskError>>>>;
 
 /// A connection to the port of the agent.
-pub struct Guest {
+pub struct AgentClient {
     writer: Mutex<UnixStream>,
     pending: Arc<Pending>,
     next_id: AtomicU64,
 }
 
-impl Guest {
-    /// Takes the host's end of the port. `on_event` is called for each event, in order with the answers: an answer is
-    /// only handed on when `on_event` has returned for all events before it. It must not ask.
-    pub fn new(stream: UnixStream, on_event: impl FnMut(Event) + Send + 'static) -> std::io::Result<Guest> {
+impl AgentClient {
+    /// Takes the host's end of the port. `on_event` is called for each event, in order with the answers: an answer is only
+    /// returned once `on_event` has returned for all events before it. `on_event` must not send requests.
+    pub fn new(
+        stream: UnixStream,
+        on_event: impl FnMut(Event) + Send + 'static,
+    ) -> std::io::Result<AgentClient> {
         let reader = stream.try_clone()?;
         stream.set_write_timeout(Some(WRITE_TIMEOUT))?;
         let pending = Arc::new(Pending::default());
         let shared = Arc::clone(&pending);
         std::thread::Builder::new().name("vm-agent".to_string()).spawn(move || {
             read_all(reader, &shared, on_event);
-            lose(&shared);
+            fail_all(&shared);
         })?;
-        Ok(Guest { writer: Mutex::new(stream), pending, next_id: AtomicU64::new(1) })
+        Ok(AgentClient { writer: Mutex::new(stream), pending, next_id: AtomicU64::new(1) })
     }
 
     /// Sends a request and waits for its answer.
@@ -60,14 +63,14 @@ impl Guest {
         outcome
     }
 
-    /// The agent died: nobody will answer what was asked so far.
-    pub fn lose_requests(&self) {
-        lose(&self.pending);
+    /// The agent died: fails all requests under way, for no agent will answer them.
+    pub fn fail_pending(&self) {
+        fail_all(&self.pending);
     }
 }
 
-fn lose(pending: &Pending) {
-    // Dropping the senders wakes those who wait.
+fn fail_all(pending: &Pending) {
+    // Dropping the senders wakes the threads that wait for answers.
     pending.lock().expect("no panic under this lock").clear();
 }
 
@@ -97,14 +100,14 @@ fn read_all(mut reader: UnixStream, pending: &Pending, mut on_event: impl FnMut(
 
 fn answer(pending: &Pending, reply: Reply) {
     let Some(sender) = pending.lock().expect("no panic under this lock").remove(&reply.id) else {
-        debug!(?reply, "an answer that nobody waits for");
+        debug!(?reply, "an answer that no request waits for");
         return;
     };
     let outcome = match reply.outcome {
         Outcome::Ok(answer) => Ok(answer),
         Outcome::Error(refusal) => Err(AskError::Refused(refusal)),
     };
-    // The channel holds one message and this is its only one: this does not block.
+    // The channel has room for one message, and this is its only one: this does not block.
     let _ = sender.send(outcome);
 }
 
@@ -125,13 +128,13 @@ mod tests {
     }
 
     #[test]
-    fn answers_find_those_who_asked_whatever_lies_between() {
+    fn answers_reach_their_requests_despite_garbage_and_events() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
-        let (told, events) = std::sync::mpsc::channel();
-        let guest = Arc::new(Guest::new(ours, move |event| told.send(event).unwrap()).unwrap());
+        let (sender, events) = std::sync::mpsc::channel();
+        let client = Arc::new(AgentClient::new(ours, move |event| sender.send(event).unwrap()).unwrap());
         let ask = |op| {
-            let guest = Arc::clone(&guest);
-            std::thread::spawn(move || guest.ask(op, Duration::from_secs(10)))
+            let client = Arc::clone(&client);
+            std::thread::spawn(move || client.ask(op, Duration::from_secs(10)))
         };
         let mut decoder = Decoder::new();
         let list = ask(Operation::List);
@@ -149,7 +152,7 @@ mod tests {
         assert_eq!(list.join().unwrap(), Ok(Answer::Done));
         assert_eq!(stats.join().unwrap(), Err(AskError::Refused(busy)));
         assert_eq!(events.recv().unwrap(), Event::Notice { message: "n".to_string() });
-        assert_eq!(guest.ask(Operation::List, Duration::from_millis(20)), Err(AskError::TimedOut));
+        assert_eq!(client.ask(Operation::List, Duration::from_millis(20)), Err(AskError::TimedOut));
         let lost = ask(Operation::List);
         receive(&mut theirs, &mut decoder);
         receive(&mut theirs, &mut decoder);

@@ -1,5 +1,5 @@
-//! The devices of a VM that its memory is plugged through. All are virtio-mem: so much of each is asked for, and the guest's
-//! driver takes or gives it.
+//! The virtio-mem devices through which a VM's memory is plugged: the host requests a size of each, and the guest's driver
+//! plugs or unplugs memory to match it.
 
 use vm_protocol::Mode;
 
@@ -8,11 +8,11 @@ use crate::base::settings::{BLOCK_BYTES, Settings};
 /// A virtio-mem device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryDevice {
-    /// Which one.
+    /// Which device.
     pub device: Device,
-    /// All that it can plug: whole blocks of Linux's, of which a smaller partition leaves pieces out.
+    /// The most that it can plug: whole memory blocks of Linux. A smaller partition uses only part of its last block.
     pub bytes: u64,
-    /// The guest's NUMA node of its memory.
+    /// The NUMA node of its memory in the guest.
     pub node: u32,
 }
 

@@ -1,26 +1,55 @@
-//! What a VM needs of whatever runs it. There is one, [`crate::hypervisor::qemu`], and nothing else knows that it is QEMU but for
-//! [`crate::hypervisor::accelerator`], which tries it. Another one (docs/vm.md, "Another hypervisor") implements this.
+//! The seam between the model of a VM and what runs it. QEMU implements this trait ([`crate::hypervisor::qemu`]), and so
+//! does the simulated VM of the tests. Nothing else knows that a VM is QEMU, but for [`crate::hypervisor::accelerator`],
+//! which probes KVM with it. Another hypervisor implements it, too (docs/vm.md, "Another hypervisor").
+
+use std::time::Duration;
+
+use vm_protocol::{Answer, Operation, Refusal};
 
 use crate::base::error::Error;
+use crate::base::host_memory::{HostMemory, resident_bytes};
 use crate::model::device::Device;
 
 /// A VM that runs. Dropping it kills it.
 pub(crate) trait Hypervisor: Send + Sync {
-    /// Asks the guest to have so much of a device plugged, and does not wait for it.
-    fn request(&self, device: Device, bytes: u64) -> Result<(), Error>;
+    /// Requests that the guest have this much of a device plugged; does not wait for it.
+    fn request_size(&self, device: Device, bytes: u64) -> Result<(), Error>;
     /// How much of a device the guest has plugged.
-    fn size(&self, device: Device) -> Result<u64, Error>;
-    /// The process that has the guest's memory.
+    fn plugged_size(&self, device: Device) -> Result<u64, Error>;
+    /// Sends a request to the agent in the guest and waits for its answer.
+    fn ask_agent(&self, op: Operation, timeout: Duration) -> Result<Answer, AskError>;
+    /// The host process that holds the guest's memory.
     fn pid(&self) -> u32;
-    /// Ends it at once, if it has not ended.
+    /// Kills that process if it still runs.
     fn kill(&self);
+    /// Fails if the host has less memory available than this.
+    fn require_host_memory(&self, purpose: &str, bytes: u64) -> Result<(), Error> {
+        HostMemory::require(purpose, bytes)
+    }
+    /// Resident memory of the process that holds the guest's.
+    fn resident_bytes(&self) -> u64 {
+        resident_bytes(self.pid())
+    }
 }
 
-/// What it tells by itself.
+/// Why a request to the agent has no answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum News {
-    /// Something in the guest has opened the agent's port.
-    AgentCame,
-    /// And closed it: it has died.
-    AgentLost,
+pub enum AskError {
+    /// The agent refused.
+    Refused(Refusal),
+    /// The agent died, or the VM ended, before it answered.
+    Lost,
+    /// The agent did not answer in time. It may have carried out the request.
+    TimedOut,
+    /// The request cannot be encoded.
+    Unsendable(String),
+}
+
+/// What the hypervisor reports by itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Event {
+    /// A process in the guest opened the agent's port.
+    AgentConnected,
+    /// It closed the port: the agent died.
+    AgentDisconnected,
 }

@@ -1,17 +1,18 @@
-//! An instance's life in a partition: spawn, stop, wait. The host names the partition; what an unclear answer leaves
-//! behind is for the keeper to find out.
+//! Instances: spawn, stop, wait. The host chooses the partition. After an ambiguous answer the recovery thread finds out
+//! whether the instance runs.
 
 use std::time::{Duration, Instant};
 
 use vm_protocol::{Answer, ErrorKind, ExitReason, Mode, Operation, Spawn};
 
 use crate::base::error::Error;
+use crate::model::hypervisor::{AskError, Hypervisor};
 use crate::model::partition::{Event, State};
-use crate::model::partitions::{AskError, Machine, MemorySource, Partitions, elapsed_ns};
-use crate::model::record::Known;
+use crate::model::partitions::{MemorySource, Partitions, elapsed_ns};
+use crate::model::record::VmState;
 use crate::model::report::Spawned;
 
-impl<M: Machine> Partitions<M> {
+impl<H: Hypervisor + ?Sized> Partitions<H> {
     /// Starts an instance.
     pub(crate) fn spawn(&self, memory: MemorySource, mut spawn: Spawn) -> Result<Spawned, Error> {
         check_instance_name(&spawn.instance)?;
@@ -22,23 +23,23 @@ impl<M: Machine> Partitions<M> {
         }
         let name = spawn.instance.clone();
         let started = Instant::now();
-        let claim = |known: &mut Known| {
-            known.require_guest()?;
-            if known.runs(&name) {
+        let claim = |state: &mut VmState| {
+            state.require_guest()?;
+            if state.runs(&name) {
                 return Err(Error::InstanceExists(name.clone()));
             }
             Ok(())
         };
         let mut guards = Vec::new();
         match memory {
-            MemorySource::Boot => self.record.write(|known| {
-                claim(known)?;
-                known.outside.insert(name.clone());
+            MemorySource::Boot => self.record.write(|state| {
+                claim(state)?;
+                state.outside.insert(name.clone());
                 Ok(())
             })?,
-            memory => guards.push(self.begin(|known| {
-                claim(known)?;
-                let ready = known
+            memory => guards.push(self.begin(|state| {
+                claim(state)?;
+                let ready = state
                     .partitions
                     .iter()
                     .find(|partition| partition.state == State::Ready && !partition.driven);
@@ -46,27 +47,27 @@ impl<M: Machine> Partitions<M> {
                     MemorySource::Partition(number) => number,
                     _ => ready.ok_or(Error::NoneReady)?.number,
                 };
-                known.partition(number)?;
+                state.partition(number)?;
                 Ok((number, Event::Spawn(name.as_str())))
             })?),
         }
         spawn.partition = guards.first().map(|guard| guard.number);
         for &number in &spawn.more {
             let guard =
-                self.begin(|known| known.partition(number).map(|_| (number, Event::Spawn(name.as_str()))));
+                self.begin(|state| state.partition(number).map(|_| (number, Event::Spawn(name.as_str()))));
             guards.push(
                 guard.inspect_err(|_| {
-                    guards.iter().for_each(|guard| guard.enter(Event::SpawnRefused(&name)))
+                    guards.iter().for_each(|guard| guard.apply(Event::SpawnRefused(&name)))
                 })?,
             );
         }
         let (partition, more) = (spawn.partition, spawn.more.clone());
-        let outcome = self.machine.ask(Operation::Spawn(spawn), self.patience);
-        let enter = |event: Event, runs: bool| match &guards[..] {
-            [] if !runs => self.record.write(|known| {
-                known.outside.remove(&name);
+        let outcome = self.hypervisor.ask_agent(Operation::Spawn(spawn), self.patience);
+        let apply = |event: Event, runs: bool| match &guards[..] {
+            [] if !runs => self.record.write(|state| {
+                state.outside.remove(&name);
             }),
-            guards => guards.iter().for_each(|guard| guard.enter(event.clone())),
+            guards => guards.iter().for_each(|guard| guard.apply(event.clone())),
         };
         match outcome {
             Ok(Answer::Spawned { pid, extensions }) => {
@@ -74,51 +75,51 @@ impl<M: Machine> Partitions<M> {
                 Ok(Spawned { instance: name, partition, more, pid, extensions, total_ns })
             }
             Ok(other) => {
-                enter(Event::SpawnUnsure(&name), true);
+                apply(Event::SpawnUnsure(&name), true);
                 Err(Error::Failed(format!("the agent's answer to spawn is {other:?}")))
             }
             Err(AskError::Refused(refusal)) => {
-                enter(Event::SpawnRefused(&name), false);
+                apply(Event::SpawnRefused(&name), false);
                 match &guards[..] {
                     [] => Err(Error::Refused(refusal)),
                     [guard] => {
-                        guard.enter_if_held(&refusal);
+                        guard.apply_if_held(&refusal);
                         Err(Error::refused(guard.number, refusal))
                     }
-                    // It does not say which of them is held.
+                    // The refusal does not name the partition that is held.
                     guards => {
-                        guards.iter().for_each(|guard| self.look_at(guard.number));
+                        guards.iter().for_each(|guard| self.refresh_held(guard.number));
                         Err(Error::Refused(refusal))
                     }
                 }
             }
             Err(AskError::Unsendable(why)) => {
-                enter(Event::SpawnRefused(&name), false);
+                apply(Event::SpawnRefused(&name), false);
                 Err(Error::Failed(why))
             }
-            // The agent's death, or the VM's, was entered by those who saw it, or soon will be.
+            // The thread that noticed the end of the agent or the VM has recorded it, or is about to.
             Err(AskError::Lost) => {
-                enter(Event::SpawnUnsure(&name), true);
+                apply(Event::SpawnUnsure(&name), true);
                 self.record.read().require_guest()?;
                 Err(Error::AgentLost(format!("start {name}")))
             }
             Err(AskError::TimedOut) => {
-                enter(Event::SpawnUnsure(&name), true);
+                apply(Event::SpawnUnsure(&name), true);
                 let consequence = "; if it was started, it is being stopped";
                 Err(Error::TimedOut { what: format!("starting {name}"), after: self.patience, consequence })
             }
         }
     }
 
-    /// Ends an instance; returns when all its processes are gone.
+    /// Stops an instance; returns when all its processes have ended.
     pub(crate) fn stop(&self, instance: &str, grace: Duration) -> Result<ExitReason, Error> {
         let numbers = {
-            let known = self.record.read();
-            known.require_guest()?;
-            if !known.runs(instance) {
+            let state = self.record.read();
+            state.require_guest()?;
+            if !state.runs(instance) {
                 return Err(Error::NoSuchInstance(instance.to_string()));
             }
-            known.partitions_of(instance)
+            state.partitions_of(instance)
         };
         let number = numbers.first().copied();
         let guard = match number {
@@ -126,31 +127,31 @@ impl<M: Machine> Partitions<M> {
             None => None,
         };
         let op = Operation::Stop { instance: instance.to_string(), grace_ms: grace.as_millis() as u64 };
-        let mut seen_to = true;
+        let mut stopped_by_agent = true;
         let reason = match self.ask_until(op, Instant::now() + grace + self.patience, "stop an instance") {
             Ok(Answer::Stopped { reason }) => reason,
             Ok(other) => return Err(Error::Failed(format!("the agent's answer to stop is {other:?}"))),
-            // It ended by itself, or with the agent.
+            // The instance ended by itself, or with the agent.
             Err(error) if error.is_refusal(ErrorKind::NoSuchInstance) => {
-                seen_to = false;
+                stopped_by_agent = false;
                 self.record.read().reason(instance).unwrap_or(ExitReason::AgentLost)
             }
             Err(error) => return Err(error),
         };
-        // The event that it exited came before the answer. If it did not, its agent died; and then only this partition
-        // may be touched: by now another instance may have the name.
-        self.record.write(|known| match number {
-            Some(number) if known.partitions[number as usize].state.instance() == Some(instance) => {
-                known.exited(instance, reason.clone());
+        // The agent sends the Exited event before this answer. If none came, that agent died; then only this partition may
+        // be changed, for another instance may have the name by now.
+        self.record.write(|state| match number {
+            Some(number) if state.partitions[number as usize].state.instance() == Some(instance) => {
+                state.exited(instance, reason.clone());
             }
             Some(_) => {}
             None => {
-                known.outside.remove(instance);
+                state.outside.remove(instance);
             }
         });
-        // Nobody has said how it left its partitions.
-        if !seen_to {
-            numbers.into_iter().for_each(|number| self.look_at(number));
+        // No event reported whether its partitions are empty.
+        if !stopped_by_agent {
+            numbers.into_iter().for_each(|number| self.refresh_held(number));
         }
         drop(guard);
         Ok(reason)
@@ -158,11 +159,11 @@ impl<M: Machine> Partitions<M> {
 
     /// Waits until an instance has ended.
     pub(crate) fn wait(&self, instance: &str, deadline: Instant) -> Result<Option<ExitReason>, Error> {
-        let over = |known: &Known| match known.runs(instance) {
+        let ended = |state: &VmState| match state.runs(instance) {
             true => None,
-            false => Some(known.reason(instance).ok_or(Error::NoSuchInstance(instance.to_string()))),
+            false => Some(state.reason(instance).ok_or(Error::NoSuchInstance(instance.to_string()))),
         };
-        self.record.wait(deadline, over).transpose()
+        self.record.wait(deadline, ended).transpose()
     }
 }
 

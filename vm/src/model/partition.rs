@@ -1,4 +1,4 @@
-//! The states of one partition and what leads from one to the next. Pure: no I/O, no clock.
+//! The states of one partition and the events that lead from one to the next. Pure: no I/O, no clock.
 //!
 //! ```text
 //!            plug            plugged           spawn             stop, agent lost
@@ -18,37 +18,37 @@ use serde::{Deserialize, Serialize};
 
 use crate::base::error::Error;
 
-/// Where a partition is between absent and absent.
+/// The state of a partition.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum State {
-    /// It has no memory. The host pays nothing for it.
+    /// It has no memory and costs the host nothing.
     Absent,
     /// Memory was asked for and is not all online yet.
     Plugging,
-    /// Online and empty: an instance can have it.
+    /// Online and empty: an instance can be started in it.
     Ready,
-    /// An instance lives in it.
+    /// An instance runs in it.
     InUse {
         /// Its name.
         instance: String,
     },
-    /// The instance is to end, or may have ended, and not all its processes are known to be gone.
+    /// The instance is being stopped, or may have ended; some of its processes may still run.
     Draining {
         /// Its name.
         instance: String,
     },
-    /// Being given back. Nobody can have it.
+    /// Being unplugged. No instance can be started in it.
     Unplugging,
-    /// Its instance is gone, and pages of it are still in use. Nobody can have it until they are not.
+    /// Its instance has ended, and pages of it are still in use. No instance can be started in it until they are free.
     Held {
-        /// What is in use, and by whom where that can be known.
+        /// Which pages are in use, and by which process if the agent can find out.
         why: String,
     },
 }
 
 impl State {
-    /// What is being done to it, for a message.
+    /// The state as error messages put it.
     pub fn doing(&self) -> &'static str {
         match self {
             State::Absent => "absent",
@@ -61,7 +61,7 @@ impl State {
         }
     }
 
-    /// Who uses it, or why nobody can.
+    /// The instance that uses it, or why none can.
     pub fn note(&self) -> &str {
         match self {
             State::Held { why } => why,
@@ -69,7 +69,7 @@ impl State {
         }
     }
 
-    /// Who uses it or did until now.
+    /// The instance that uses it, or did until now.
     pub fn instance(&self) -> Option<&str> {
         match self {
             State::InUse { instance } | State::Draining { instance } => Some(instance),
@@ -92,50 +92,50 @@ impl fmt::Display for State {
     }
 }
 
-/// What happens to a partition.
+/// A request about a partition, or a report of what happened to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event<'a> {
-    /// Somebody wants it plugged.
+    /// A caller requests that it be plugged.
     Plug,
-    /// The guest has it online.
+    /// The guest has brought it online.
     Plugged,
-    /// The guest did not bring it online: what came must go again.
+    /// The guest did not bring it online: the part that was plugged must be unplugged.
     PlugFailed,
-    /// Somebody wants an instance in it.
+    /// A caller requests an instance in it.
     Spawn(&'a str),
     /// The instance was not started.
     SpawnRefused(&'a str),
-    /// Nobody knows whether the instance was started.
+    /// It is unknown whether the instance was started.
     SpawnUnsure(&'a str),
-    /// The instance is to end.
+    /// A caller requests the instance's end.
     Stop(&'a str),
-    /// All processes of the instance are gone.
+    /// All processes of the instance have ended.
     Exited(&'a str),
-    /// The agent died. Its successor kills what it left.
+    /// The agent died. Its successor kills the instances that it left.
     AgentLost,
-    /// Somebody wants it given back.
+    /// A caller requests that it be unplugged.
     Unplug,
-    /// The guest does not give it back, and has it whole.
+    /// The guest did not unplug it, and it is plugged whole again.
     UnplugGivenUp,
-    /// The guest has given it back.
+    /// The guest has unplugged it.
     Unplugged,
-    /// It is whole, nobody uses it, and yet pages of it are in use.
+    /// It is plugged, no instance runs in it, and yet pages of it are in use.
     Held(&'a str),
-    /// They are not any more.
+    /// Those pages are free again.
     Released,
     /// QEMU has ended.
     VmEnded,
 }
 
-/// A partition: its number, its state, and whether somebody is at work on it.
+/// A partition: its number, its state, and whether a thread operates on it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Partition {
     /// Its number.
     pub number: u32,
     /// Its state.
     pub state: State,
-    /// A thread is at work to lead it to the next state. A partition that is plugging, draining or unplugging and has no
-    /// such thread is the keeper's.
+    /// A thread operates on it. The recovery thread finishes the operation on a partition that is plugging, draining or
+    /// unplugging and has no such thread.
     pub driven: bool,
 }
 
@@ -145,10 +145,10 @@ impl Partition {
         Partition { number, state: State::Absent, driven: false }
     }
 
-    /// Takes the event, or says why it cannot happen now. Late news about an instance that is gone changes nothing.
+    /// Applies an event. A late report about an instance that has ended changes nothing.
     ///
     /// # Errors
-    /// Only for what somebody wants: `Plug`, `Spawn`, `Stop`, `Unplug`.
+    /// Only for requests (`Plug`, `Spawn`, `Stop`, `Unplug`): why it is not possible in this state.
     pub fn apply(&mut self, event: Event) -> Result<(), Error> {
         let number = self.number;
         let same = |instance: &str| self.state.instance() == Some(instance);
@@ -160,7 +160,7 @@ impl Partition {
             (State::Held { why }, Event::Spawn(_)) => {
                 return Err(Error::Held { partition: number, why: why.clone() });
             }
-            // The guest looks again.
+            // The guest checks again whether it is empty.
             (State::Held { .. }, Event::Unplug) => State::Unplugging,
 
             (State::Absent, Event::Plug) => State::Plugging,
@@ -203,14 +203,14 @@ impl Partition {
             (State::Unplugging, Event::UnplugGivenUp) => State::Ready,
             (State::Unplugging, Event::Unplugged) => State::Absent,
 
-            // News that came late: about a former instance, or after the VM ended.
+            // A late report: about an earlier instance, or after the VM ended.
             (state, _) => state.clone(),
         };
         self.state = next;
         Ok(())
     }
 
-    /// Whether the keeper should go on with it.
+    /// Whether the recovery thread should finish the operation on it.
     pub fn is_abandoned(&self) -> bool {
         !self.driven && matches!(self.state, State::Plugging | State::Draining { .. } | State::Unplugging)
     }
@@ -247,9 +247,9 @@ mod tests {
         named.chain(plain).chain(rest).chain(held).collect()
     }
 
-    /// Every state with every event: which pairs lead on, and nothing else does.
+    /// Every state with every event: these pairs change the state, and no others do.
     #[test]
-    fn the_picture_above_is_all_there_is() {
+    fn transitions_are_those_of_the_diagram() {
         let in_use = || State::InUse { instance: "a".to_string() };
         let draining = || State::Draining { instance: "a".to_string() };
         let held = |why: &str| State::Held { why: why.to_string() };
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_left_can_be_taken_up_again() {
+    fn abandoned_operation_can_be_resumed() {
         for (state, event) in [
             (State::Unplugging, Event::Unplug),
             (State::Draining { instance: "a".to_string() }, Event::Stop("a")),
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_say_what_to_do() {
+    fn refusals_suggest_a_remedy() {
         let refusal = |state: State, event| {
             Partition { number: 3, state, driven: true }.apply(event).unwrap_err().to_string()
         };
@@ -318,7 +318,7 @@ mod tests {
         let held = State::Held { why: "2 pages: in a pipe".to_string() };
         assert_eq!(
             refusal(held, Event::Spawn("b")),
-            "partition 3 is held, nobody can have it until that is gone: 2 pages: in a pipe"
+            "partition 3 is held, no instance can have it until that is free: 2 pages: in a pipe"
         );
         assert_eq!(refusal(State::Absent, Event::Unplug), "partition 3 is absent: plug it first");
         assert_eq!(refusal(State::Ready, Event::Plug), "partition 3 is already plugged");

@@ -1,5 +1,6 @@
-//! Plug and unplug (HotMem §4.1): the host asks QEMU, waits until the guest has done it, and has the agent confirm it,
-//! for a device's size changes before memory is online and before the guest has finished with memory that goes.
+//! Plug and unplug (HotMem §4.1): the host sets a device's size in QEMU, waits until the guest has followed, and has the
+//! agent confirm it. The agent must confirm because a device's size changes before plugged memory is online, and before
+//! the guest has finished with unplugged memory.
 
 use std::time::{Duration, Instant};
 
@@ -7,27 +8,28 @@ use vm_protocol::{ErrorKind, Mode, Operation, Refusal};
 
 use crate::base::error::Error;
 use crate::model::device::Device;
+use crate::model::hypervisor::Hypervisor;
 use crate::model::partition::{Event, State};
-use crate::model::partitions::{Machine, Partitions, elapsed_ns};
+use crate::model::partitions::{Partitions, elapsed_ns};
 use crate::model::report::{Plugged, Unplugged};
 
-impl<M: Machine> Partitions<M> {
-    /// Gives a partition memory: the one of that number, or the first absent one.
+impl<H: Hypervisor + ?Sized> Partitions<H> {
+    /// Plugs the partition of that number, or the first absent one.
     pub(crate) fn plug(&self, number: Option<u32>) -> Result<Plugged, Error> {
-        let guard = self.begin(|known| {
-            known.require_guest()?;
-            let absent = || known.partitions.iter().find(|partition| partition.state == State::Absent);
+        let guard = self.begin(|state| {
+            state.require_guest()?;
+            let absent = || state.partitions.iter().find(|partition| partition.state == State::Absent);
             let number = match number {
                 Some(number) => number,
                 None => absent()
                     .map(|partition| partition.number)
                     .ok_or(Error::AllPlugged(self.layout.partitions()))?,
             };
-            let there = known.partitions.iter().filter(|partition| partition.state != State::Absent);
+            let there = state.partitions.iter().filter(|partition| partition.state != State::Absent);
             let has_bytes = self.layout.shared_bytes
                 + there.map(|partition| self.layout.bytes_of(partition.number)).sum::<u64>();
             let bytes = self.layout.bytes_of(number);
-            if known.partition(number)?.state == State::Absent && has_bytes + bytes > self.limit_bytes {
+            if state.partition(number)?.state == State::Absent && has_bytes + bytes > self.limit_bytes {
                 return Err(Error::Limit { limit_bytes: self.limit_bytes, has_bytes });
             }
             Ok((number, Event::Plug))
@@ -37,34 +39,34 @@ impl<M: Machine> Partitions<M> {
         let outcome = match self.layout.mode {
             Mode::Static => Ok((0, 0)),
             _ => self
-                .machine
-                .require_memory(&format!("partition {number}"), self.layout.bytes_of(number))
+                .hypervisor
+                .require_host_memory(&format!("partition {number}"), self.layout.bytes_of(number))
                 .and_then(|()| self.grow(number, deadline)),
         };
         match outcome {
             Ok((device_ns, total_ns)) => {
-                guard.enter(Event::Plugged);
+                guard.apply(Event::Plugged);
                 Ok(Plugged { partition: number, device_ns, total_ns })
             }
             Err(error) => {
-                guard.enter(Event::PlugFailed);
+                guard.apply(Event::PlugFailed);
                 if self.shrink(number, Instant::now() + self.patience).is_ok() {
-                    guard.enter(Event::Unplugged);
+                    guard.apply(Event::Unplugged);
                 }
                 Err(error)
             }
         }
     }
 
-    /// Takes an empty partition's memory back. A used one is refused before anybody is asked.
+    /// Unplugs an empty partition. A used one is refused without a request to the guest.
     pub(crate) fn unplug(&self, number: u32) -> Result<Unplugged, Error> {
-        let guard = self.begin(|known| {
-            known.require_guest()?;
-            known.partition(number)?;
+        let guard = self.begin(|state| {
+            state.require_guest()?;
+            state.partition(number)?;
             Ok((number, Event::Unplug))
         })?;
         let deadline = Instant::now() + self.patience;
-        let host_before_bytes = self.machine.resident_bytes();
+        let host_before_bytes = self.hypervisor.resident_bytes();
         let started = Instant::now();
         if self.has_nodes() {
             match self.ask_until(
@@ -74,9 +76,9 @@ impl<M: Machine> Partitions<M> {
             ) {
                 Ok(_) => {}
                 Err(Error::Refused(refusal)) => {
-                    if !guard.resumed || self.give_back(number).is_ok() {
-                        guard.enter(Event::UnplugGivenUp);
-                        guard.enter_if_held(&refusal);
+                    if !guard.resumed || self.replug(number).is_ok() {
+                        guard.apply(Event::UnplugGivenUp);
+                        guard.apply_if_held(&refusal);
                     }
                     return Err(Error::refused(number, refusal));
                 }
@@ -86,12 +88,12 @@ impl<M: Machine> Partitions<M> {
         let prepare_ns = elapsed_ns(started);
         match self.shrink(number, deadline) {
             Ok(shrink_ns) => {
-                // There the agent takes memory offline, which elsewhere is part of what the device waits for.
+                // In mode `nodes` the agent takes memory offline; elsewhere the device's driver does, within `shrink_ns`.
                 let offline_ns = if self.layout.mode == Mode::Nodes { prepare_ns } else { 0 };
                 let device_ns = offline_ns + shrink_ns;
                 let total_ns = elapsed_ns(started);
-                let host_after_bytes = self.machine.resident_bytes();
-                guard.enter(Event::Unplugged);
+                let host_after_bytes = self.hypervisor.resident_bytes();
+                guard.apply(Event::Unplugged);
                 Ok(Unplugged {
                     partition: number,
                     prepare_ns,
@@ -102,11 +104,11 @@ impl<M: Machine> Partitions<M> {
                 })
             }
             Err(error) if is_timeout(&error) => {
-                let back = self.give_back(number);
-                if back.is_ok() {
-                    guard.enter(Event::UnplugGivenUp);
+                let replugged = self.replug(number);
+                if replugged.is_ok() {
+                    guard.apply(Event::UnplugGivenUp);
                 }
-                let consequence = match back {
+                let consequence = match replugged {
                     Ok(()) => "; it was given up and the partition is whole again",
                     Err(_) => "; it is tried again in the background",
                 };
@@ -120,7 +122,7 @@ impl<M: Machine> Partitions<M> {
         }
     }
 
-    /// Plugs a partition whole. Returns the time until QEMU had it plugged, and until the agent had it online.
+    /// Plugs a whole partition. Returns the time until QEMU had it plugged, and until the agent saw it online.
     fn grow(&self, number: u32, deadline: Instant) -> Result<(u64, u64), Error> {
         if self.has_nodes() {
             return self.plug_device(
@@ -144,7 +146,7 @@ impl<M: Machine> Partitions<M> {
         deadline: Instant,
     ) -> Result<(u64, u64), Error> {
         let started = Instant::now();
-        self.machine.request(device, bytes)?;
+        self.hypervisor.request_size(device, bytes)?;
         self.wait_for_size(device, bytes, deadline)?;
         let device_ns = elapsed_ns(started);
         let op = Operation::PlugConfirm { partition, bytes, timeout_ms: left_ms(deadline) };
@@ -152,7 +154,7 @@ impl<M: Machine> Partitions<M> {
         Ok((device_ns, elapsed_ns(started)))
     }
 
-    /// Unplugs a partition. Returns the time until QEMU had it back.
+    /// Unplugs a partition. Returns the time until QEMU had all of it back.
     fn shrink(&self, number: u32, deadline: Instant) -> Result<u64, Error> {
         match self.layout.mode {
             Mode::Static => Ok(0),
@@ -173,7 +175,7 @@ impl<M: Machine> Partitions<M> {
         deadline: Instant,
     ) -> Result<u64, Error> {
         let started = Instant::now();
-        self.machine.request(device, bytes)?;
+        self.hypervisor.request_size(device, bytes)?;
         self.wait_for_size(device, bytes, deadline)?;
         let device_ns = elapsed_ns(started);
         let op = Operation::UnplugConfirm { partition, bytes, timeout_ms: left_ms(deadline) };
@@ -181,8 +183,8 @@ impl<M: Machine> Partitions<M> {
         Ok(device_ns)
     }
 
-    /// The guest does not give a partition back: it gets all of it again.
-    fn give_back(&self, number: u32) -> Result<(), Error> {
+    /// Undoes an unplug that the guest did not finish: plugs all of the partition again.
+    fn replug(&self, number: u32) -> Result<(), Error> {
         let deadline = Instant::now() + self.patience;
         self.grow(number, deadline)?;
         if self.has_nodes() {
@@ -196,10 +198,10 @@ impl<M: Machine> Partitions<M> {
         self.layout.shared_bytes + plugged.map(|(_, bytes)| bytes).sum::<u64>()
     }
 
-    /// QEMU tells a device's size once a second at most, so it is asked.
+    /// Polls, because QEMU reports a device's size once a second at most.
     fn wait_for_size(&self, device: Device, bytes: u64, deadline: Instant) -> Result<(), Error> {
         let mut pause = Duration::from_micros(500);
-        while self.machine.size(device)? != bytes {
+        while self.hypervisor.plugged_size(device)? != bytes {
             if Instant::now() >= deadline {
                 let what = format!("the guest, asked to bring {} to {} MiB,", device.id(), bytes >> 20);
                 return Err(Error::TimedOut { what, after: self.patience, consequence: "" });

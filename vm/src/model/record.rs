@@ -1,7 +1,7 @@
-//! What the host knows about a VM: whether its agent answers, the state of each partition, and who runs where.
+//! The host's record of a VM: whether its agent answers, the state of each partition, and the instance in each.
 //!
-//! News from QEMU and the agent is entered as it comes and never waits for anything but the lock. Operations enter what
-//! they are about to do, and only then do it.
+//! The threads that read from QEMU and from the agent record events as they arrive, and wait for nothing but the lock.
+//! Operations record what they are about to do before they do it.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Condvar, Mutex, MutexGuard};
@@ -14,146 +14,152 @@ use crate::base::error::Error;
 use crate::model::partition::{Event, Partition, State};
 use crate::model::report::GuestStatus;
 
-/// How the last instances ended is kept for those who ask late.
+/// How many ended instances' exit reasons are kept, for calls of `wait` that come late.
 const ENDED_KEPT: usize = 1024;
 
-/// Whether the agent answers.
+/// The state of the connection to the guest's agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Line {
-    /// Not yet, or not any more.
+pub(crate) enum AgentLink {
+    /// No agent has connected yet, or the last one died; why.
     Down(String),
-    /// One has opened its port and has not been greeted.
+    /// An agent has opened its port, and the host has not said hello to it.
     New,
-    /// Yes.
+    /// The agent answers.
     Up(Agent),
     /// QEMU has ended.
     Ended(String),
 }
 
-pub(crate) struct Known {
-    pub(crate) line: Line,
+/// The state of a VM as the host knows it.
+pub(crate) struct VmState {
+    pub(crate) agent: AgentLink,
     pub(crate) partitions: Vec<Partition>,
     /// Instances outside all partitions.
     pub(crate) outside: BTreeSet<String>,
     pub(crate) ended: VecDeque<(String, ExitReason)>,
 }
 
-/// The record of a VM.
+/// A [`VmState`] under a lock, with a condition variable for its changes.
 pub(crate) struct Record {
-    known: Mutex<Known>,
+    state: Mutex<VmState>,
     changed: Condvar,
 }
 
 impl Record {
     pub(crate) fn new(partitions: u32) -> Record {
-        let known = Known {
-            line: Line::Down("it has not started yet".to_string()),
+        let state = VmState {
+            agent: AgentLink::Down("it has not started yet".to_string()),
             partitions: (0..partitions).map(Partition::new).collect(),
             outside: BTreeSet::new(),
             ended: VecDeque::new(),
         };
-        Record { known: Mutex::new(known), changed: Condvar::new() }
+        Record { state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    pub(crate) fn read(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().expect("no panic under this lock")
+    pub(crate) fn read(&self) -> MutexGuard<'_, VmState> {
+        self.state.lock().expect("no panic under this lock")
     }
 
-    /// Changes what is known and tells all who wait.
-    pub(crate) fn write<T>(&self, change: impl FnOnce(&mut Known) -> T) -> T {
+    /// Changes the state and wakes the threads in [`Record::wait`].
+    pub(crate) fn write<T>(&self, change: impl FnOnce(&mut VmState) -> T) -> T {
         let result = change(&mut self.read());
         self.changed.notify_all();
         result
     }
 
-    /// Waits until `look` finds what it looks for; `None` at the deadline.
-    pub(crate) fn wait<T>(&self, deadline: Instant, mut look: impl FnMut(&Known) -> Option<T>) -> Option<T> {
-        let mut known = self.read();
+    /// Waits until `look` returns a value; `None` at the deadline.
+    pub(crate) fn wait<T>(
+        &self,
+        deadline: Instant,
+        mut look: impl FnMut(&VmState) -> Option<T>,
+    ) -> Option<T> {
+        let mut state = self.read();
         loop {
-            if let Some(found) = look(&known) {
+            if let Some(found) = look(&state) {
                 return Some(found);
             }
             let left = deadline.checked_duration_since(Instant::now())?;
-            known = self.changed.wait_timeout(known, left).expect("no panic under this lock").0;
+            state = self.changed.wait_timeout(state, left).expect("no panic under this lock").0;
         }
     }
 
-    /// Enters an event from the agent.
+    /// Records an event from the agent.
     pub(crate) fn agent_event(&self, event: AgentEvent) {
         match event {
-            AgentEvent::Ready(agent) => self.write(|known| {
-                match &known.line {
-                    Line::Ended(_) => return,
-                    Line::Up(last) if last.agent_id == agent.agent_id => return,
-                    Line::Up(_) => known.lose_agent(),
+            AgentEvent::Ready(agent) => self.write(|state| {
+                match &state.agent {
+                    AgentLink::Ended(_) => return,
+                    AgentLink::Up(last) if last.agent_id == agent.agent_id => return,
+                    AgentLink::Up(_) => state.lose_agent(),
                     _ => {}
                 }
-                known.line = Line::New;
+                state.agent = AgentLink::New;
             }),
-            AgentEvent::Exited { instance, partition, reason, held } => self.write(|known| {
-                let had = known.partitions_of(&instance);
-                known.exited(&instance, reason);
-                known.look_at(partition.filter(|number| had.contains(number)), held);
+            AgentEvent::Exited { instance, partition, reason, held } => self.write(|state| {
+                let had = state.partitions_of(&instance);
+                state.exited(&instance, reason);
+                state.set_held(partition.filter(|number| had.contains(number)), held);
             }),
             AgentEvent::Held { partition, why } => {
-                self.write(|known| known.look_at(Some(partition), Some(why)));
+                self.write(|state| state.set_held(Some(partition), Some(why)));
             }
-            AgentEvent::Released { partition } => self.write(|known| known.look_at(Some(partition), None)),
+            AgentEvent::Released { partition } => self.write(|state| state.set_held(Some(partition), None)),
             AgentEvent::Notice { message } => info!("guest: {message}"),
         }
     }
 
-    /// An agent opened its port. The agent itself tells that as well, but on another line: whichever comes first.
-    pub(crate) fn agent_came(&self) {
-        self.write(|known| {
-            if let Line::Down(_) = known.line {
-                known.line = Line::New;
+    /// QEMU reports that an agent opened its port. The agent itself sends Ready on another connection; either may come
+    /// first.
+    pub(crate) fn agent_connected(&self) {
+        self.write(|state| {
+            if let AgentLink::Down(_) = state.agent {
+                state.agent = AgentLink::New;
             }
         });
     }
 
-    /// The agent closed its port: it died.
+    /// QEMU reports that the agent's port was closed: the agent died.
     pub(crate) fn agent_lost(&self) {
-        self.write(|known| {
-            if let Line::Up(_) | Line::New = known.line {
-                known.lose_agent();
-                known.line = Line::Down("its agent died and has not come back yet".to_string());
+        self.write(|state| {
+            if let AgentLink::Up(_) | AgentLink::New = state.agent {
+                state.lose_agent();
+                state.agent = AgentLink::Down("its agent died and has not come back yet".to_string());
             }
         });
     }
 
-    /// QEMU has ended, and all memory with it.
+    /// QEMU has ended, and with it all memory of the guest.
     pub(crate) fn ended(&self, why: String) {
-        self.write(|known| {
-            for index in 0..known.partitions.len() {
-                if let Some(instance) = known.partitions[index].state.instance().map(str::to_string) {
-                    known.keep_reason(instance, ExitReason::AgentLost);
+        self.write(|state| {
+            for index in 0..state.partitions.len() {
+                if let Some(instance) = state.partitions[index].state.instance().map(str::to_string) {
+                    state.keep_reason(instance, ExitReason::AgentLost);
                 }
-                known.enter(index as u32, Event::VmEnded);
+                state.apply(index as u32, Event::VmEnded);
             }
-            known.lose_outside();
-            known.line = Line::Ended(why);
+            state.lose_outside();
+            state.agent = AgentLink::Ended(why);
         });
     }
 }
 
-impl Known {
+impl VmState {
     /// Fails unless the agent answers.
     pub(crate) fn require_guest(&self) -> Result<(), Error> {
-        match &self.line {
-            Line::Up(_) => Ok(()),
-            Line::New => Err(Error::GuestDown("its agent has just started".to_string())),
-            Line::Down(why) => Err(Error::GuestDown(why.clone())),
-            Line::Ended(why) => Err(Error::Ended(why.clone())),
+        match &self.agent {
+            AgentLink::Up(_) => Ok(()),
+            AgentLink::New => Err(Error::GuestDown("its agent has just started".to_string())),
+            AgentLink::Down(why) => Err(Error::GuestDown(why.clone())),
+            AgentLink::Ended(why) => Err(Error::Ended(why.clone())),
         }
     }
 
     pub(crate) fn guest_status(&self) -> GuestStatus {
-        match &self.line {
-            Line::Up(agent) => GuestStatus::Up { kernel: agent.kernel.clone() },
-            Line::New => GuestStatus::Down { why: "its agent has just started".to_string() },
-            Line::Down(why) => GuestStatus::Down { why: why.clone() },
-            Line::Ended(why) => GuestStatus::Ended { why: why.clone() },
+        match &self.agent {
+            AgentLink::Up(agent) => GuestStatus::Up { kernel: agent.kernel.clone() },
+            AgentLink::New => GuestStatus::Down { why: "its agent has just started".to_string() },
+            AgentLink::Down(why) => GuestStatus::Down { why: why.clone() },
+            AgentLink::Ended(why) => GuestStatus::Ended { why: why.clone() },
         }
     }
 
@@ -163,8 +169,8 @@ impl Known {
         self.partitions.get_mut(number as usize).ok_or(Error::NoSuchPartition { partition: number, count })
     }
 
-    /// Enters news about a partition, which cannot be refused.
-    pub(crate) fn enter(&mut self, number: u32, event: Event) {
+    /// Applies an event that cannot be refused to a partition.
+    pub(crate) fn apply(&mut self, number: u32, event: Event) {
         let partition = &mut self.partitions[number as usize];
         if let Err(error) = partition.apply(event) {
             warn!("partition {number}: {error}");
@@ -177,7 +183,7 @@ impl Known {
         self.partitions.iter().filter(has).map(|partition| partition.number).collect()
     }
 
-    /// Whether an instance of that name runs or may still run.
+    /// Whether an instance of that name runs, or may run.
     pub(crate) fn runs(&self, instance: &str) -> bool {
         self.outside.contains(instance) || !self.partitions_of(instance).is_empty()
     }
@@ -187,14 +193,14 @@ impl Known {
         if numbers.is_empty() && !self.outside.remove(instance) {
             return;
         }
-        numbers.into_iter().for_each(|number| self.enter(number, Event::Exited(instance)));
+        numbers.into_iter().for_each(|number| self.apply(number, Event::Exited(instance)));
         self.keep_reason(instance.to_string(), reason);
     }
 
-    /// Enters what the agent found in a partition that nobody uses.
-    pub(crate) fn look_at(&mut self, number: Option<u32>, held: Option<String>) {
+    /// Records whether pages of an unused partition are still in use, and why.
+    pub(crate) fn set_held(&mut self, number: Option<u32>, held: Option<String>) {
         let Some(number) = number.filter(|number| (*number as usize) < self.partitions.len()) else { return };
-        self.enter(number, held.as_deref().map_or(Event::Released, Event::Held));
+        self.apply(number, held.as_deref().map_or(Event::Released, Event::Held));
     }
 
     /// How the last instance of that name ended.
@@ -214,7 +220,7 @@ impl Known {
             if let State::InUse { instance } = &self.partitions[index].state {
                 self.keep_reason(instance.clone(), ExitReason::AgentLost);
             }
-            self.enter(index as u32, Event::AgentLost);
+            self.apply(index as u32, Event::AgentLost);
         }
         self.lose_outside();
     }

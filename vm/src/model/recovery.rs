@@ -1,5 +1,5 @@
-//! The thread that goes on with what was left half done: it greets each new agent, empties partitions whose instance
-//! may be gone, and gives back those that nobody wants any more, until they are.
+//! The recovery thread finishes operations that a failure has interrupted. It greets each new agent, stops instances that
+//! may still run in draining partitions, and unplugs partitions whose plug or unplug was abandoned, until it succeeds.
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -8,29 +8,30 @@ use tracing::{info, warn};
 use vm_protocol::{Answer, ErrorKind, Mode, Operation, Refusal, VERSION};
 
 use crate::base::error::Error;
+use crate::model::hypervisor::{AskError, Hypervisor};
 use crate::model::partition::{Partition, State};
-use crate::model::partitions::{AskError, Machine, Partitions};
-use crate::model::record::{Known, Line, Record};
+use crate::model::partitions::Partitions;
+use crate::model::record::{AgentLink, Record, VmState};
 
-/// Between two attempts at what does not work.
+/// Between two attempts that fail.
 const PAUSE: Duration = if cfg!(test) { Duration::from_millis(2) } else { Duration::from_secs(1) };
 
-/// Works until the VM has ended or `partitions` is dropped.
-pub(crate) fn keep<M: Machine>(record: &Arc<Record>, partitions: &Weak<Partitions<M>>) {
+/// The thread's main loop, until the VM has ended or `partitions` is dropped.
+pub(crate) fn run<H: Hypervisor + ?Sized>(record: &Arc<Record>, partitions: &Weak<Partitions<H>>) {
     loop {
-        let work = |known: &Known| match &known.line {
-            Line::Ended(_) => Some(None),
-            Line::New => Some(Some(Work::Greet)),
-            Line::Up(_) => abandoned(known).map(|all| Some(Work::Abandoned(all))),
-            Line::Down(_) => None,
+        let work = |state: &VmState| match &state.agent {
+            AgentLink::Ended(_) => Some(None),
+            AgentLink::New => Some(Some(Work::Greet)),
+            AgentLink::Up(_) => abandoned(state).map(|all| Some(Work::Abandoned(all))),
+            AgentLink::Down(_) => None,
         };
         let found = record.wait(Instant::now() + PAUSE, work);
         let Some(partitions) = partitions.upgrade() else { return };
         match found {
-            None => partitions.look_at_held(),
+            None => partitions.refresh_all_held(),
             Some(None) => return,
             Some(Some(work)) => {
-                if let Err(error) = partitions.keep_one(work) {
+                if let Err(error) = partitions.recover(work) {
                     warn!("{error}");
                     drop(partitions);
                     std::thread::sleep(PAUSE);
@@ -40,16 +41,16 @@ pub(crate) fn keep<M: Machine>(record: &Arc<Record>, partitions: &Weak<Partition
     }
 }
 
-/// What there is to do.
+/// What the thread has to do.
 pub(crate) enum Work {
-    /// An agent has started.
+    /// A new agent has started: say hello to it.
     Greet,
-    /// Partitions on which nobody is at work.
+    /// Partitions in transition on which no thread operates.
     Abandoned(Vec<(u32, State)>),
 }
 
-fn abandoned(known: &Known) -> Option<Vec<(u32, State)>> {
-    let all: Vec<_> = known
+fn abandoned(state: &VmState) -> Option<Vec<(u32, State)>> {
+    let all: Vec<_> = state
         .partitions
         .iter()
         .filter(|partition| partition.is_abandoned())
@@ -58,66 +59,63 @@ fn abandoned(known: &Known) -> Option<Vec<(u32, State)>> {
     (!all.is_empty()).then_some(all)
 }
 
-impl<M: Machine> Partitions<M> {
-    /// Does what there is to do.
-    pub(crate) fn keep_one(&self, work: Work) -> Result<(), Error> {
+impl<H: Hypervisor + ?Sized> Partitions<H> {
+    pub(crate) fn recover(&self, work: Work) -> Result<(), Error> {
         match work {
             Work::Greet => self.greet(),
-            // Side by side: one that is stuck must not hold up the others.
+            // In parallel: a partition that is stuck must not delay the others.
             Work::Abandoned(all) => std::thread::scope(|scope| {
                 let workers: Vec<_> = all
                     .iter()
-                    .map(|(number, state)| scope.spawn(move || self.go_on(*number, state)))
+                    .map(|(number, state)| scope.spawn(move || self.finish(*number, state)))
                     .collect();
-                workers
-                    .into_iter()
-                    .try_for_each(|worker| worker.join().expect("the keeper's work does not panic"))
+                workers.into_iter().try_for_each(|worker| worker.join().expect("recovery does not panic"))
             }),
         }
     }
 
-    /// Asks whether what is held still is: the agent tells that, but perhaps before the host knew that it is held.
-    fn look_at_held(&self) {
+    /// Asks the agent about each held partition: its Released event may have come before the host knew of the hold.
+    fn refresh_all_held(&self) {
         let is_held =
             |partition: &&Partition| matches!(partition.state, State::Held { .. }) && !partition.driven;
         let held: Vec<_> =
             self.record.read().partitions.iter().filter(is_held).map(|partition| partition.number).collect();
         for number in held {
-            // Only that it is over. That it is not is known, and what the agent counted may be older than its word that it is.
+            // Only a release is recorded: the count in this answer may be older than a Released event.
             if let Some(None) = self.why_held(number) {
-                self.record.write(|known| known.look_at(Some(number), None));
+                self.record.write(|state| state.set_held(Some(number), None));
             }
         }
     }
 
-    /// Enters whether a partition that nobody uses is empty, as far as the agent answers.
-    pub(crate) fn look_at(&self, number: u32) {
+    /// Records whether an unused partition is empty, if the agent answers.
+    pub(crate) fn refresh_held(&self, number: u32) {
         if let Some(held) = self.why_held(number) {
-            self.record.write(|known| known.look_at(Some(number), held));
+            self.record.write(|state| state.set_held(Some(number), held));
         }
     }
 
-    /// Why a partition that nobody uses is not empty, if it is not; `None` where the agent does not answer.
+    /// Why an unused partition is not empty: `Some(None)` if it is empty, `None` if the agent does not answer.
     fn why_held(&self, number: u32) -> Option<Option<String>> {
         let (bytes, timeout_ms) = (self.layout.bytes_of(number), 0);
         let op = Operation::PlugConfirm { partition: Some(number), bytes, timeout_ms };
         if !self.has_nodes() {
             return None;
         }
-        match self.machine.ask(op, self.patience) {
+        match self.hypervisor.ask_agent(op, self.patience) {
             Ok(Answer::Confirmed { held, .. }) => Some(held),
             _ => None,
         }
     }
 
-    fn go_on(&self, number: u32, state: &State) -> Result<(), Error> {
+    fn finish(&self, number: u32, state: &State) -> Result<(), Error> {
         let outcome = match state {
             State::Draining { instance } => self.stop(instance, Duration::ZERO).map(drop),
             State::Plugging | State::Unplugging => self.unplug(number).map(drop),
             _ => Ok(()),
         };
         match outcome {
-            // Somebody else was faster, or it turned out to be used after all.
+            // Another thread was faster, or the partition is used after all.
             Err(
                 Error::Moving { .. }
                 | Error::NoSuchInstance(_)
@@ -129,14 +127,14 @@ impl<M: Machine> Partitions<M> {
         }
     }
 
-    /// Tells a new agent what the VM is, and which partitions are plugged.
+    /// Sends a new agent the VM's layout and the partitions that are plugged.
     pub(crate) fn greet(&self) -> Result<(), Error> {
         let hello = Operation::Hello { version: VERSION, layout: self.layout.clone() };
         let mut requests = vec![hello];
         if self.has_nodes() {
             let timeout_ms = self.patience.as_millis() as u64;
-            let known = self.record.read();
-            let settled = known.partitions.iter().filter(|partition| {
+            let state = self.record.read();
+            let settled = state.partitions.iter().filter(|partition| {
                 !matches!(partition.state, State::Absent | State::Plugging | State::Unplugging)
             });
             requests.extend(settled.map(|partition| Operation::PlugConfirm {
@@ -145,26 +143,27 @@ impl<M: Machine> Partitions<M> {
                 timeout_ms,
             }));
         }
-        let mut met = None;
+        let mut greeted = None;
         for request in requests {
             let greeting = matches!(request, Operation::Hello { .. });
             let about = match request {
                 Operation::PlugConfirm { partition, .. } => partition,
                 _ => None,
             };
-            match self.machine.ask(request, self.patience) {
-                Ok(Answer::Hello(agent)) => met = Some(agent),
-                Ok(Answer::Confirmed { held, .. }) => self.record.write(|known| known.look_at(about, held)),
+            match self.hypervisor.ask_agent(request, self.patience) {
+                Ok(Answer::Hello(agent)) => greeted = Some(agent),
+                Ok(Answer::Confirmed { held, .. }) => self.record.write(|state| state.set_held(about, held)),
                 Ok(_) => {}
-                // One partition that is not as it should be must not keep the others from being used.
+                // A partition that the guest does not confirm must not keep the others from being used.
                 Err(AskError::Refused(refusal)) if !greeting => warn!("{}", refusal.message),
                 Err(AskError::Refused(refusal)) => return Err(Error::Refused(refusal)),
                 Err(error) => {
-                    return Err(Error::GuestDown(format!("its agent does not greet back ({error:?})")));
+                    return Err(Error::GuestDown(format!("its agent does not answer hello ({error:?})")));
                 }
             }
         }
-        let agent = met.ok_or_else(|| Error::Failed("the agent's answer to hello is another".to_string()))?;
+        let agent =
+            greeted.ok_or_else(|| Error::Failed("the agent gave another answer to hello".to_string()))?;
         if self.layout.mode == Mode::Hotmem && !agent.hotmem {
             let message = format!(
                 "mode hotmem needs Mayfly's kernel, the guest runs {}: mayfly vm image --kernel hotmem",
@@ -172,10 +171,10 @@ impl<M: Machine> Partitions<M> {
             );
             return Err(Error::Refused(Refusal { kind: ErrorKind::WrongKernel, message }));
         }
-        self.record.write(|known| {
-            if known.line == Line::New {
+        self.record.write(|state| {
+            if state.agent == AgentLink::New {
                 info!(kernel = agent.kernel, "the guest's agent answers");
-                known.line = Line::Up(agent);
+                state.agent = AgentLink::Up(agent);
             }
         });
         Ok(())

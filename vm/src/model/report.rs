@@ -1,4 +1,4 @@
-//! What the calls of [`crate::Vm`] return: times in nanoseconds, sizes in bytes, for programs and tables alike.
+//! Results of the calls of [`crate::Vm`]: times in nanoseconds, sizes in bytes.
 
 use serde::{Deserialize, Serialize};
 use vm_protocol::{Layout, Stats};
@@ -12,7 +12,7 @@ pub struct Plugged {
     pub partition: u32,
     /// From the request to QEMU until the guest's driver had taken all of it.
     pub device_ns: u64,
-    /// Until the agent saw it online: from then on an instance can have it.
+    /// Until the agent saw it online; then an instance can be started in it.
     pub total_ns: u64,
 }
 
@@ -21,16 +21,16 @@ pub struct Plugged {
 pub struct Unplugged {
     /// Which one.
     pub partition: u32,
-    /// Before QEMU is asked: the agent's check that it is empty, and in mode `nodes` taking it offline.
+    /// Before the request to QEMU: the agent checks that it is empty and, in mode `nodes`, takes it offline.
     pub prepare_ns: u64,
-    /// From the request to QEMU until the guest's driver had given all of it back and QEMU had discarded it: the paper's
-    /// unplug latency (HotMem §5.4). In mode `nodes` from the start of the check, because the agent does some of it.
+    /// From the request to QEMU until the guest's driver had released all of it and QEMU had discarded it: the paper's
+    /// unplug latency (HotMem §5.4). In mode `nodes` from the start of the check, because the agent takes memory offline.
     pub device_ns: u64,
     /// Until the agent saw none of it online, from the start of the check.
     pub total_ns: u64,
     /// QEMU's resident memory before.
     pub host_before_bytes: u64,
-    /// And after.
+    /// QEMU's resident memory after.
     pub host_after_bytes: u64,
 }
 
@@ -39,16 +39,16 @@ pub struct Unplugged {
 pub struct Spawned {
     /// Its name.
     pub instance: String,
-    /// Where its memory comes from.
+    /// The partition that its memory comes from.
     pub partition: Option<u32>,
-    /// And where more of it does.
+    /// Further partitions that its memory comes from.
     pub more: Vec<u32>,
     /// Its first process in the guest.
     pub pid: u32,
     /// The extensions that were started beside its program.
     #[serde(default)]
     pub extensions: Vec<String>,
-    /// How long it took.
+    /// From the request to the agent's answer.
     pub total_ns: u64,
 }
 
@@ -61,9 +61,9 @@ pub struct Status {
     pub qemu_pid: u32,
     /// "kvm" or "tcg,thread=multi".
     pub accelerator: String,
-    /// What was fixed when it was made.
+    /// Mode, partitions and sizes, fixed at boot.
     pub layout: Layout,
-    /// Whether the agent answers; if not, why.
+    /// Whether the agent answers, or why not.
     pub guest: GuestStatus,
     /// From QEMU's start to the agent's first answer.
     pub boot_ns: u64,
@@ -79,12 +79,12 @@ pub struct Status {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum GuestStatus {
-    /// It does.
+    /// It answers.
     Up {
         /// `uname -r`.
         kernel: String,
     },
-    /// It does not (yet, or any more).
+    /// It does not answer yet, or not any more.
     Down {
         /// Why, if known.
         why: String,
@@ -101,6 +101,6 @@ pub enum GuestStatus {
 pub struct Memory {
     /// QEMU's resident memory.
     pub host_resident_bytes: u64,
-    /// As the guest sees it.
+    /// The guest's own statistics.
     pub guest: Stats,
 }

@@ -1,5 +1,6 @@
-//! A guest that is only a model. It keeps the truth: what QEMU has plugged, what is online, who lives where. A fault is
-//! one request that goes wrong: not done, done without an answer, done late, or the agent dies before or after it.
+//! A simulated VM for tests. It has the true state: the size of each device, the memory that is online, the instances in
+//! each partition. A fault makes one request fail: not carried out, carried out without an answer or too late, or the agent
+//! dies before or after it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -9,7 +10,7 @@ use vm_protocol::{Agent, Answer, ErrorKind, Event, ExitReason, Operation, Refusa
 
 use crate::base::error::Error;
 use crate::model::device::Device;
-use crate::model::partitions::{AskError, Machine};
+use crate::model::hypervisor::{AskError, Hypervisor};
 use crate::model::record::Record;
 
 /// The size of each partition.
@@ -33,7 +34,7 @@ pub(crate) enum Fault {
 #[derive(Default)]
 pub(crate) struct Truth {
     pub(crate) alive: bool,
-    /// QEMU is gone.
+    /// QEMU has ended.
     pub(crate) ended: bool,
     agent_id: u64,
     pub(crate) requested: BTreeMap<u32, u64>,
@@ -41,16 +42,16 @@ pub(crate) struct Truth {
     pub(crate) online: BTreeMap<u32, u64>,
     /// With their partitions.
     pub(crate) instances: BTreeMap<String, Vec<u32>>,
-    /// Partitions whose instance has handed pages on, and those that are held by such pages.
+    /// Partitions whose instance has passed pages on (through a pipe, say), and partitions held by such pages.
     pub(crate) leaking: BTreeSet<u32>,
     pub(crate) held: BTreeSet<u32>,
     late: Vec<Operation>,
     pub(crate) faults: Vec<Fault>,
-    /// What the host must never do, and did.
+    /// What the host did and must never do.
     pub(crate) wrong: Vec<String>,
 }
 
-pub(crate) struct Model {
+pub(crate) struct SimulatedVm {
     pub(crate) truth: Mutex<Truth>,
     pub(crate) record: Arc<Record>,
 }
@@ -72,7 +73,7 @@ impl Truth {
         Err(AskError::Refused(Refusal { kind, message: format!("{kind:?}") }))
     }
 
-    /// What the agent does; events that it sends before its answer.
+    /// Carries out a request as the agent would; returns the answer and the events that the agent sends before it.
     fn carry_out(&mut self, op: &Operation) -> (Result<Answer, AskError>, Vec<Event>) {
         let mut events = Vec::new();
         let online = |bytes: u64, held: Option<String>| {
@@ -124,18 +125,18 @@ impl Truth {
         (answer, events)
     }
 
-    /// What the agent tells when an instance has ended.
+    /// The events that the agent sends when an instance has ended.
     fn exited(&mut self, instance: &str, numbers: &[u32], reason: ExitReason) -> Vec<Event> {
         let mut held =
             numbers.iter().map(|number| (*number, self.leave(*number))).collect::<Vec<_>>().into_iter();
-        let (first, why) = held.next().expect("the model spawns in partitions");
+        let (first, why) = held.next().expect("the simulated VM spawns in partitions");
         let exited =
             Event::Exited { instance: instance.to_string(), partition: Some(first), reason, held: why };
         let more = held.filter_map(|(partition, why)| Some(Event::Held { partition, why: why? }));
         [exited].into_iter().chain(more).collect()
     }
 
-    /// The instance of a partition has ended: what it handed on stays.
+    /// The instance of a partition has ended: pages that it has passed on stay in use.
     fn leave(&mut self, partition: u32) -> Option<String> {
         if self.leaking.remove(&partition) {
             self.held.insert(partition);
@@ -153,8 +154,8 @@ impl Truth {
     }
 }
 
-impl Model {
-    /// QEMU is killed: first nobody answers any more, then the host learns why.
+impl SimulatedVm {
+    /// Kills QEMU: first requests have no answer any more, then the host learns why.
     pub(crate) fn qemu_dies(&self, meanwhile: Duration) {
         self.truth.lock().unwrap().ended = true;
         std::thread::sleep(meanwhile);
@@ -163,7 +164,7 @@ impl Model {
         self.record.ended("killed".to_string());
     }
 
-    fn tell(&self, events: Vec<Event>) {
+    fn deliver(&self, events: Vec<Event>) {
         for event in events {
             self.record.agent_event(event);
         }
@@ -173,12 +174,12 @@ impl Model {
         let mut truth = self.truth.lock().unwrap();
         if truth.alive {
             truth.die();
-            // Under the lock, so that news comes in the order in which it happened.
+            // Under the lock, so that events are recorded in the order in which they happen.
             self.record.agent_lost();
         }
     }
 
-    /// A new agent kills what the last one left, and says that it is ready.
+    /// Starts a new agent, which kills the instances that the last one left and sends Ready.
     pub(crate) fn agent_returns(&self) {
         let mut truth = self.truth.lock().unwrap();
         if !truth.alive {
@@ -191,19 +192,20 @@ impl Model {
         }
     }
 
-    /// An instance hands pages of its partition on; whoever has them, lets go of all of them.
-    pub(crate) fn leaks(&self, partition: u32) {
+    /// The instance in a partition passes pages of it on to another process.
+    pub(crate) fn leak_pages(&self, partition: u32) {
         let mut truth = self.truth.lock().unwrap();
         if truth.users(partition) > 0 {
             truth.leaking.insert(partition);
         }
     }
 
-    pub(crate) fn lets_go(&self, partition: u32) {
+    /// The process that has these pages frees them.
+    pub(crate) fn free_leaked_pages(&self, partition: u32) {
         let mut truth = self.truth.lock().unwrap();
         truth.leaking.remove(&partition);
         if truth.held.remove(&partition) && truth.alive && partition.is_multiple_of(2) {
-            // Half of the time the news is lost.
+            // Half of the time the event is lost.
             self.record.agent_event(Event::Released { partition });
         }
     }
@@ -214,14 +216,14 @@ impl Model {
             && let Some(numbers) = truth.instances.remove(instance)
         {
             let events = truth.exited(instance, &numbers, ExitReason::Code { code: 0 });
-            self.tell(events);
+            self.deliver(events);
         }
     }
 }
 
-impl Machine for Model {
-    fn request(&self, device: Device, bytes: u64) -> Result<(), Error> {
-        let Device::Partition(number) = device else { panic!("the model has only partitions") };
+impl Hypervisor for SimulatedVm {
+    fn request_size(&self, device: Device, bytes: u64) -> Result<(), Error> {
+        let Device::Partition(number) = device else { panic!("the simulated VM has only partitions") };
         let mut truth = self.truth.lock().unwrap();
         truth.require_qemu()?;
         if bytes == 0 && (truth.users(number) > 0 || truth.held.contains(&number)) {
@@ -239,14 +241,14 @@ impl Machine for Model {
         Ok(())
     }
 
-    fn size(&self, device: Device) -> Result<u64, Error> {
-        let Device::Partition(number) = device else { panic!("the model has only partitions") };
+    fn plugged_size(&self, device: Device) -> Result<u64, Error> {
+        let Device::Partition(number) = device else { panic!("the simulated VM has only partitions") };
         let truth = self.truth.lock().unwrap();
         truth.require_qemu()?;
         Ok(truth.size.get(&number).copied().unwrap_or(0))
     }
 
-    fn ask(&self, op: Operation, _: Duration) -> Result<Answer, AskError> {
+    fn ask_agent(&self, op: Operation, _: Duration) -> Result<Answer, AskError> {
         let mut truth = self.truth.lock().unwrap();
         if truth.ended {
             return Err(AskError::Lost);
@@ -288,14 +290,20 @@ impl Machine for Model {
                 Err(AskError::Lost)
             }
         };
-        self.tell(events);
+        self.deliver(events);
         if answer == Err(AskError::Lost) {
             self.record.agent_lost();
         }
         answer
     }
 
-    fn require_memory(&self, _: &str, _: u64) -> Result<(), Error> {
+    fn pid(&self) -> u32 {
+        0
+    }
+
+    fn kill(&self) {}
+
+    fn require_host_memory(&self, _: &str, _: u64) -> Result<(), Error> {
         Ok(())
     }
 

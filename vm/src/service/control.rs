@@ -16,7 +16,7 @@ use vm_protocol::Spawn;
 
 use crate::base::error::Error;
 
-/// What the supervisor is asked. The answer's type is named at each one.
+/// A request to the supervisor. Each documents the type of its answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "verb", rename_all = "snake_case")]
 pub enum Command {
@@ -73,9 +73,9 @@ pub enum Command {
     Instances,
     /// [`crate::model::report::Memory`].
     Memory,
-    /// Text: the last of the guest's console.
+    /// Text: the end of the guest's console.
     Console,
-    /// Nothing. The VM is gone when it is answered.
+    /// Nothing. The connection closes when the VM has ended.
     Down,
 }
 
@@ -84,21 +84,21 @@ pub enum Command {
 pub struct Output {
     /// What it wrote.
     pub text: String,
-    /// Where `text` starts: later than asked for when that is not kept any more.
+    /// Where `text` starts: later than requested if older output was discarded.
     pub from: u64,
-    /// Where to go on.
+    /// Where to continue.
     pub next: u64,
-    /// It has ended and this is all.
+    /// The output has ended, and this is the last of it.
     pub ended: bool,
 }
 
-/// What the supervisor answers.
+/// The supervisor's answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reply {
-    /// It was done.
+    /// The result.
     Ok(Value),
-    /// It was not: one line.
+    /// Why the request failed, in one line.
     Error(String),
 }
 
@@ -106,7 +106,7 @@ pub enum Reply {
 /// in the folder for temporary files.
 ///
 /// # Errors
-/// It cannot be made, or belongs to somebody else.
+/// It cannot be made, or belongs to another user.
 pub fn folder() -> Result<PathBuf, Error> {
     // SAFETY: takes nothing and returns a plain value.
     let user = unsafe { libc::geteuid() };
@@ -130,7 +130,7 @@ pub fn folder() -> Result<PathBuf, Error> {
     Ok(folder)
 }
 
-/// The names of the VMs that run, in order. Sockets that nobody listens on any more are removed.
+/// The names of the VMs that run, sorted. Removes the sockets of supervisors that have ended.
 ///
 /// # Errors
 /// The folder cannot be read.
@@ -148,13 +148,13 @@ pub fn running() -> Result<Vec<String>, Error> {
     Ok(names)
 }
 
-/// Removes what a supervisor that was killed has left: nobody has the lock. Returns whether it was so.
+/// Removes the files that a killed supervisor left, if no process holds the lock. Returns whether it did.
 fn remove_if_dead(folder: &Path, name: &str) -> bool {
     let lock = folder.join(format!("{name}.lock"));
     let Ok(file) = File::open(&lock) else { return true };
     let dead = file.try_lock().is_ok();
     if dead {
-        // While it is locked nobody can take the name.
+        // While this has the lock, no supervisor can claim the name.
         let _ = std::fs::remove_file(socket(folder, name));
         let _ = std::fs::remove_file(lock);
     }
@@ -201,18 +201,18 @@ impl Client {
         &self.name
     }
 
-    /// Asks for something and reads the answer, whose type is at each [`Command`].
+    /// Sends a command and reads the answer, whose type is documented at each [`Command`].
     ///
     /// # Errors
-    /// The line that the supervisor answers, or that it is gone.
+    /// The error line that the supervisor answers, or that it has ended.
     pub fn ask<T: DeserializeOwned>(&mut self, command: &Command) -> Result<T, Error> {
-        let gone = || Error::Ended(format!("the supervisor of {} is gone", self.name));
+        let ended = || Error::Ended(format!("the supervisor of {} has ended", self.name));
         let mut line = serde_json::to_vec(command).map_err(|error| Error::Failed(error.to_string()))?;
         line.push(b'\n');
-        self.reader.get_mut().write_all(&line).map_err(|_| gone())?;
+        self.reader.get_mut().write_all(&line).map_err(|_| ended())?;
         let mut text = String::new();
         match self.reader.read_line(&mut text) {
-            Ok(0) | Err(_) => return Err(gone()),
+            Ok(0) | Err(_) => return Err(ended()),
             Ok(_) => {}
         }
         let unknown = |error| Error::Failed(format!("the supervisor's answer is not understood: {error}"));

@@ -1,7 +1,6 @@
-//! The process that owns a VM: it boots it, answers on its control socket, and ends with it.
+//! The process that owns a VM: it boots the VM, serves its control socket, and ends with it.
 //!
-//! Whichever dies first takes the other with it: QEMU is killed by the kernel when this process dies, and this process
-//! ends when QEMU does.
+//! The kernel kills QEMU when this process dies, and this process ends when QEMU does.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -26,7 +25,7 @@ use crate::service::vm::Vm;
 /// The longest request: an instance's arguments and environment, or text for its standard input.
 const MAX_REQUEST_BYTES: u64 = 2 << 20;
 
-/// A name that this process alone has, and the socket of that name. Both are removed with this.
+/// The lock on a VM's name, and the socket of that name. Dropping this removes both.
 struct Name {
     lock: PathBuf,
     socket: PathBuf,
@@ -34,7 +33,7 @@ struct Name {
 }
 
 impl Name {
-    fn take(name: &str) -> Result<(Name, UnixListener), Error> {
+    fn claim(name: &str) -> Result<(Name, UnixListener), Error> {
         let folder = folder()?;
         let lock = folder.join(format!("{name}.lock"));
         let failed =
@@ -46,14 +45,14 @@ impl Name {
                     "a VM {name} runs already: choose another name with --name, or end it with: mayfly vm down --vm {name}"
                 )));
             }
-            // Whoever lists VMs removes what is not locked: this may be gone from the folder by now.
+            // A process that lists VMs removes unlocked files, perhaps this one between its creation and its lock.
             let inode = |about: std::fs::Metadata| about.ino();
             if std::fs::metadata(&lock).map(inode).ok() == held.metadata().map(inode).ok() {
                 break held;
             }
         };
         let socket = socket(&folder, name);
-        // Left by a supervisor that was killed: it holds no lock any more.
+        // A socket here was left by a supervisor that was killed, as nothing holds the lock.
         let _ = std::fs::remove_file(&socket);
         let listener = UnixListener::bind(&socket).map_err(failed)?;
         std::fs::set_permissions(&socket, std::fs::Permissions::from_mode(0o600)).map_err(failed)?;
@@ -68,14 +67,14 @@ impl Drop for Name {
     }
 }
 
-/// Why the VM is to end, or has.
+/// Why the VM is being shut down, or why it has ended.
 enum Ending {
-    Asked(String),
+    Requested(String),
     Ended(String),
 }
 
-/// Boots a VM, tells `on_ready`, and serves its control socket until the VM ends, somebody asks for its end, or a signal
-/// does. Returns why it was ended. Who connects while it boots is answered when it has.
+/// Boots a VM, calls `on_ready`, and serves its control socket until the VM ends, or a command or a signal requests its end.
+/// Returns the reason. Clients that connect during boot are answered once it has finished.
 ///
 /// # Errors
 /// The VM does not come up, or ended by itself.
@@ -83,13 +82,13 @@ pub fn run(settings: &Settings, on_ready: impl FnOnce(&Vm)) -> Result<String, Er
     settings.check()?;
     let signals = Signals::new([SIGINT, SIGTERM, SIGHUP])
         .map_err(|error| Error::Failed(format!("cannot take signals: {error}")))?;
-    let (name, listener) = Name::take(&settings.name)?;
+    let (name, listener) = Name::claim(&settings.name)?;
     let (ending, end) = channel();
     let name = Arc::new(Mutex::new(Some(name)));
     let (by_signal, booting) = (ending.clone(), Arc::clone(&name));
     std::thread::spawn(move || take_signals(signals, &by_signal, &booting));
     let booted = Vm::boot(settings);
-    // Whether or not it came up, the name is this function's from now on, and goes with it.
+    // From now on this function has the name, and frees it when it returns.
     let _name = name.lock().expect("no panic under this lock").take();
     let vm = Arc::new(booted?);
     let (listening, by_command) = (Arc::clone(&vm), ending.clone());
@@ -111,7 +110,7 @@ pub fn run(settings: &Settings, on_ready: impl FnOnce(&Vm)) -> Result<String, Er
     on_ready(&vm);
     match end.recv().expect("the listener keeps a sender") {
         Ending::Ended(why) => Err(Error::Ended(why)),
-        Ending::Asked(why) => {
+        Ending::Requested(why) => {
             info!("ending the VM: {why}");
             vm.shut_down();
             Ok(why)
@@ -121,8 +120,8 @@ pub fn run(settings: &Settings, on_ready: impl FnOnce(&Vm)) -> Result<String, Er
 
 fn take_signals(mut signals: Signals, ending: &Sender<Ending>, booting: &Mutex<Option<Name>>) {
     for (count, signal) in signals.forever().enumerate() {
-        let _ = ending.send(Ending::Asked(format!("signal {signal}")));
-        // During boot nobody reads that yet; and who asks twice does not want to wait for the guest.
+        let _ = ending.send(Ending::Requested(format!("signal {signal}")));
+        // During boot nothing reads that channel yet; and a second signal means not to wait for the guest.
         let name = booting.lock().expect("no panic under this lock").take();
         if name.is_some() || count > 0 {
             drop(name);
@@ -143,7 +142,7 @@ fn serve(stream: UnixStream, vm: &Vm, ending: &Sender<Ending>) {
         let reply = match serde_json::from_slice(&text) {
             Err(error) => Reply::Error(format!("not a request: {error}")),
             Ok(Command::Down) => {
-                let _ = ending.send(Ending::Asked("asked to".to_string()));
+                let _ = ending.send(Ending::Requested("requested by mayfly vm down".to_string()));
                 // The connection closes when this process ends.
                 std::thread::sleep(Duration::from_secs(60));
                 return;

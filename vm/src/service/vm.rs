@@ -1,4 +1,4 @@
-//! A VM: QEMU, the line to its agent, its partitions, and the keeper.
+//! A VM: QEMU, the connection to its agent, its partitions, and the recovery thread.
 
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -10,67 +10,39 @@ use vm_protocol::{Answer, ErrorKind, ExitReason, InstanceInfo, Layout, Mode, Ope
 
 use crate::base::cache;
 use crate::base::error::Error;
-use crate::base::host_memory::{HostMemory, resident_bytes};
 use crate::base::settings::Settings;
 use crate::hypervisor::accelerator::Accelerator;
-use crate::hypervisor::agent_client::Guest;
+use crate::hypervisor::agent_client::AgentClient;
 use crate::hypervisor::qemu;
 use crate::model::device::Device;
-use crate::model::hypervisor::{Hypervisor, News};
-use crate::model::partitions::{AskError, Machine, MemorySource, Partitions};
-use crate::model::record::{Line, Record};
+use crate::model::hypervisor::{AskError, Event, Hypervisor};
+use crate::model::partitions::{MemorySource, Partitions};
+use crate::model::record::{AgentLink, Record};
 use crate::model::recovery;
 use crate::model::report::{GuestStatus, Memory, Plugged, Spawned, Status, Unplugged};
 use crate::service::control::Output;
 
-/// Linux patches its own code while it runs: a breakpoint goes over the instruction, then the new one over the
-/// breakpoint. QEMU's multi-threaded translation may still run the breakpoint after it is gone; Linux then knows of none at
-/// that place and dies. It patches most while it boots: about one boot in 40 ends so under translation. The guest is not at
-/// fault.
-const SLIP: &str = "Oops: int3";
+/// Linux patches its own code while it runs: it writes a breakpoint over the instruction, then the new instruction over the
+/// breakpoint. QEMU's multi-threaded translation may still run the breakpoint after it was removed; Linux then finds none
+/// registered there and panics. It patches most during boot: about one boot in 40 ends so under translation. The guest is
+/// not at fault.
+const STALE_BREAKPOINT: &str = "Oops: int3";
 
-/// QEMU's monitor closes before QEMU has ended, which takes a moment: the kernel frees the guest's memory first.
-const LAST_WORDS: Duration = Duration::from_secs(60);
+/// QEMU's monitor closes before QEMU has ended: the kernel frees the guest's memory in between.
+const EXIT_PATIENCE: Duration = Duration::from_secs(60);
 
-/// A guest that was asked to power off gets so long.
+/// How long a guest has to power off.
 const POWER_OFF: Duration = Duration::from_secs(10);
-
-struct Running {
-    hypervisor: Box<dyn Hypervisor>,
-    guest: Arc<Guest>,
-}
-
-impl Machine for Running {
-    fn request(&self, device: Device, bytes: u64) -> Result<(), Error> {
-        self.hypervisor.request(device, bytes)
-    }
-
-    fn size(&self, device: Device) -> Result<u64, Error> {
-        self.hypervisor.size(device)
-    }
-
-    fn ask(&self, op: Operation, timeout: Duration) -> Result<Answer, AskError> {
-        self.guest.ask(op, timeout)
-    }
-
-    fn require_memory(&self, what: &str, bytes: u64) -> Result<(), Error> {
-        HostMemory::require(what, bytes)
-    }
-
-    fn resident_bytes(&self) -> u64 {
-        resident_bytes(self.hypervisor.pid())
-    }
-}
 
 /// A VM that runs. Dropping it kills it.
 pub struct Vm {
     name: String,
     accelerator: Accelerator,
     boot: Duration,
-    partitions: Arc<Partitions<Running>>,
+    partitions: Arc<Partitions<dyn Hypervisor>>,
     relay: Mutex<Option<UnixStream>>,
     console: Arc<Mutex<Vec<u8>>>,
-    /// The image in the cache, if it is there.
+    /// Keeps the image in the cache, if it is there.
     _image: Option<cache::Held>,
 }
 
@@ -79,16 +51,16 @@ impl Vm {
     /// populated at boot).
     ///
     /// # Errors
-    /// A setting is wrong, something is missing, the host has not enough memory, or the guest does not come up.
+    /// A setting is wrong, something is missing, the host has too little memory, or the guest does not come up.
     pub fn boot(settings: &Settings) -> Result<Vm, Error> {
         settings.check()?;
-        // An image of somebody else's cannot be marked as used; nor does anybody remove it.
+        // Another user's image cannot be marked as used, and this user does not remove it.
         let image = settings.image.kernel.parent().and_then(|folder| cache::hold(folder).ok());
         let program = qemu::find()?;
         let accelerator = Accelerator::choose(settings.accelerator, &program, &settings.image.kernel)?;
         let mut vm = match Vm::boot_once(settings, &program, accelerator) {
-            Err(Error::Ended(why)) if accelerator == Accelerator::Tcg && why.contains(SLIP) => {
-                warn!("the translation ran a breakpoint that was gone ({why}): booting once more");
+            Err(Error::Ended(why)) if accelerator == Accelerator::Tcg && why.contains(STALE_BREAKPOINT) => {
+                warn!("the translation ran a removed breakpoint ({why}): booting once more");
                 Vm::boot_once(settings, &program, accelerator)
             }
             other => other,
@@ -100,25 +72,24 @@ impl Vm {
     fn boot_once(settings: &Settings, program: &Path, accelerator: Accelerator) -> Result<Vm, Error> {
         let started = Instant::now();
         let record = Arc::new(Record::new(settings.layout.partitions()));
-        let told = Arc::clone(&record);
+        let record_of_end = Arc::clone(&record);
         let qemu::Started { process, agent, relay, console } =
-            qemu::start(program, settings, accelerator, move |why| told.ended(why))?;
-        let told = Arc::clone(&record);
-        let guest = Guest::new(agent, move |event| told.agent_event(event));
+            qemu::start(program, settings, accelerator, move |why| record_of_end.ended(why))?;
+        let record_of_events = Arc::clone(&record);
+        let guest = AgentClient::new(agent, move |event| record_of_events.agent_event(event));
         let guest = Arc::new(guest.map_err(|error| Error::Failed(format!("the agent's port: {error}")))?);
-        let (told, line) = (Arc::clone(&record), Arc::clone(&guest));
-        let hypervisor = process.greet(move |news| match news {
-            News::AgentCame => told.agent_came(),
-            News::AgentLost => {
-                told.agent_lost();
-                line.lose_requests();
+        let (link, client) = (Arc::clone(&record), Arc::clone(&guest));
+        let hypervisor = process.connect(guest, move |event| match event {
+            Event::AgentConnected => link.agent_connected(),
+            Event::AgentDisconnected => {
+                link.agent_lost();
+                client.fail_pending();
             }
         });
-        let hypervisor = Box::new(hypervisor.map_err(|error| why_it_ended(&record).unwrap_or(error))?);
-        let machine = Running { hypervisor, guest };
+        let hypervisor = hypervisor.map_err(|error| why_it_ended(&record).unwrap_or(error))?;
         let limit = settings.limit_bytes();
-        let partitions = Arc::new(Partitions::new(
-            machine,
+        let partitions: Arc<Partitions<dyn Hypervisor>> = Arc::new(Partitions::new(
+            hypervisor,
             Arc::clone(&record),
             settings.layout.clone(),
             limit,
@@ -133,28 +104,28 @@ impl Vm {
             console,
             _image: None,
         };
-        // Each partition's node and device takes part of a second of boot under translation.
+        // Under translation each partition's node and device adds part of a second to the boot.
         vm.wait_for_agent(
             started + settings.patience + Duration::from_secs(settings.layout.partitions().into()),
         )?;
         vm.boot = started.elapsed();
-        let kept = Arc::downgrade(&partitions);
+        let weak = Arc::downgrade(&partitions);
         std::thread::Builder::new()
-            .name("vm-keeper".to_string())
-            .spawn(move || recovery::keep(&record, &kept))
+            .name("vm-recovery".to_string())
+            .spawn(move || recovery::run(&record, &weak))
             .map_err(|error| Error::Failed(format!("cannot start a thread: {error}")))?;
         vm.plug_shared(settings)?;
         Ok(vm)
     }
 
     fn wait_for_agent(&self, deadline: Instant) -> Result<(), Error> {
-        let met = self.partitions.record.wait(deadline, |known| match &known.line {
-            Line::New | Line::Up(_) => Some(Ok(())),
-            Line::Ended(why) => Some(Err(Error::Ended(why.clone()))),
+        let found = self.partitions.record.wait(deadline, |state| match &state.agent {
+            AgentLink::New | AgentLink::Up(_) => Some(Ok(())),
+            AgentLink::Ended(why) => Some(Err(Error::Ended(why.clone()))),
             _ => None,
         });
-        match met {
-            Some(met) => met.and_then(|()| self.partitions.greet()),
+        match found {
+            Some(outcome) => outcome.and_then(|()| self.partitions.greet()),
             None => {
                 let console = self.console();
                 let last = console.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("nothing");
@@ -176,10 +147,10 @@ impl Vm {
         self.partitions.plug_device(device, None, bytes, Instant::now() + settings.patience).map(drop)
     }
 
-    /// Gives a partition memory: the one of that number, or the first absent one.
+    /// Plugs the partition of that number, or the first absent one.
     ///
     /// # Errors
-    /// It is plugged already, the guest is down, or there is not enough memory. What came is given back.
+    /// It is plugged already, the guest is down, or there is too little memory. A part that was plugged is unplugged again.
     pub fn plug(&self, partition: Option<u32>) -> Result<Plugged, Error> {
         self.partitions.plug(partition)
     }
@@ -192,15 +163,15 @@ impl Vm {
         self.partitions.spawn(memory, spawn)
     }
 
-    /// Ends an instance: SIGTERM, and SIGKILL after `grace`. Its partition is ready for the next one, or to be unplugged.
+    /// Stops an instance: SIGTERM, and SIGKILL after `grace`. Then its partition is ready for the next one, or to be unplugged.
     ///
     /// # Errors
-    /// No such instance, or the guest does not do it in time. Then the keeper goes on.
+    /// No such instance, or the guest does not do it in time. Then the recovery thread goes on.
     pub fn stop(&self, instance: &str, grace: Duration) -> Result<ExitReason, Error> {
         self.partitions.stop(instance, grace)
     }
 
-    /// Stops all that runs in an instance, or lets it go on.
+    /// Freezes all processes of an instance, or thaws them.
     ///
     /// # Errors
     /// No such instance, or the guest does not do it.
@@ -209,10 +180,11 @@ impl Vm {
         self.ask(op, "freeze an instance").map(drop)
     }
 
-    /// Takes the memory of an empty partition back.
+    /// Unplugs an empty partition.
     ///
     /// # Errors
-    /// It is used, absent, or the guest does not give it back in time. Then it is whole again, or the keeper goes on.
+    /// It is used or absent, or the guest does not unplug it in time. Then it is plugged whole again, or the recovery thread
+    /// goes on.
     pub fn unplug(&self, partition: u32) -> Result<Unplugged, Error> {
         self.partitions.unplug(partition)
     }
@@ -225,27 +197,27 @@ impl Vm {
         self.partitions.wait(instance, deadline)
     }
 
-    /// What an instance wrote, from a byte on.
+    /// The output of an instance from a byte position on.
     ///
     /// # Errors
     /// No such instance was started.
     pub fn output(&self, instance: &str, from: u64) -> Result<Output, Error> {
         match self
-            .ask(Operation::Output { instance: instance.to_string(), from }, "tell an instance's output")?
+            .ask(Operation::Output { instance: instance.to_string(), from }, "return an instance's output")?
         {
             Answer::Output { text, from, next, ended } => Ok(Output { text, from, next, ended }),
             other => Err(unexpected(&other)),
         }
     }
 
-    /// Writes to an instance's standard input, and closes it if asked to.
+    /// Writes to an instance's standard input, and then closes it if `close` is set.
     ///
     /// # Errors
     /// No such instance runs.
     pub fn input(&self, instance: &str, text: &str, close: bool) -> Result<(), Error> {
         let op = Operation::Input { instance: instance.to_string(), text: text.to_string(), close };
-        // Not twice: the text would come twice.
-        match self.partitions.machine.ask(op, self.partitions.patience) {
+        // Not by `ask`, which may send the request twice.
+        match self.partitions.hypervisor.ask_agent(op, self.partitions.patience) {
             Ok(_) => Ok(()),
             Err(AskError::Refused(refusal)) => Err(Error::Refused(refusal)),
             Err(AskError::Unsendable(why)) => Err(Error::Failed(why)),
@@ -258,7 +230,7 @@ impl Vm {
         }
     }
 
-    /// The instances that run, as the agent sees them.
+    /// The instances that run, as the agent reports them.
     ///
     /// # Errors
     /// The guest is down.
@@ -269,48 +241,48 @@ impl Vm {
         }
     }
 
-    /// Memory on both sides.
+    /// Memory of QEMU's process and in the guest.
     ///
     /// # Errors
     /// The guest is down.
     pub fn memory(&self) -> Result<Memory, Error> {
-        match self.ask(Operation::Stats, "tell its memory")? {
+        match self.ask(Operation::Stats, "return its memory statistics")? {
             Answer::Stats(guest) => {
-                Ok(Memory { host_resident_bytes: resident_bytes(self.qemu_pid()), guest })
+                Ok(Memory { host_resident_bytes: self.partitions.hypervisor.resident_bytes(), guest })
             }
             other => Err(unexpected(&other)),
         }
     }
 
-    /// The host's end of what confined instances connect to ([`vm_protocol::relay`]); there is one, for one taker.
+    /// The host's end of the relay that confined instances connect to ([`vm_protocol::relay`]); `None` from the second call on.
     pub fn take_relay(&self) -> Option<UnixStream> {
         self.relay.lock().expect("no panic under this lock").take()
     }
 
-    /// The state of everything, without asking the guest.
+    /// The state of everything, without a request to the guest.
     pub fn status(&self) -> Status {
-        let known = self.partitions.record.read();
+        let state = self.partitions.record.read();
         Status {
             name: self.name.clone(),
             qemu_pid: self.qemu_pid(),
             accelerator: self.accelerator.to_string(),
             layout: self.partitions.layout.clone(),
-            guest: known.guest_status(),
+            guest: state.guest_status(),
             boot_ns: self.boot.as_nanos() as u64,
-            host_resident_bytes: resident_bytes(self.qemu_pid()),
-            partitions: known.partitions.iter().map(|partition| partition.state.clone()).collect(),
-            outside: known.outside.iter().cloned().collect(),
+            host_resident_bytes: self.partitions.hypervisor.resident_bytes(),
+            partitions: state.partitions.iter().map(|partition| partition.state.clone()).collect(),
+            outside: state.outside.iter().cloned().collect(),
         }
     }
 
-    /// What was fixed when it was made.
+    /// Mode, partitions and sizes, fixed at boot.
     pub fn layout(&self) -> &Layout {
         &self.partitions.layout
     }
 
-    /// QEMU's process, for those who measure it.
+    /// QEMU's process, for measurements.
     pub fn qemu_pid(&self) -> u32 {
-        self.partitions.machine.hypervisor.pid()
+        self.partitions.hypervisor.pid()
     }
 
     /// From QEMU's start to the agent's first answer.
@@ -318,33 +290,33 @@ impl Vm {
         self.boot
     }
 
-    /// The last of the guest's console.
+    /// The end of the guest's console.
     pub fn console(&self) -> String {
         String::from_utf8_lossy(&self.console.lock().expect("no panic under this lock")).into_owned()
     }
 
-    /// Waits until QEMU has ended; says how, or `None` at the deadline.
+    /// Waits until QEMU has ended; returns how, or `None` at the deadline.
     pub fn wait_for_end(&self, deadline: Instant) -> Option<String> {
-        self.partitions.record.wait(deadline, |known| match &known.line {
-            Line::Ended(why) => Some(why.clone()),
+        self.partitions.record.wait(deadline, |state| match &state.agent {
+            AgentLink::Ended(why) => Some(why.clone()),
             _ => None,
         })
     }
 
-    /// Stops all instances and powers the VM off: politely, then not.
+    /// Stops all instances and powers the VM off; kills QEMU if the guest does not power off in time.
     pub fn shut_down(&self) {
         let guest = self.partitions.record.read().guest_status();
         if let GuestStatus::Up { .. } = guest {
-            let _ = self.partitions.machine.ask(Operation::Shutdown, POWER_OFF);
+            let _ = self.partitions.hypervisor.ask_agent(Operation::Shutdown, POWER_OFF);
             self.wait_for_end(Instant::now() + POWER_OFF);
         }
         self.kill();
         self.wait_for_end(Instant::now() + POWER_OFF);
     }
 
-    /// Kills QEMU. [`Vm::wait_for_end`] says when it has ended.
+    /// Kills QEMU. [`Vm::wait_for_end`] waits for its end.
     pub fn kill(&self) {
-        self.partitions.machine.hypervisor.kill();
+        self.partitions.hypervisor.kill();
     }
 
     fn ask(&self, op: Operation, what: &str) -> Result<Answer, Error> {
@@ -366,8 +338,8 @@ fn unexpected(answer: &Answer) -> Error {
 
 /// Why QEMU has ended, whose monitor is closed.
 fn why_it_ended(record: &Record) -> Option<Error> {
-    record.wait(Instant::now() + LAST_WORDS, |known| match &known.line {
-        Line::Ended(why) => Some(Error::Ended(why.clone())),
+    record.wait(Instant::now() + EXIT_PATIENCE, |state| match &state.agent {
+        AgentLink::Ended(why) => Some(Error::Ended(why.clone())),
         _ => None,
     })
 }

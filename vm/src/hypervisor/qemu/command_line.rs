@@ -1,4 +1,4 @@
-//! What QEMU is told when it starts.
+//! QEMU's command line.
 
 use std::os::fd::RawFd;
 use std::path::Path;
@@ -17,13 +17,12 @@ pub(super) const AGENT_PORT: &str = "agent-port";
 /// The first PCI slot for virtio-mem devices; eight functions a slot, up to slot 31.
 const FIRST_MEMORY_SLOT: u32 = 6;
 
-/// What a guest that has broken out of its devices' emulation must do without: starting programs, becoming somebody
-/// else, moving itself to other CPUs or priorities, and system calls that QEMU never makes. By QEMU's own seccomp
-/// filter, on all its threads.
+/// QEMU's own seccomp filter, on all its threads. A guest that has broken out of a device's emulation can then not start
+/// programs, change user, set CPU affinity or priorities, or make system calls that QEMU never makes.
 const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
 
-/// The arguments for QEMU. The descriptors are those of monitor, agent port, console and relay; the files are those that it
-/// reads, in the places where it finds them.
+/// The arguments for QEMU. The descriptors are those of monitor, agent port, console and relay. The files have the paths at
+/// which QEMU, once confined, finds them.
 pub(super) fn arguments(
     settings: &Settings,
     accelerator: Accelerator,
@@ -58,7 +57,7 @@ pub(super) fn arguments(
     ]);
     add(&["-object", &memory(settings.backing, "boot", boot_bytes)]);
     add(&["-numa", "node,nodeid=0,memdev=memory-boot"]);
-    // QEMU describes an empty node to the guest only if a CPU sits on it: one that is never there.
+    // QEMU describes an empty node to the guest only if a CPU belongs to it: here one that is never plugged.
     for node in 1..=nodes {
         add(&["-numa", &format!("node,nodeid={node}")]);
     }
@@ -80,7 +79,7 @@ pub(super) fn arguments(
     if let Some(disk) = &files.code {
         let disk = comma_escaped(disk);
         add(&["-drive", &format!("if=none,id=code,format=raw,readonly=on,file={disk}")]);
-        // Behind the root disk, which the agent takes for the first.
+        // After the root disk, which the agent takes as the first.
         add(&["-device", "virtio-blk-pci,drive=code,addr=1e,serial=mayfly-code"]);
     }
     if settings.reports_free_memory {
@@ -103,7 +102,7 @@ pub(super) fn arguments(
     list
 }
 
-/// A memory backend. Nothing is set aside for what is not plugged.
+/// A memory backend. No host memory is reserved for unplugged parts.
 fn memory(backing: Backing, id: &str, bytes: u64) -> String {
     let kind = match backing {
         Backing::Anonymous => "ram",
@@ -115,8 +114,8 @@ fn memory(backing: Backing, id: &str, bytes: u64) -> String {
 
 fn kernel_command_line(settings: &Settings) -> String {
     let layout = &settings.layout;
-    // Linux would keep 64 MiB to copy through what a device cannot reach, as there may be memory above 4 GiB; virtio
-    // reaches all.
+    // With memory above 4 GiB Linux would reserve 64 MiB of bounce buffers for devices that cannot reach it; virtio reaches
+    // all memory.
     let words = "console=ttyS0 quiet panic=-1 oops=panic memhp_default_state=online_movable swiotlb=noforce";
     let mut words = vec![words.to_string()];
     if layout.mode == Mode::Hotmem {

@@ -1,7 +1,11 @@
-//! What QEMU is on the host, beside its list of system calls ([`super::command_line`]). Whoever has broken out of a guest
-//! through a device's emulation is, where the supervisor is root: a user that nothing belongs to, another one for each VM;
-//! in a root with programs, libraries and the VM's own files and nothing else; without a network, and without the host's
-//! mounts. Elsewhere it is the user that started the VM, who has no privileges either.
+//! QEMU's confinement on the host, besides its seccomp filter ([`super::command_line`]). If the supervisor is root, a guest
+//! that has broken out through a device's emulation is still confined:
+//!
+//! - It runs as a user that owns nothing, a different one for each VM.
+//! - Its root has programs, libraries and the VM's own files, and nothing else.
+//! - It has no network, and not the host's mounts.
+//!
+//! If the supervisor is not root, QEMU runs as the user that started the VM, who has no privileges either.
 
 use std::fs;
 use std::io;
@@ -19,24 +23,25 @@ use crate::base::error::Error;
 use crate::base::settings::Settings;
 use crate::hypervisor::accelerator::Accelerator;
 
-/// With its process id added, QEMU's user, which no other has while it runs: systemd and containers leave these numbers alone.
+/// QEMU's user is this plus its process id, so no other process has it meanwhile. systemd and containers do not use these
+/// numbers.
 const FIRST_USER: u32 = 0x7000_0000;
 
-/// The new root is built over this folder, which every host has; nobody else sees it.
-const WORKSHOP: &str = "/tmp";
+/// The new root is mounted on this folder, which every host has. Other processes do not see the mount.
+const NEW_ROOT: &str = "/tmp";
 
-/// What QEMU reads: programs and what they are linked with, firmware. Those that a host has not are left out.
+/// What QEMU reads: programs and their libraries, firmware. Paths that a host does not have are left out.
 const SYSTEM: [&str; 6] = ["/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/alternatives"];
 const DEVICES: [&str; 2] = ["/dev/null", "/dev/urandom"];
-/// What it asks the kernel before it makes memory: whether it may be more than there is, and how large huge pages are.
+/// Settings that QEMU reads before it allocates memory: overcommit, and the size of huge pages.
 const SETTINGS: [&str; 2] =
     ["/proc/sys/vm/overcommit_memory", "/sys/kernel/mm/transparent_hugepage/hpage_pmd_size"];
 const KVM: &str = "/dev/kvm";
 
-/// Capabilities that all of this takes: SETGID, SETUID, SYS_CHROOT, SYS_ADMIN.
+/// Capabilities that the confinement needs: SETGID, SETUID, SYS_CHROOT, SYS_ADMIN.
 const NEEDED: u64 = 1 << 6 | 1 << 7 | 1 << 18 | 1 << 21;
 
-/// The files of a VM, where QEMU finds them.
+/// The files of a VM, with the paths at which QEMU finds them.
 pub(super) struct Files {
     pub kernel: PathBuf,
     pub initrd: PathBuf,
@@ -45,7 +50,7 @@ pub(super) struct Files {
 }
 
 impl Files {
-    /// Where they are on the host.
+    /// With their paths on the host.
     fn of(settings: &Settings) -> Files {
         Files {
             kernel: settings.image.kernel.clone(),
@@ -56,16 +61,16 @@ impl Files {
     }
 }
 
-/// What QEMU's process is to be.
+/// How QEMU's process is confined.
 pub(super) struct Confinement {
-    /// Its only group, if not that of its user.
+    /// Its only group; the user's own by default.
     pub group: Option<u32>,
-    /// What is shown in its root: on the host, and there.
-    shown: Vec<(PathBuf, PathBuf)>,
+    /// What is mounted in its root: source on the host, and target.
+    mounts: Vec<(PathBuf, PathBuf)>,
 }
 
-/// What QEMU is to be, and where it finds its files; the first is `None` where the supervisor has no privileges to give
-/// up.
+/// How QEMU is confined, and the paths at which it finds its files. No confinement if the supervisor has no privileges to
+/// drop.
 ///
 /// # Errors
 /// QEMU's user could not read a file.
@@ -74,18 +79,18 @@ pub(super) fn plan(
     program: &Path,
     accelerator: Accelerator,
 ) -> Result<(Option<Confinement>, Files), Error> {
-    let there = Files::of(settings);
+    let host = Files::of(settings);
     if effective_capabilities() & NEEDED != NEEDED {
-        return Ok((None, there));
+        return Ok((None, host));
     }
-    let mut shown: Vec<(PathBuf, PathBuf)> =
+    let mut mounts: Vec<(PathBuf, PathBuf)> =
         SYSTEM.iter().chain(&DEVICES).chain(&SETTINGS).map(|path| (path.into(), path.into())).collect();
     if let (false, Some(folder)) = (program.starts_with("/usr"), program.parent()) {
-        shown.push((folder.into(), folder.into()));
+        mounts.push((folder.into(), folder.into()));
     }
     let mut group = None;
     if accelerator == Accelerator::Kvm {
-        shown.push((KVM.into(), KVM.into()));
+        mounts.push((KVM.into(), KVM.into()));
         group = fs::metadata(KVM).ok().map(|about| about.gid());
     }
     let mut place = |path: &Path, name: &str| {
@@ -95,20 +100,20 @@ pub(super) fn plan(
             return Err(Error::Missing(line));
         }
         let target = Path::new("/").join(name);
-        shown.push((path.into(), target.clone()));
+        mounts.push((path.into(), target.clone()));
         Ok(target)
     };
     let files = Files {
-        kernel: place(&there.kernel, "kernel")?,
-        initrd: place(&there.initrd, "initrd")?,
-        disk: there.disk.as_deref().map(|path| place(path, "disk")).transpose()?,
-        code: there.code.as_deref().map(|path| place(path, "code")).transpose()?,
+        kernel: place(&host.kernel, "kernel")?,
+        initrd: place(&host.initrd, "initrd")?,
+        disk: host.disk.as_deref().map(|path| place(path, "disk")).transpose()?,
+        code: host.code.as_deref().map(|path| place(path, "code")).transpose()?,
     };
-    shown.retain(|(source, _)| source.exists());
-    Ok((Some(Confinement { group, shown }), files))
+    mounts.retain(|(source, _)| source.exists());
+    Ok((Some(Confinement { group, mounts }), files))
 }
 
-/// Makes this process a user of its own, with one group. It is called between fork and exec: only system calls are made.
+/// Gives this process a user of its own, with one group. Called between fork and exec: makes only system calls.
 pub(super) fn become_user(group: Option<u32>) -> io::Result<()> {
     let user = FIRST_USER + std::process::id();
     let group = group.unwrap_or(user);
@@ -128,24 +133,24 @@ fn effective_capabilities() -> u64 {
 }
 
 impl Confinement {
-    /// Puts the calling thread, and what it starts from then on, apart from the host.
+    /// Confines the calling thread, and the processes that it starts from then on.
     pub(super) fn enter(&self) -> io::Result<()> {
-        let apart = UnshareFlags::FS
+        let namespaces = UnshareFlags::FS
             | UnshareFlags::NEWNS
             | UnshareFlags::NEWNET
             | UnshareFlags::NEWIPC
             | UnshareFlags::NEWUTS;
-        // SAFETY: what becomes this thread's own (its view of files) is nothing that other threads rely on sharing.
-        unsafe { rustix::thread::unshare_unsafe(apart) }?;
+        // SAFETY: this thread stops sharing its file system view, which no other thread relies on.
+        unsafe { rustix::thread::unshare_unsafe(namespaces) }?;
         mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)?;
-        // Before the workshop is covered: some of it may lie below.
+        // Before the mount on NEW_ROOT, which may hide some of these paths.
         let open = |source: &PathBuf| rustix::fs::open(source, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
         let sources =
-            self.shown.iter().map(|(source, _)| open(source)).collect::<Result<Vec<OwnedFd>, _>>()?;
-        let quiet = MountFlags::NOSUID | MountFlags::NODEV;
-        mount("tmpfs", WORKSHOP, "tmpfs", quiet, Some(c"mode=755,size=1m"))?;
-        for (source, (_, target)) in sources.iter().zip(&self.shown) {
-            let target = Path::new(WORKSHOP).join(target.strip_prefix("/").unwrap_or(target));
+            self.mounts.iter().map(|(source, _)| open(source)).collect::<Result<Vec<OwnedFd>, _>>()?;
+        let flags = MountFlags::NOSUID | MountFlags::NODEV;
+        mount("tmpfs", NEW_ROOT, "tmpfs", flags, Some(c"mode=755,size=1m"))?;
+        for (source, (_, target)) in sources.iter().zip(&self.mounts) {
+            let target = Path::new(NEW_ROOT).join(target.strip_prefix("/").unwrap_or(target));
             fs::create_dir_all(target.parent().unwrap_or(&target))?;
             let source = PathBuf::from(format!("/proc/self/fd/{}", source.as_raw_fd()));
             match source.is_dir() {
@@ -155,7 +160,7 @@ impl Confinement {
             mount_bind(source, target)?;
         }
         drop(sources);
-        std::env::set_current_dir(WORKSHOP)?;
+        std::env::set_current_dir(NEW_ROOT)?;
         rustix::process::pivot_root(".", ".")?;
         unmount(".", UnmountFlags::DETACH)?;
         std::env::set_current_dir("/")
@@ -170,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_is_a_user_of_its_own() {
+    fn each_process_has_its_own_user() {
         if effective_capabilities() & NEEDED != NEEDED {
             return;
         }

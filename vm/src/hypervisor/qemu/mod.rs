@@ -1,9 +1,9 @@
-//! QEMU as a [`Hypervisor`]: its process, from its start to its end. Its command line, its monitor and what it may do on
-//! the host are files of their own.
+//! QEMU as a [`Hypervisor`]: its process, from start to end. Submodules have its command line, its monitor, and its
+//! confinement on the host.
 //!
-//! Monitor, agent port and console are socket pairs that QEMU inherits: nothing in the file system, nobody else can
-//! connect, nothing stays behind. QEMU is killed by the kernel when the thread that started it ends, so that thread
-//! stays until QEMU does.
+//! Monitor, agent port and console are socket pairs that QEMU inherits: they are not in the file system, no other process
+//! can connect to them, and nothing is left to clean up. The kernel kills QEMU when the thread that started it ends
+//! (PR_SET_PDEATHSIG), so that thread waits for QEMU's end.
 
 use std::io::Read;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -14,14 +14,17 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use qapi::qmp;
+use vm_protocol::{Answer, Operation};
 
 use crate::base::error::Error;
 use crate::base::settings::Settings;
 use crate::hypervisor::accelerator::Accelerator;
+use crate::hypervisor::agent_client::AgentClient;
 use crate::model::device::Device;
-use crate::model::hypervisor::{Hypervisor, News};
+use crate::model::hypervisor::{AskError, Event, Hypervisor};
 use command_line::{AGENT_PORT, arguments};
 use monitor::Monitor;
 
@@ -31,7 +34,7 @@ mod monitor;
 
 const PROGRAM: &str = "qemu-system-x86_64";
 
-/// The last of the guest's console is kept: enough for a kernel's last words.
+/// How much of the end of the guest's console is kept: enough for a kernel panic.
 const CONSOLE_BYTES: usize = 64 << 10;
 
 /// Finds QEMU.
@@ -43,19 +46,19 @@ pub fn find() -> Result<PathBuf, Error> {
         .map_err(|_| Error::Missing(format!("{PROGRAM} is not installed: apt install qemu-system-x86")))
 }
 
-/// A QEMU that was started, and the host's ends of its sockets.
+/// A QEMU process that was started, and the host's ends of its sockets.
 pub struct Started {
-    /// QEMU itself, which has not been greeted.
+    /// The process; its monitor has not been connected.
     pub process: Process,
-    /// For [`crate::hypervisor::agent_client::Guest`].
+    /// For [`crate::hypervisor::agent_client::AgentClient`].
     pub agent: UnixStream,
     /// Connections of functions ([`vm_protocol::relay`]).
     pub relay: UnixStream,
-    /// The last of the guest's console.
+    /// The end of the guest's console.
     pub console: Arc<Mutex<Vec<u8>>>,
 }
 
-/// Starts QEMU. `on_end` is called once, when it has ended, with one line that says how.
+/// Starts QEMU. `on_end` is called once, when QEMU has ended, with one line that describes how.
 ///
 /// # Errors
 /// It cannot be started.
@@ -82,7 +85,7 @@ pub fn start(
     // SAFETY: the closure only makes system calls that are allowed between fork and exec, on plain values.
     unsafe {
         command.pre_exec(move || {
-            // Before the rest, some of which a change of user would undo.
+            // First, because a change of user would undo the parent-death signal.
             group.map_or(Ok(()), confinement::become_user)?;
             inherit_and_die_with(parent, descriptors)
         });
@@ -92,64 +95,73 @@ pub fn start(
     let kept = Arc::clone(&console);
     let reading = spawn_thread("vm-console", move || keep_last(console_reader, &kept, CONSOLE_BYTES))?;
     let (started, start) = channel();
-    let words = Arc::clone(&console);
+    let last_console = Arc::clone(&console);
     spawn_thread("vm-qemu", move || {
-        // This thread alone, and QEMU after it, leave the host's root.
-        let apart = confinement.map_or(Ok(()), |confinement| confinement.enter());
-        let mut child = match apart.and_then(|()| command.spawn()) {
+        // Only this thread, and QEMU after it, leave the host's root.
+        let confined = confinement.map_or(Ok(()), |confinement| confinement.enter());
+        let mut child = match confined.and_then(|()| command.spawn()) {
             Ok(child) => child,
             Err(error) => return drop(started.send(Err(error))),
         };
         drop(theirs);
-        let handle = Handle::new(&child);
-        if handle.is_err() {
+        let pidfd = Pidfd::new(&child);
+        if pidfd.is_err() {
             let _ = child.kill();
         }
-        let _ = started.send(handle.map(|handle| (child.id(), handle)));
-        on_end(watch(&mut child, reading, &words));
+        let _ = started.send(pidfd.map(|pidfd| (child.id(), pidfd)));
+        on_end(watch(&mut child, reading, &last_console));
     })?;
-    let (pid, handle) =
+    let (pid, pidfd) =
         start.recv().map_err(|_| Error::Failed("QEMU's thread ended".to_string()))?.map_err(failed)?;
-    Ok(Started { process: Process { pid, handle, monitor }, agent, relay, console })
+    Ok(Started { process: Process { pid, pidfd, monitor }, agent, relay, console })
 }
 
 /// QEMU's process, and the host's end of its monitor.
 pub struct Process {
     pid: u32,
-    handle: Handle,
+    pidfd: Pidfd,
     monitor: UnixStream,
 }
 
 impl Process {
-    /// Greets QEMU; `on_news` is called with what it tells, and must not ask.
+    /// Connects QEMU's monitor. `on_event` is called for each event and must not send commands.
     ///
     /// # Errors
-    /// QEMU ends or says nothing.
-    pub fn greet(self, mut on_news: impl FnMut(News) + Send + 'static) -> Result<Qemu, Error> {
+    /// QEMU ends or does not answer.
+    pub fn connect(
+        self,
+        agent: Arc<AgentClient>,
+        mut on_event: impl FnMut(Event) + Send + 'static,
+    ) -> Result<Qemu, Error> {
         let monitor = Monitor::new(self.monitor, move |event| match event {
             qmp::Event::VSERPORT_CHANGE { data, .. } if data.id != AGENT_PORT => {}
-            qmp::Event::VSERPORT_CHANGE { data, .. } if data.open => on_news(News::AgentCame),
-            qmp::Event::VSERPORT_CHANGE { .. } => on_news(News::AgentLost),
+            qmp::Event::VSERPORT_CHANGE { data, .. } if data.open => on_event(Event::AgentConnected),
+            qmp::Event::VSERPORT_CHANGE { .. } => on_event(Event::AgentDisconnected),
             _ => {}
         })?;
-        Ok(Qemu { pid: self.pid, handle: self.handle, monitor })
+        Ok(Qemu { pid: self.pid, pidfd: self.pidfd, monitor, agent })
     }
 }
 
-/// A QEMU that runs and does what it is asked.
+/// A running QEMU with its monitor connected.
 pub struct Qemu {
     pid: u32,
-    handle: Handle,
+    pidfd: Pidfd,
     monitor: Monitor,
+    agent: Arc<AgentClient>,
 }
 
 impl Hypervisor for Qemu {
-    fn request(&self, device: Device, bytes: u64) -> Result<(), Error> {
+    fn request_size(&self, device: Device, bytes: u64) -> Result<(), Error> {
         self.monitor.set_number(&path(device), "requested-size", bytes)
     }
 
-    fn size(&self, device: Device) -> Result<u64, Error> {
+    fn plugged_size(&self, device: Device) -> Result<u64, Error> {
         self.monitor.number(&path(device), "size")
+    }
+
+    fn ask_agent(&self, op: Operation, timeout: Duration) -> Result<Answer, AskError> {
+        self.agent.ask(op, timeout)
     }
 
     fn pid(&self) -> u32 {
@@ -157,7 +169,7 @@ impl Hypervisor for Qemu {
     }
 
     fn kill(&self) {
-        self.handle.kill();
+        self.pidfd.kill();
     }
 }
 
@@ -165,19 +177,19 @@ fn path(device: Device) -> String {
     format!("/machine/peripheral/{}", device.id())
 }
 
-/// Names QEMU's process and no other, also when it has ended (a pidfd). Dropping it kills QEMU.
-pub struct Handle(OwnedFd);
+/// A pidfd: refers to QEMU's process and to no other, even once that has ended. Dropping it kills QEMU.
+pub struct Pidfd(OwnedFd);
 
-impl Handle {
+impl Pidfd {
     /// For a child that has not been waited for.
-    fn new(child: &Child) -> std::io::Result<Handle> {
+    fn new(child: &Child) -> std::io::Result<Pidfd> {
         // SAFETY: takes plain values and returns a new descriptor or -1.
         let descriptor = unsafe { libc::syscall(libc::SYS_pidfd_open, child.id() as libc::pid_t, 0) };
         if descriptor < 0 {
             return Err(std::io::Error::last_os_error());
         }
-        // SAFETY: the kernel has just made this descriptor, and nobody else knows it.
-        Ok(Handle(unsafe { OwnedFd::from_raw_fd(descriptor as RawFd) }))
+        // SAFETY: the kernel has just made this descriptor, and nothing else owns it.
+        Ok(Pidfd(unsafe { OwnedFd::from_raw_fd(descriptor as RawFd) }))
     }
 
     /// Kills it, if it has not ended.
@@ -188,7 +200,7 @@ impl Handle {
     }
 }
 
-impl Drop for Handle {
+impl Drop for Pidfd {
     fn drop(&mut self) {
         self.kill();
     }
@@ -199,8 +211,8 @@ fn spawn_thread(name: &str, work: impl FnOnce() + Send + 'static) -> Result<Join
     started.map_err(|error| Error::Failed(format!("cannot start a thread: {error}")))
 }
 
-/// In the child, which has its user by then: keeps the sockets over exec, asks to be
-/// killed with the parent, and gives up ever having more privileges.
+/// In the child, after its change of user: keeps the sockets open over exec, has the kernel kill it with the parent, and
+/// sets no_new_privs.
 fn inherit_and_die_with(parent: u32, descriptors: [RawFd; 4]) -> std::io::Result<()> {
     for descriptor in descriptors {
         // SAFETY: changes a flag of a descriptor that this process has.
@@ -209,39 +221,39 @@ fn inherit_and_die_with(parent: u32, descriptors: [RawFd; 4]) -> std::io::Result
         }
     }
     // SAFETY: takes and returns plain values.
-    let asked = unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+    let death_signal = unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
     // SAFETY: takes and returns plain values.
-    let now = unsafe { libc::getppid() };
+    let parent_now = unsafe { libc::getppid() };
     // SAFETY: takes numbers.
-    let no_more = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
-    // The parent may have died before it was asked for.
-    if no_more < 0 {
+    let no_new_privs = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
+    if no_new_privs < 0 {
         return Err(std::io::Error::last_os_error());
     }
-    if asked < 0 || now as u32 != parent {
+    // The parent may have died before the signal was set.
+    if death_signal < 0 || parent_now as u32 != parent {
         return Err(std::io::ErrorKind::Interrupted.into());
     }
     Ok(())
 }
 
-/// Waits for QEMU and says how it ended: its own words, else the guest's last ones.
+/// Waits for QEMU's end and returns how it ended, with QEMU's last error message or else the guest's panic.
 fn watch(child: &mut Child, reading: JoinHandle<()>, console: &Mutex<Vec<u8>>) -> String {
-    let mut words = Vec::new();
+    let mut errors = Vec::new();
     if let Some(mut stderr) = child.stderr.take() {
-        let _ = stderr.read_to_end(&mut words);
+        let _ = stderr.read_to_end(&mut errors);
     }
     let how = match child.wait() {
         Ok(status) => how_it_ended(status),
         Err(error) => error.to_string(),
     };
-    // QEMU alone had the console's other end: its last words are all read when the reader ends.
+    // Only QEMU had the console's other end: when the reader ends, the console has been read to its end.
     let _ = reading.join();
-    let words = String::from_utf8_lossy(&words).into_owned();
+    let errors = String::from_utf8_lossy(&errors).into_owned();
     let console = String::from_utf8_lossy(&console.lock().expect("no panic under this lock")).into_owned();
-    // What went wrong comes before the panic that it led to.
+    // An oops comes before the panic that it causes, and has the cause.
     let last = |text| console.lines().rev().find(|line| line.contains(text));
     let panic = last("Oops: ").or(last("Kernel panic"));
-    match words.lines().rev().find(|line| !line.trim().is_empty() && !line.contains("warning:")).or(panic) {
+    match errors.lines().rev().find(|line| !line.trim().is_empty() && !line.contains("warning:")).or(panic) {
         Some(line) => format!("{how}: {}", line.trim()),
         None => how,
     }

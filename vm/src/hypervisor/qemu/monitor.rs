@@ -1,4 +1,4 @@
-//! QEMU's monitor (QMP): one command at a time, events handed on as they come.
+//! QEMU's monitor (QMP): sends one command at a time, passes events on as they arrive.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -17,17 +17,17 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A connection to QEMU's monitor.
 pub struct Monitor {
-    line: Mutex<Line>,
+    connection: Mutex<Connection>,
 }
 
-struct Line {
+struct Connection {
     writer: UnixStream,
     answers: Receiver<qapi::CommandResult<RawCommand>>,
-    /// An answer that did not come in time may still come: nothing can be asked after that.
+    /// A command timed out. Its answer may still arrive and be taken for a later one's, so no more commands are sent.
     broken: bool,
 }
 
-/// For [`QmpMessage`]: any command, its answer not yet read.
+/// For [`QmpMessage`]: any command, with its answer not yet parsed.
 #[derive(Debug, Clone, serde::Serialize)]
 struct RawCommand;
 
@@ -38,10 +38,11 @@ impl Command for RawCommand {
 }
 
 impl Monitor {
-    /// Takes the host's end of the monitor and greets QEMU. `on_event` is called for each event; it must not ask.
+    /// Takes the host's end of the monitor and negotiates capabilities. `on_event` is called for each event and must not send
+    /// commands.
     ///
     /// # Errors
-    /// QEMU ends or says nothing.
+    /// QEMU ends or does not answer.
     pub fn new(
         stream: UnixStream,
         on_event: impl FnMut(qmp::Event) + Send + 'static,
@@ -57,7 +58,8 @@ impl Monitor {
         greeting
             .recv_timeout(ANSWER_TIMEOUT)
             .map_err(|_| Error::Failed("QEMU ended as it started".to_string()))?;
-        let monitor = Monitor { line: Mutex::new(Line { writer: stream, answers, broken: false }) };
+        let monitor =
+            Monitor { connection: Mutex::new(Connection { writer: stream, answers, broken: false }) };
         monitor.execute(&qmp::qmp_capabilities { enable: None })?;
         Ok(monitor)
     }
@@ -69,19 +71,19 @@ impl Monitor {
     pub fn execute<C: Command>(&self, command: &C) -> Result<C::Ok, Error> {
         let hangs = || Error::Failed(format!("QEMU's monitor does not answer ({})", C::NAME));
         let ended = || Error::Ended("QEMU closed its monitor".to_string());
-        let mut line = self.line.lock().expect("no panic under this lock");
-        if line.broken {
+        let mut connection = self.connection.lock().expect("no panic under this lock");
+        if connection.broken {
             return Err(hangs());
         }
         let mut text = serde_json::to_vec(&Execute::<&C>::from(command))
             .map_err(|error| Error::Failed(format!("QEMU's monitor: {}: {error}", C::NAME)))?;
         text.push(b'\n');
-        line.writer.write_all(&text).map_err(|_| ended())?;
-        let answer = match line.answers.recv_timeout(ANSWER_TIMEOUT) {
+        connection.writer.write_all(&text).map_err(|_| ended())?;
+        let answer = match connection.answers.recv_timeout(ANSWER_TIMEOUT) {
             Ok(answer) => answer,
             Err(RecvTimeoutError::Disconnected) => return Err(ended()),
             Err(RecvTimeoutError::Timeout) => {
-                line.broken = true;
+                connection.broken = true;
                 return Err(hangs());
             }
         };
