@@ -1,6 +1,6 @@
-"""Runs in an instance and tries what would reach the agent, other instances, the kernel or the common root.
+"""Runs in an instance and tries to reach the agent, other instances, the kernel or the common root.
 
-Prints one line for each: its name, and what came of it. What succeeded begins with "BROKEN".
+Prints one line for each attempt: its name and its result. The result of one that succeeded begins with "BROKEN".
 """
 
 import ctypes
@@ -27,7 +27,7 @@ class Broken(Exception):
 
 
 def call(name, number, *arguments):
-    """A system call that has to fail."""
+    """Makes a system call that must fail."""
     result = libc.syscall(number, *arguments)
     if result >= 0:
         raise Broken(f"{name} returned {result}")
@@ -35,7 +35,7 @@ def call(name, number, *arguments):
 
 
 def fails(what, action, *arguments):
-    """Something that has to be refused."""
+    """Runs an action that must be refused."""
     try:
         result = action(*arguments)
     except OSError as error:
@@ -181,7 +181,7 @@ def opens_sockets_to_the_machine():
     ):
         yield fails(f"family {family}", socket.socket, family, kind, protocol)
     names = {line.split(":")[0].strip() for line in read("/proc/net/dev").splitlines()[2:]}
-    # Mayfly's kernel gives each network a tunnel, which nobody here can turn on.
+    # Mayfly's kernel gives each network namespace a tunnel device, which no instance can enable.
     if names - {"lo", "sit0"}:
         raise Broken(f"sees interfaces {names}")
     if "sit0" in names:
@@ -219,7 +219,7 @@ def gains_privileges():
 
 
 @attack
-def reads_what_is_everybodys():
+def reads_shared_state():
     for name in ("kcore", "zoneinfo", "buddyinfo", "keys", "timer_list", "slabinfo"):
         path = f"/proc/{name}"
         try:

@@ -1,4 +1,4 @@
-"""The `mayfly vm` command for the tests: run, refused, waited for; and what a VM's processes are."""
+"""Runs the `mayfly vm` command for the tests, and finds a VM's processes."""
 
 import json
 import os
@@ -13,9 +13,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 MIB = 1 << 20
 PARTITIONS = 3
 SIZE_MIB = 256
-# Debian's default costs 300 ms a partition here; what it costs is for bench/vm to tell.
+# Debian's default costs 300 ms a partition here; bench/vm measures it.
 APPEND = "init_on_alloc=0"
-# How long anything may take that is to happen at all.
+# Timeout for everything that must happen.
 PATIENCE = 300
 BOOT = [
     "-n",
@@ -32,7 +32,7 @@ BOOT = [
 
 
 def check(condition, *what):
-    """An assertion that says what was seen."""
+    """Asserts, and reports what was seen."""
     if not condition:
         raise AssertionError(" ".join(str(part) for part in what))
 
@@ -48,7 +48,7 @@ class Command:
         self.environment = dict(os.environ, XDG_RUNTIME_DIR=self.runtime.name)
 
     def __call__(self, *words, expect=0, environment=None, timeout=PATIENCE):
-        """Runs `mayfly vm WORDS`; returns stdout, or the line on stderr when it is to fail."""
+        """Runs `mayfly vm WORDS`; returns stdout, or the line on stderr if it is expected to fail."""
         result = subprocess.run(
             [self.program, "vm", *words],
             capture_output=True,
@@ -100,7 +100,7 @@ class Command:
         return self("output", name, "--follow")
 
     def hog(self, name, mib, partition):
-        """An instance that holds so much memory; returns when it does."""
+        """Starts an instance that holds this much memory; returns when it does."""
         self("spawn", name, "--partition", str(partition), "--", "/opt/mayfly/memhog", str(mib))
         self.wait(lambda: "filled" in self("output", name), f"{name} filled its memory")
 
@@ -122,8 +122,8 @@ class Command:
         check(self.states() == ["absent"] * PARTITIONS, "left behind:", self("list"))
 
 
-def gone(pid):
-    """Not there, or dead and not yet waited for."""
+def has_ended(pid):
+    """Whether a process does not exist, or is a zombie."""
     try:
         return re.search(r"^State:\s+Z", pathlib.Path(f"/proc/{pid}/status").read_text(), re.M) is not None
     except (FileNotFoundError, ProcessLookupError):
@@ -139,14 +139,14 @@ def supervisor_of(vm):
 
 
 def ask(path, command):
-    """One request on the control socket."""
-    with socket.socket(socket.AF_UNIX) as line:
-        line.settimeout(PATIENCE)
-        line.connect(path)
-        line.sendall(json.dumps(command).encode() + b"\n")
+    """Sends one request to the control socket."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(PATIENCE)
+        connection.connect(path)
+        connection.sendall(json.dumps(command).encode() + b"\n")
         answer = b""
         while not answer.endswith(b"\n"):
-            part = line.recv(1 << 16)
+            part = connection.recv(1 << 16)
             check(part, "the supervisor hung up on", command)
             answer += part
     return json.loads(answer)

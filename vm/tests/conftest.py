@@ -1,20 +1,22 @@
-"""VMs for the tests. Each test gets one that is up and whose partitions are absent: the one that the test
-before it left, if it left it so; else another one."""
+"""VMs for the tests. Each test gets a VM that is up and whose partitions are absent: the previous test's, if it left it
+so, or a new one."""
 
 import os
 
 import pytest
-from command import PARTITIONS, ROOT, Command, check, gone
+from command import PARTITIONS, ROOT, Command, check, has_ended
 
 
 def pytest_addoption(parser):
     parser.addoption("--mode", choices=["nodes", "hotmem"], default="nodes")
-    parser.addoption("--steps", type=int, default=120, metavar="N", help="of the model's test (120)")
+    parser.addoption(
+        "--steps", type=int, default=120, metavar="N", help="steps of the randomized model test (120)"
+    )
 
 
 @pytest.fixture(scope="session")
 def command(request):
-    """The command, and images for it. No VM outlives the tests."""
+    """The command, with images built. No VM outlives the tests."""
     program = os.environ.get("MAYFLY", str(ROOT / "target/release/mayfly"))
     vm = Command(program, request.config.getoption("mode"))
     vm.steps = request.config.getoption("steps")
@@ -33,7 +35,7 @@ def host(command):
 
 @pytest.fixture
 def vm(command):
-    """One runs, and all its partitions are absent."""
+    """One VM runs, and all its partitions are absent."""
     running = command.json("list")["vms"]
     if [is_fresh(status) for status in running] != [True]:
         down(command)
@@ -53,4 +55,4 @@ def is_fresh(status):
 def down(command):
     for status in command.json("list")["vms"]:
         command("down", "--vm", status["name"])
-        check(gone(status["qemu_pid"]), "QEMU", status["qemu_pid"], "is still there")
+        check(has_ended(status["qemu_pid"]), "QEMU", status["qemu_pid"], "is still there")

@@ -1,7 +1,7 @@
-"""Random plugs, spawns, stops, unplugs, kills and holds of one VM, one after the other, and a model that says
-what has to come of each. After every step the model, the host's book and the guest's memory have to agree.
+"""Random plugs, spawns, stops, unplugs, kills and holds of one VM, one after the other, and a model that predicts the
+result of each. After every step the model, the host's record and the guest's memory must agree.
 
-`vm/tests/run` does a hundred and some steps, `bench/vm/soak` 10,000."""
+`vm/tests/run` does 120 steps, `bench/vm/soak` 10,000."""
 
 import random
 import sys
@@ -11,16 +11,16 @@ from collections.abc import Callable
 
 MIB = 1 << 20
 PATIENCE = 300
-# What an instance is told, and how it has to end.
+# By the word sent to an instance: how it must end.
 ENDS = {
     "exit": {"kind": "code", "code": 3},
     "kill": {"kind": "signal", "signal": 9},
     "overflow": {"kind": "overflow"},
 }
-# How often what is tried. Filling a partition and waiting for another agent take long.
+# Weights of the steps. Filling a partition and waiting for a new agent take long, so these come every so many steps.
 STEPS = {"plug": 5, "unplug": 5, "spawn": 8, "stop": 3, "exit": 1, "kill": 2, "take": 3, "drop": 3}
 SELDOM = {"overflow": 40, "agent": 100}
-TELL_EVERY = 500
+REPORT_EVERY = 500
 CHANGING = {"plug", "unplug", "spawn", "stop", "input"}
 
 
@@ -29,7 +29,7 @@ class Disagreement(Exception):
 
 
 class Agreement:
-    """A VM and what it should be."""
+    """A VM, and the model of its expected state."""
 
     def __init__(self, ask: Callable[[dict], dict], partition_bytes: int, seed: int):
         """`ask` sends a command to the control socket and returns the whole answer."""
@@ -39,20 +39,20 @@ class Agreement:
         self.number = 0  # of the step
         # By instance: its partition, and the descriptor of its pipe.
         self.running: dict[str, tuple[int, int]] = {}
-        # By partition: whether somebody holds the pipe of whoever is or was there.
+        # Partitions whose pages the taker holds: it has the pipe of an instance that is or was there.
         self.taken: set[int] = set()
         self.taker: str | None = None
         self.done: Counter[str] = Counter()
-        # The last requests that change something, for whoever has to find out why something differs.
+        # The last requests that change something, to debug a disagreement.
         self.recent: deque[str] = deque(maxlen=8)
 
     def must(self, command: dict):
-        answer = self.asked(command)
+        answer = self.send(command)
         if "error" in answer:
             raise self.differs(f"{command}: {answer['error']}")
         return answer["ok"]
 
-    def asked(self, command: dict) -> dict:
+    def send(self, command: dict) -> dict:
         if command["verb"] in CHANGING:
             self.recent.append(f"{command['verb']} {[*command.values()][1:]}")
         return self.ask(command)
@@ -61,8 +61,8 @@ class Agreement:
         return Disagreement(f"{what}\n  step {self.number}, after: " + "; ".join(self.recent))
 
     def expect(self, command: dict, allowed: bool, what: str):
-        """Asks for something that has to be done, or has to be refused."""
-        answer = self.asked(command)
+        """Sends a request that must succeed, or must be refused."""
+        answer = self.send(command)
         if ("ok" in answer) != allowed:
             raise self.differs(f"{what}, and the model is {self.states}: {answer}")
         self.done[what if allowed else f"{what} refused"] += 1
@@ -72,11 +72,13 @@ class Agreement:
         deadline = time.monotonic() + PATIENCE
         while not condition():
             if time.monotonic() > deadline:
-                raise self.differs(f"never: {what}; the model is {self.states}, {self.seen()} is seen")
+                raise self.differs(
+                    f"never: {what}; the model is {self.states}, the VM {self.actual_states()}"
+                )
             time.sleep(0.02)
 
     def run(self, steps: int) -> Counter[str]:
-        """Does so many steps, then empties the VM; returns how often what was done."""
+        """Does this many steps, then empties the VM; returns how often each operation was done."""
         names, weights = list(STEPS), list(STEPS.values())
         for self.number in range(1, steps + 1):
             name = self.dice.choices(names, weights)[0]
@@ -85,12 +87,12 @@ class Agreement:
                     name = seldom
             getattr(self, name)()
             self.compare()
-            if self.number % TELL_EVERY == 0:
+            if self.number % REPORT_EVERY == 0:
                 print(f"agree: {self.number} of {steps} steps", file=sys.stderr, flush=True)
         self.empty()
         return self.done
 
-    # The steps. Each one is tried whatever the state, and the model says whether it is refused.
+    # The steps. Each is tried in any state, and the model predicts whether it is refused.
 
     def any_partition(self) -> int:
         return self.dice.randrange(len(self.states))
@@ -119,8 +121,8 @@ class Agreement:
         if spawned["partition"] not in free:
             raise self.differs(f"an instance got partition {spawned['partition']}, and ready are {free}")
         self.states[spawned["partition"]] = "in_use"
-        self.wait(lambda: "\n" in self.said(name), f"{name} gives")
-        self.running[name] = (spawned["partition"], int(self.said(name).split()[1]))
+        self.wait(lambda: "\n" in self.output(name), f"{name} gives")
+        self.running[name] = (spawned["partition"], int(self.output(name).split()[1]))
 
     def stop(self) -> None:
         name = f"agree-{self.dice.randrange(len(self.states))}"
@@ -129,7 +131,7 @@ class Agreement:
         if name in self.running:
             if reason not in ({"kind": "signal", "signal": 9}, {"kind": "signal", "signal": 15}):
                 raise self.differs(f"stopped, and it ended with {reason}")
-            self.left(name)
+            self.instance_ended(name)
 
     def exit(self) -> None:
         self.end("exit")
@@ -148,53 +150,53 @@ class Agreement:
         self.must({"verb": "input", "instance": name, "text": f"{how}\n", "close": False})
         reason = self.must({"verb": "wait", "instance": name, "timeout_ms": PATIENCE * 1000})
         if reason != ENDS[how]:
-            raise self.differs(f"{name} was told to {how}, and ended with {reason}")
+            raise self.differs(f"{name} got {how}, and ended with {reason}")
         self.done[how] += 1
-        self.left(name)
+        self.instance_ended(name)
 
-    def left(self, name: str) -> None:
+    def instance_ended(self, name: str) -> None:
         number, _ = self.running.pop(name)
         self.states[number] = "held" if number in self.taken else "ready"
 
     def take(self) -> None:
-        """A tool of root's takes an instance's pipe."""
+        """A tool, as root, takes an instance's pipe."""
         able = sorted(name for name, (number, _) in self.running.items() if number not in self.taken)
         if not able:
             return
         name = self.dice.choice(able)
         number, descriptor = self.running[name]
-        self.tell(f"take {number} {name} {descriptor}")
+        self.command_taker(f"take {number} {name} {descriptor}")
         self.taken.add(number)
         self.done["take"] += 1
 
     def drop(self) -> None:
-        """It closes one. The partition is ready a moment later, if nobody is in it."""
+        """The tool closes a pipe. The partition is ready a moment later, if no instance is in it."""
         if not self.taken:
             return
         number = self.dice.choice(sorted(self.taken))
-        self.tell(f"drop {number}")
+        self.command_taker(f"drop {number}")
         self.taken.remove(number)
         self.done["drop"] += 1
         if self.states[number] == "held":
             self.states[number] = "ready"
-            self.wait(lambda: self.seen()[number] == "ready", f"partition {number} is ready again")
+            self.wait(lambda: self.actual_states()[number] == "ready", f"partition {number} is ready again")
 
-    def tell(self, what: str) -> None:
+    def command_taker(self, what: str) -> None:
         if self.taker is None:
             self.taker = f"taker-{self.done['takers']}"
             self.done["takers"] += 1
             spawn = {"instance": self.taker, "partition": None, "argv": ["/opt/mayfly/keep", "take"]}
             self.must({"verb": "spawn", "outside": True, "spawn": spawn})
-            self.told = 0
+            self.commands = 0
         self.must({"verb": "input", "instance": self.taker, "text": f"{what}\n", "close": False})
-        self.told += 1
-        self.wait(lambda: len(self.said(self.taker).split()) == self.told, f"{what}: done")
-        if self.said(self.taker).split()[-1] != "done":
-            raise self.differs(f"{what}: {self.said(self.taker)}")
+        self.commands += 1
+        self.wait(lambda: len(self.output(self.taker).split()) == self.commands, f"{what}: done")
+        if self.output(self.taker).split()[-1] != "done":
+            raise self.differs(f"{what}: {self.output(self.taker)}")
 
     def agent(self) -> None:
-        """The guest's agent is killed: with it go all instances and tools, and no memory."""
-        # Not before it is known that the killer was started.
+        """Kills the guest's agent: all instances and tools end, and no memory is lost."""
+        # After a delay, so that the host has the answer that the killer was started.
         script = (
             "sleep 3; for pid in $(cat /proc/1/task/1/children); do "
             'case $(tr "\\0" " " </proc/$pid/cmdline) in vm-agent*) kill -9 $pid;; esac; done; sleep 60'
@@ -209,15 +211,15 @@ class Agreement:
         self.running, self.taken, self.taker = {}, set(), None
         # The new agent counts the pages of each partition, and some are just being freed: held, for a moment.
         time.sleep(2)
-        self.wait(lambda: self.seen() == self.states, "all partitions are emptied")
+        self.wait(lambda: self.actual_states() == self.states, "all partitions are emptied")
         self.done["agent killed"] += 1
 
-    # What is compared.
+    # Comparisons.
 
-    def said(self, name: str) -> str:
+    def output(self, name: str) -> str:
         return self.must({"verb": "output", "instance": name, "from": 0})["text"]
 
-    def seen(self) -> list[str]:
+    def actual_states(self) -> list[str]:
         return [partition["state"] for partition in self.must({"verb": "status"})["partitions"]]
 
     def compare(self) -> None:
@@ -243,7 +245,7 @@ class Agreement:
     def empty(self) -> None:
         for name in sorted(self.running):
             self.must({"verb": "stop", "instance": name, "grace_ms": 0})
-            self.left(name)
+            self.instance_ended(name)
         self.compare()
         while self.taken:
             self.drop()

@@ -1,4 +1,4 @@
-"""Whoever dies, agent, QEMU or supervisor, at whatever moment: nothing leaks, and nobody waits for ever."""
+"""The agent, QEMU or the supervisor dies at any moment: nothing leaks, and no client waits for ever."""
 
 import json
 import os
@@ -13,21 +13,21 @@ import threading
 import time
 
 import random_operations
-from command import BOOT, MIB, PARTITIONS, PATIENCE, SIZE_MIB, ask, check, gone, supervisor_of
+from command import BOOT, MIB, PARTITIONS, PATIENCE, SIZE_MIB, ask, check, has_ended, supervisor_of
 
 
-def test_an_agent_that_dies_takes_its_instances_and_nothing_else(vm):
+def test_agent_death_ends_its_instances_and_nothing_else(vm):
     vm("plug", "0", "1")
     vm.hog("a", 50, 0)
     if vm.mode == "nodes":
-        # As if it died in the middle of an unplug. Node 0 is the guest's own, 1 the shared one.
+        # As if it died in the middle of an unplug. Node 0 is boot memory, 1 the shared partition.
         offline = (
             "for block in /sys/devices/system/node/node3/memory[0-9]*; do echo offline >$block/state; done"
         )
         vm.tool(f"{offline}; echo done")
         online = [node["partition"] for node in vm.json("stats")["guest"]["nodes"]]
         check(0 in online and 1 not in online, "partition 1 was not taken offline:", online)
-    # From the root cgroup, where no agent cleans up; for a while, to see the guest down.
+    # From the root cgroup, in which no new agent kills; for a while, so that the test sees the guest down.
     seconds = max(8, 2 * vm.status()["boot_ns"] / 1e9)
     killer = (
         "import os, time\n"
@@ -40,7 +40,7 @@ def test_an_agent_that_dies_takes_its_instances_and_nothing_else(vm):
     )
     vm("spawn", "killer", "--outside", "--", "python3", "-c", killer)
     vm.wait(lambda: vm.status()["guest"]["state"] == "down", "the guest is down")
-    # An agent may have come for a moment.
+    # An agent may be up for a moment.
     for _ in range(50):
         line = subprocess.run(
             [vm.program, "vm", "plug", "2"], capture_output=True, text=True, env=vm.environment
@@ -57,7 +57,7 @@ def test_an_agent_that_dies_takes_its_instances_and_nothing_else(vm):
     vm.all_absent()
 
 
-def test_a_host_that_stops_qemu_for_a_while_loses_nothing(vm):
+def test_stopping_qemu_for_a_while_loses_nothing(vm):
     vm("plug", "0")
     pid = vm.status()["qemu_pid"]
     asked = subprocess.Popen(
@@ -75,8 +75,8 @@ def test_a_host_that_stops_qemu_for_a_while_loses_nothing(vm):
     vm.all_absent()
 
 
-def anything(dice):
-    """A request at random."""
+def random_request(dice):
+    """A random request."""
     partition = dice.randrange(PARTITIONS)
     name = f"r{dice.randrange(4)}"
     mib = dice.choice([20, 100, SIZE_MIB + 40])
@@ -97,28 +97,28 @@ def anything(dice):
     )
 
 
-def test_at_random_from_all_sides_nothing_leaks(vm):
+def test_random_requests_of_several_clients_leak_nothing(vm):
     path = str(pathlib.Path(vm.runtime.name) / "mayfly/vm/mayfly.sock")
     total = vm.json("stats")["guest"]["meminfo_bytes"]["MemTotal"]
     resident = vm.status()["host_resident_bytes"]
     seed = random.randrange(1 << 32)
     print(f"  seed {seed}")
-    # What may be said, as another side may have been faster.
+    # Refusals that are allowed, because another client may have been faster.
     allowed = re.compile("partition|no instance|runs already|is not|Busy|busy|ready")
     problems = []
 
-    def side(number):
+    def client(number):
         dice = random.Random(seed + number)
         for round_number in range(30):
-            command = anything(dice)
+            command = random_request(dice)
             answer = ask(path, command)
             if "error" in answer and not allowed.search(answer["error"]):
                 problems.append((round_number, command, answer))
 
-    sides = [threading.Thread(target=side, args=[number]) for number in range(3)]
-    for thread in sides:
+    clients = [threading.Thread(target=client, args=[number]) for number in range(3)]
+    for thread in clients:
         thread.start()
-    for thread in sides:
+    for thread in clients:
         thread.join()
     check(not problems, problems)
     vm.wait(lambda: set(vm.states()) <= {"ready", "absent", "in_use"}, "all is settled")
@@ -138,24 +138,24 @@ def test_model_and_vm_agree_at_every_step(vm):
     except random_operations.Disagreement as disagreement:
         raise AssertionError(f"after {dict(agreement.done)}: {disagreement}") from disagreement
     print("  " + ", ".join(f"{what} {times}" for what, times in sorted(done.items())))
-    # In few steps chance may leave something out.
+    # In few steps some operation may not occur.
     for what in ("plug", "unplug", "spawn", "stop", "kill", "take", "unplug refused"):
         check(done[what] > 0 or vm.steps < 1000, f"in {vm.steps} steps, no", what)
     check(done["plug"] and done["unplug refused"], "nothing was done:", dict(done))
 
 
-def test_a_supervisor_that_is_killed_takes_qemu_with_it_and_leaves_its_name(vm):
+def test_killing_the_supervisor_ends_qemu_and_frees_the_name(vm):
     qemu = vm.status()["qemu_pid"]
     supervisor = supervisor_of(vm)
     os.kill(supervisor, signal.SIGKILL)
-    vm.wait(lambda: gone(qemu), "QEMU is gone")
-    # Until it is gone itself it has its name.
-    vm.wait(lambda: gone(supervisor), "the supervisor is gone")
+    vm.wait(lambda: has_ended(qemu), "QEMU has ended")
+    # It holds its name until it has ended.
+    vm.wait(lambda: has_ended(supervisor), "the supervisor has ended")
     check(vm("list") == "no VM runs\n", vm("list"))
     vm.boot()
 
 
-def test_a_qemu_that_is_killed_ends_the_supervisor(vm):
+def test_killing_qemu_ends_the_supervisor(vm):
     booted = vm.status() | {"socket": str(pathlib.Path(vm.runtime.name) / "mayfly/vm/mayfly.sock")}
     vm("plug", "0", "1")
     vm.hog("a", 50, 0)
@@ -168,14 +168,14 @@ def test_a_qemu_that_is_killed_ends_the_supervisor(vm):
         stderr=subprocess.PIPE,
     )
     os.kill(booted["qemu_pid"], signal.SIGKILL)
-    vm.wait(lambda: gone(supervisor), "the supervisor is gone")
+    vm.wait(lambda: has_ended(supervisor), "the supervisor has ended")
     check(asked.wait(PATIENCE) in (0, 1))
     check(not os.path.exists(booted["socket"]), "the socket is still there")
     log = (pathlib.Path(booted["socket"]).parent / "mayfly.log").read_text()
     check("mayfly: the VM has ended: QEMU was killed by signal 9\n" in log, log)
 
 
-def test_whatever_is_killed_at_any_moment_the_rest_goes_and_the_next_vm_boots(host):
+def test_killing_either_process_ends_both_and_the_next_vm_boots(host):
     seed = random.randrange(1 << 32)
     print(f"  seed {seed}")
     for number, victim in enumerate(("qemu", "qemu", "supervisor")):
@@ -183,11 +183,11 @@ def test_whatever_is_killed_at_any_moment_the_rest_goes_and_the_next_vm_boots(ho
         pids = {"qemu": booted["qemu_pid"], "supervisor": supervisor_of(host)}
         path, problems = booted["socket"], []
 
-        def side(dice, path=path, problems=problems):
-            # Until nobody answers; what was refused, and why, others look at.
+        def client(dice, path=path, problems=problems):
+            # Until no process answers. Other tests check refusals.
             while True:
                 try:
-                    ask(path, anything(dice))
+                    ask(path, random_request(dice))
                 except TimeoutError as error:
                     problems.append(error)
                     return
@@ -195,17 +195,22 @@ def test_whatever_is_killed_at_any_moment_the_rest_goes_and_the_next_vm_boots(ho
                     return
 
         dice = random.Random(seed + number)
-        sides = [threading.Thread(target=side, args=[random.Random(dice.random())]) for _ in range(3)]
-        for thread in sides:
+        clients = [threading.Thread(target=client, args=[random.Random(dice.random())]) for _ in range(3)]
+        for thread in clients:
             thread.start()
-        # Any moment is good.
+        # At a random moment.
         time.sleep(dice.uniform(0, 3))
         os.kill(pids[victim], signal.SIGKILL)
         for name, pid in pids.items():
-            host.wait(lambda pid=pid: gone(pid), f"the {name} is gone, after the {victim} was killed")
-        for thread in sides:
+            host.wait(lambda pid=pid: has_ended(pid), f"the {name} has ended, after the {victim} was killed")
+        for thread in clients:
             thread.join(PATIENCE)
-            check(not thread.is_alive(), "somebody waits for an answer from a VM whose", victim, "was killed")
+            check(
+                not thread.is_alive(),
+                "a client still waits for an answer from a VM whose",
+                victim,
+                "was killed",
+            )
         check(not problems, problems)
         check(host("list") == "no VM runs\n", host("list"))
         if victim == "qemu":
@@ -214,22 +219,22 @@ def test_whatever_is_killed_at_any_moment_the_rest_goes_and_the_next_vm_boots(ho
             check("mayfly: the VM has ended: QEMU was killed by signal 9\n" in log, log)
 
 
-# A QEMU whose guest dies as it does when the emulation slips; every second start is the real one.
-SLIPPING = """#!/bin/bash
-if [[ "$*" =~ socket,id=console,fd=([0-9]+) ]] && [ ! -e "$0.slipped" ]; then
-    touch "$0.slipped"
+# A QEMU whose guest panics as if the translation had run a removed breakpoint; every second start is the real QEMU.
+PANICKING = """#!/bin/bash
+if [[ "$*" =~ socket,id=console,fd=([0-9]+) ]] && [ ! -e "$0.panicked" ]; then
+    touch "$0.panicked"
     echo "[    0.5] Oops: int3: 0000 [#1] SMP" >&"${BASH_REMATCH[1]}"
     exit 0
 fi
-rm -f "$0.slipped"
+rm -f "$0.panicked"
 exec %s "$@"
 """
 
 
-def test_a_boot_in_which_the_emulation_slips_is_done_again(host):
+def test_boot_is_retried_after_a_stale_breakpoint(host):
     with tempfile.TemporaryDirectory() as folder:
         qemu = pathlib.Path(folder, "qemu-system-x86_64")
-        qemu.write_text(SLIPPING % shutil.which(qemu.name))
+        qemu.write_text(PANICKING % shutil.which(qemu.name))
         # QEMU runs as a user of its own, in a root that has this folder.
         qemu.chmod(0o755)
         os.chmod(folder, 0o777)
@@ -244,7 +249,7 @@ def test_a_boot_in_which_the_emulation_slips_is_done_again(host):
         host("down")
 
 
-def test_a_vm_in_the_foreground_ends_in_order(host):
+def test_foreground_vm_shuts_down_on_signal(host):
     for number in (signal.SIGTERM, signal.SIGINT):
         process = subprocess.Popen(
             [host.program, "vm", "boot", "--json", "--mode", host.mode, *BOOT],
@@ -255,12 +260,15 @@ def test_a_vm_in_the_foreground_ends_in_order(host):
         status = json.loads(process.stdout.readline())
         process.send_signal(number)
         check(process.wait(PATIENCE) == 0, "exit code", process.returncode)
-        check(gone(status["qemu_pid"]) and not os.path.exists(status["socket"]), "something stays")
+        check(
+            has_ended(status["qemu_pid"]) and not os.path.exists(status["socket"]),
+            "QEMU or the socket is still there",
+        )
     process = subprocess.Popen([host.program, "vm", "boot", "--mode", host.mode, *BOOT], env=host.environment)
-    # It takes its name when it is ready for signals.
+    # It claims its name when it is ready for signals.
     name = pathlib.Path(host.runtime.name) / "mayfly/vm/mayfly.lock"
     host.wait(name.exists, "the VM has its name")
     process.send_signal(signal.SIGTERM)
-    # On a busy machine it may be ready by the time that the signal comes; then it ends in order.
+    # On a busy machine it may be ready by the time that the signal arrives; then it shuts down normally.
     check(process.wait(PATIENCE) in (128 + signal.SIGTERM, 0), "exit code", process.returncode)
     check(host("list") == "no VM runs\n", host("list"))

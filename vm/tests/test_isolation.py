@@ -1,5 +1,5 @@
-"""What docs/vm.md promises of instances: each is alone, whatever it tries, and nothing of it stays; a
-partition of which pages are still in use is held."""
+"""Isolation of instances as docs/vm.md describes it: an attacker reaches no other instance, an ended instance leaves
+nothing behind, and a partition with pages still in use is held."""
 
 import json
 import pathlib
@@ -7,7 +7,7 @@ import time
 
 from command import MIB, ROOT, ask, check
 
-# What an instance leaves where a neighbour could find it; then it waits.
+# Puts a secret everywhere a neighbour could look for one; then answers each line.
 VICTIM = """
 import ctypes, os, socket, time
 libc = ctypes.CDLL(None)
@@ -25,7 +25,7 @@ while True:
 
 
 class Victim:
-    """An instance in partition 1 that has something of everything, and answers."""
+    """An instance in partition 1 with files, sockets and shared memory that an attacker might reach."""
 
     def __init__(self, vm):
         self.vm = vm
@@ -45,7 +45,7 @@ class Victim:
         check(self.vm.status()["guest"]["state"] == "up", what, "ended the agent")
 
 
-def test_an_instance_reaches_nobody_else(vm):
+def test_attacker_reaches_no_other_instance(vm):
     vm("plug", "0", "1")
     victim = Victim(vm)
     script = (ROOT / "vm/tests/attacker.py").read_text()
@@ -54,16 +54,16 @@ def test_an_instance_reaches_nobody_else(vm):
     broken = [line for line in result.splitlines() if "BROKEN" in line]
     check(not broken and result.count(": held") >= 14, broken or result)
     victim.check_alive("looking around")
-    # It ends everything it can reach, then forks as long as it can.
+    # Kill every process within reach, then fork as often as possible.
     vm.wait(lambda: vm.states()[0] == "ready", "the attacker has ended")
     vm("spawn", "killer", "-p", "0", "--", "sh", "-c", "sleep 600 & kill -9 -1; echo still here")
     check(vm("output", "killer", "--follow") in ("", "still here\n"), vm("output", "killer"))
     victim.check_alive("kill -9 -1")
     vm.wait(lambda: vm.states()[0] == "ready", "the killer has ended")
     vm("spawn", "bomb", "-p", "0", "--", "sh", "-c", "bomb() { bomb & bomb & sleep 600; }; bomb")
-    most = max(len_of(vm, "bomb") for _ in range(8))
+    most = max(process_count(vm, "bomb") for _ in range(8))
     check(8 < most <= 1024, "a fork bomb had", most, "processes")
-    # As many bombs as there can be instances leave the agent threads of its own.
+    # Even with a fork bomb in every partition the agent can start threads.
     settings = "cat /proc/sys/kernel/threads-max /proc/sys/kernel/pid_max"
     allowed = min(int(number) for number in vm.tool(settings).split())
     check(allowed > 128 * 1024, "all of the guest may have", allowed, "threads")
@@ -73,20 +73,20 @@ def test_an_instance_reaches_nobody_else(vm):
     vm.all_absent()
 
 
-def len_of(vm, name):
+def process_count(vm, name):
     time.sleep(0.3)
     instances = {instance["instance"]: instance["processes"] for instance in vm.json("stats")["instances"]}
     return instances[name]
 
 
-def test_what_an_instance_writes_is_its_own_and_goes_with_it(vm):
+def test_writes_of_an_instance_are_private_and_discarded_with_it(vm):
     vm("plug", "0")
     site = "/usr/lib/python3/dist-packages"
     write = f"mkdir -p {site} && echo 'import os; os.write(1, b\"planted\")' >{site}/evil.pth && echo done"
     check(vm("run", "--", "sh", "-c", f"{write}; python3 -c 'print(1)'") == "done\nplanted1\n")
     check(vm("run", "--", "python3", "-c", "print(1)") == "1\n", "a .pth of one instance runs in the next")
     check(vm.tool("python3 -c 'print(1)'") == "1\n", "a .pth of an instance runs in a tool")
-    # It fills all that it may write to, until it is told so or ended; the next one has as much again.
+    # Fills every writable file system until a write fails or the instance is killed; the next one has as much again.
     fill = "for f in /usr/x /tmp/x /dev/shm/x; do head -c 400M /dev/zero >$f; done 2>/dev/null; echo full"
     free = vm.json("stats")["guest"]["nodes"][0]["free_bytes"]
     for _ in range(2):
@@ -98,14 +98,14 @@ def test_what_an_instance_writes_is_its_own_and_goes_with_it(vm):
     )
     check(vm.tool("echo x >/usr/y && rm /usr/y && echo fine") == "fine\n", "the root that tools have is full")
     left = free - vm.json("stats")["guest"]["nodes"][0]["free_bytes"]
-    check(left < 32 * MIB, "instances that are gone hold", left // MIB, "MiB of boot memory")
+    check(left < 32 * MIB, "ended instances hold", left // MIB, "MiB of boot memory")
     half = vm("run", "--vcpus", "0.5", "--", "cat", "/sys/fs/cgroup/cpu.max")
     check(half == "50000 100000\n", "half a vCPU is", half)
     vm.refused("no vCPU 7: the VM has 0 to 1", "spawn", "x", "-p", "0", "--cpus", "7", "--", "true")
     vm.all_absent()
 
 
-# Hands pages on, in one of several ways, and says by which descriptor whoever takes it holds them.
+# Makes pages that can be passed on in one of several ways, and prints the descriptor that holds them.
 MAKER = """
 import ctypes, fcntl, mmap, os, socket, sys, time
 way, size = sys.argv[1], 1 << 20
@@ -134,7 +134,7 @@ elif way == "rights":
 print("keep", keep, flush=True)
 time.sleep(600)
 """
-# A tool of root's that takes a descriptor out of an instance: nothing in an instance could.
+# A tool that, as root, takes a descriptor out of an instance (pidfd_getfd); no instance could.
 TAKER = """
 import ctypes, sys, time
 call, (name, number) = ctypes.CDLL(None).syscall, sys.argv[1:]
@@ -145,35 +145,35 @@ time.sleep(600)
 """
 
 
-def hand_on(vm, way, partition=0):
-    """An instance makes pages and ends; a tool has them."""
+def pass_pages_on(vm, way, partition=0):
+    """An instance makes pages and ends, while a tool holds them."""
     vm("spawn", f"maker-{way}", "-p", str(partition), "--", "python3", "-c", MAKER, way)
-    vm.wait(lambda: "keep" in vm("output", f"maker-{way}"), "the maker has handed pages on")
+    vm.wait(lambda: "keep" in vm("output", f"maker-{way}"), "the maker has made its pages")
     number = vm("output", f"maker-{way}").split()[1]
     vm("spawn", f"taker-{way}", "--outside", "--", "python3", "-c", TAKER, f"maker-{way}", number)
-    vm.wait(lambda: "taken" in vm("output", f"taker-{way}"), "the taker has them")
+    vm.wait(lambda: "taken" in vm("output", f"taker-{way}"), "the taker holds them")
     vm("stop", f"maker-{way}", "--grace", "0s")
 
 
-def test_what_others_still_have_of_a_partition_holds_it(vm):
+def test_partition_is_held_while_another_process_has_its_pages(vm):
     vm("plug", "0", "1")
     for way in ("pipe", "memfd", "tmpfs", "rights"):
-        hand_on(vm, way)
+        pass_pages_on(vm, way)
         check(vm.states()[0] == "held", way, "does not hold its partition:", vm("list"))
         why = vm.status()["partitions"][0]["why"]
         pages = int(why.split()[0])
         check(256 <= pages < 400 and f"left by instance maker-{way}" in why, why)
         if way != "rights":
-            check(f"of taker-{way}" in why, "it is not said who holds it:", why)
+            check(f"of taker-{way}" in why, "the holder is not named:", why)
         vm.refused("partition 0 is held", "spawn", "x", "-p", "0", "--", "true")
         began = time.monotonic()
         vm.refused("partition 0 is held", "unplug", "0")
         print(f"  {way}: {why}; an unplug is refused after {time.monotonic() - began:.1f} s")
         check(time.monotonic() - began < 30, "an unplug was not refused at once")
-        # The next one gets another partition, and all of that.
+        # The next instance gets another partition.
         spawned = json.loads(vm("spawn", f"next-{way}", "--json", "--", "true"))
-        check(spawned["partition"] == 1, "a held partition was handed out:", spawned)
-        vm.wait(lambda: vm.states()[1] == "ready", "the next one has ended")
+        check(spawned["partition"] == 1, "an instance was started in a held partition:", spawned)
+        vm.wait(lambda: vm.states()[1] == "ready", "the next instance has ended")
         vm("stop", f"taker-{way}", "--grace", "0s")
         vm.wait(lambda: vm.states()[0] == "ready", "the partition is released")
     vm.all_absent()

@@ -1,5 +1,5 @@
-"""What docs/vm.md promises of a VM and its partitions: they come and go, instances stay in theirs, what is
-wrong is refused in one line."""
+"""A VM and its partitions as docs/vm.md describes them: plugged and unplugged, instances confined to theirs, and
+wrong requests refused in one line."""
 
 import fcntl
 import json
@@ -12,7 +12,7 @@ import tempfile
 from command import BOOT, MIB, PARTITIONS, SIZE_MIB, ask, check
 
 
-def test_what_cannot_be_is_refused_in_one_line(host):
+def test_invalid_requests_are_refused_in_one_line(host):
     host.refused("no VM runs: start one with: mayfly vm boot", "plug")
     host.refused("no VM x runs", "plug", "--vm", "x")
     host.refused("no VM x runs", "list", "--vm", "x")
@@ -41,14 +41,14 @@ def test_what_cannot_be_is_refused_in_one_line(host):
 
 
 def check_confined(qemu):
-    """Whoever breaks out of a guest's devices is nobody, is nowhere, and may do little."""
+    """QEMU has no privileges, an empty root, no network, and few system calls."""
     for thread in (qemu / "task").iterdir():
         confined = re.search(r"^Seccomp:\s+2$", (thread / "status").read_text(), re.M)
         check(confined, "a thread of QEMU without a filter of system calls:", (thread / "comm").read_text())
     about = (qemu / "status").read_text()
     check(re.search(r"^NoNewPrivs:\s+1$", about, re.M), "QEMU may gain privileges")
     if os.geteuid() != 0:
-        return  # Then it is that user, and has nothing to give up.
+        return  # Then QEMU runs as that user, who has no privileges to drop.
     users = set(re.search(r"^Uid:\s+(.*)$", about, re.M).group(1).split())
     check(len(users) == 1 and int(*users) >= 0x70000000, "QEMU's user is", users)
     check(re.search(r"^Groups:\s*$", about, re.M), "QEMU has groups", about)
@@ -67,7 +67,7 @@ def check_confined(qemu):
     check([line.split(":")[0].strip() for line in interfaces] == ["lo"], "QEMU's network:", interfaces)
 
 
-def test_a_vm_boots(host):
+def test_vm_boots(host):
     status = host.boot()
     print(
         f"  agent ready after {status['boot_ns'] / 1e9:.1f} s ({status['accelerator']}), all of boot "
@@ -80,13 +80,13 @@ def test_a_vm_boots(host):
     image = os.open(host.json("image", *host.kernel)["folder"], os.O_RDONLY)
     try:
         fcntl.flock(image, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        raise AssertionError("whoever cleans the cache could remove the image of a VM that runs")
+        raise AssertionError("another process could prune the image of a running VM from the cache")
     except BlockingIOError:
         os.close(image)
     check(host.states() == ["absent"] * PARTITIONS, host("list"))
 
 
-def test_a_partition_comes_and_goes_with_its_instance(vm):
+def test_partition_is_plugged_used_and_unplugged(vm):
     vm("plug", "0", "1")
     vm.refused("partition 0 is already plugged", "plug", "0")
     vm.refused("no partition 9: the VM was made with partitions 0 to 2", "plug", "9")
@@ -105,23 +105,23 @@ def test_a_partition_comes_and_goes_with_its_instance(vm):
         anonymous = vm.node(partition)["anonymous_bytes"] // MIB
         check(195 <= anonymous <= 225, "partition", partition, "has", anonymous, "MiB of an instance's 200")
     migrated = vm.counter("pgmigrate_success")
-    # Some of it may go before the unplug: the guest reports what is free.
+    # Some of it may return before the unplug: the guest reports free pages.
     before = vm.status()["host_resident_bytes"]
     vm("stop", "a", "--grace", "0s")
     unplugged = vm.json("unplug", "0")["unplugged"][0]
-    back = (before - unplugged["host_after_bytes"]) / MIB
+    returned = (before - unplugged["host_after_bytes"]) / MIB
     print(
         f"  unplug {SIZE_MIB} MiB, 200 touched: device {unplugged['device_ns'] / 1e6:.0f} ms, all "
-        f"{unplugged['total_ns'] / 1e6:.0f} ms, {back:.0f} MiB back"
+        f"{unplugged['total_ns'] / 1e6:.0f} ms, {returned:.0f} MiB returned"
     )
-    check(back >= 0.95 * 200, "the host got back only", back, "MiB of 200")
+    check(returned >= 0.95 * 200, "the host got only", returned, "MiB of 200")
     check(vm.counter("pgmigrate_success") == migrated, "pages were migrated")
     check(vm.states() == ["absent", "in_use", "absent"], vm("list"))
     vm("stop", "b", "--grace", "0s")
     vm.all_absent()
 
 
-def test_forks_stay_and_overflow_kills_only_the_offender(vm):
+def test_forks_stay_in_partition_and_overflow_kills_only_its_instance(vm):
     vm("plug", "--all")
     vm.hog("quiet", 100, 0)
     fork = (
@@ -142,7 +142,7 @@ def test_forks_stay_and_overflow_kills_only_the_offender(vm):
     vm.all_absent()
 
 
-def test_run_gives_output_and_exit_code(vm):
+def test_run_prints_output_and_returns_exit_code(vm):
     check(vm("run", "-e", "A=b", "--cwd", "/tmp", "--", "sh", "-c", "echo $A; pwd") == "b\n/tmp\n")
     vm("run", "--", "sh", "-c", "exit 7", expect=7)
     vm("run", "--", "sh", "-c", "kill -9 $$", expect=137)
@@ -152,7 +152,7 @@ def test_run_gives_output_and_exit_code(vm):
     check(vm.states() == ["absent"] * PARTITIONS, vm("list"))
 
 
-def test_garbage_on_the_control_socket_is_answered_and_survived(vm):
+def test_supervisor_survives_garbage_on_control_socket(vm):
     path = str(pathlib.Path(vm.runtime.name) / "mayfly/vm/mayfly.sock")
     check("not a request" in ask(path, {"verb": "dance"})["error"])
     with socket.socket(socket.AF_UNIX) as line:
@@ -165,7 +165,7 @@ def test_garbage_on_the_control_socket_is_answered_and_survived(vm):
     check(vm.status()["guest"]["state"] == "up")
 
 
-def test_the_modes_to_compare_with_take_the_same_words(host):
+def test_plain_and_static_modes_take_the_same_commands(host):
     for mode in ("plain", "static"):
         host.boot(*BOOT, mode=mode)
         host("plug", "0", "1")
@@ -180,7 +180,7 @@ def test_the_modes_to_compare_with_take_the_same_words(host):
         host("down")
 
 
-def test_partitions_of_several_sizes_are_each_as_large_as_they_should_be(host):
+def test_partitions_of_different_sizes_have_their_own_size(host):
     # Mayfly's kernel takes whole blocks only.
     sizes = [256, 128, 192, 64] if host.mode == "nodes" else [256, 128, 384]
     words = list(BOOT)
@@ -197,11 +197,16 @@ def test_partitions_of_several_sizes_are_each_as_large_as_they_should_be(host):
     host.hog("large", sizes[0] - 30, 0)
     host.hog("small", sizes[small] - 30, small)
     anonymous = host.node(small)["anonymous_bytes"] // MIB
-    check(anonymous >= sizes[small] - 32, "the small one's memory is elsewhere:", anonymous, "MiB are here")
-    # What fits into the large one is too much for the small one, which is told so.
+    check(
+        anonymous >= sizes[small] - 32,
+        "the small instance's memory lies elsewhere; its partition has",
+        anonymous,
+        "MiB",
+    )
+    # Memory that fits into the large partition overflows the small one.
     host("stop", "small", "--grace", "0s")
     host("spawn", "over", "-p", str(small), "--", "/opt/mayfly/memhog", str(sizes[small] + 20))
-    host.wait(lambda: host.states()[small] == "ready", "who needs too much has ended")
+    host.wait(lambda: host.states()[small] == "ready", "the instance that needs too much has ended")
     check("filled" not in host("output", "over"), "more memory than its partition has")
     check(host.states()[0] == "in_use", host("list"))
     host("stop", "large", "--grace", "0s")
@@ -213,7 +218,7 @@ def test_partitions_of_several_sizes_are_each_as_large_as_they_should_be(host):
     host("down")
 
 
-def test_an_instance_may_have_several_partitions(vm):
+def test_instance_may_have_several_partitions(vm):
     vm("plug", "--all")
     argv = ["--", "/opt/mayfly/memhog", str(SIZE_MIB + 150)]
     if vm.mode == "hotmem":

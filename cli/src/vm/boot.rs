@@ -43,7 +43,7 @@ impl KernelName {
 enum ModeName {
     /// A NUMA node per partition, on any kernel
     Nodes,
-    /// The same on Mayfly's kernel, which keeps everybody else out of a partition
+    /// The same on Mayfly's kernel, which keeps all other processes out of a partition
     Hotmem,
     /// One virtio-mem device for all, for comparison
     Plain,
@@ -53,11 +53,11 @@ enum ModeName {
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum BackingName {
-    /// Anonymous memory, in huge pages where the host has them to give
+    /// Anonymous memory, in huge pages where the host has them
     Anonymous,
     /// A file in memory that other processes can map (vhost-user)
     Shared,
-    /// Huge pages that the host has set aside (vm.nr_hugepages)
+    /// Huge pages that the host has reserved (vm.nr_hugepages)
     Huge,
 }
 
@@ -71,7 +71,7 @@ enum AcceleratorName {
     Tcg,
 }
 
-/// Build what VMs boot: a kernel, Debian with python3, and the agent (kept: a second time it only looks)
+/// Build what VMs boot: a kernel, Debian with python3, and the agent (cached: a second run only checks)
 #[derive(Args)]
 pub struct ImageArguments {
     /// Which kernel
@@ -190,7 +190,7 @@ impl BootArguments {
             booting.finish_and_clear();
             let mut status = json!(vm.status());
             status["socket"] = json!(socket);
-            // Nobody may be reading any more; the VM goes on.
+            // The VM keeps running even if no process reads this.
             let _ = if json { print_json(&status) } else { print_ready(&vm.status()) };
         };
         supervisor::run(&settings, show)?;
@@ -272,8 +272,8 @@ fn print_ready(status: &Status) -> Result<()> {
     Ok(())
 }
 
-/// Starts the same command without `--detach` in a session of its own and waits until it says that it is ready. What it
-/// would say on stderr goes to a file beside the socket.
+/// Starts the same command without `--detach` in a session of its own and waits until it reports that the VM is ready. Its
+/// stderr goes to a log file beside the socket.
 fn detach(name: &str, json: bool) -> Result<i32> {
     let log = control::folder()?.join(format!("{name}.log"));
     let stderr = std::fs::File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
@@ -292,7 +292,7 @@ fn detach(name: &str, json: bool) -> Result<i32> {
     let mut child = command.spawn().context("cannot start the VM's process")?;
     let mut line = String::new();
     let booting = progress::of_waiting("booting the VM");
-    BufReader::new(child.stdout.take().expect("a pipe was asked for")).read_line(&mut line)?;
+    BufReader::new(child.stdout.take().expect("stdout is a pipe")).read_line(&mut line)?;
     booting.finish_and_clear();
     if line.is_empty() {
         let status = child.wait()?;

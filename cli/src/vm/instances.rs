@@ -17,15 +17,15 @@ use vm::report::{Plugged, Spawned, Unplugged};
 use crate::failure::{Failure, OWN_FAILURE};
 use crate::quantity;
 use crate::vm::partitions::unplugged_line;
-use crate::vm::selector::{Which, print_json};
+use crate::vm::selector::{VmSelector, print_json};
 
-/// What is asked of the guest again and again while an instance runs.
+/// How long each `wait` request lasts while an instance runs.
 const POLL: Duration = Duration::from_millis(100);
 
-/// One a second, before a partition that cannot be unplugged is left to the user.
+/// Attempts, one a second, to unplug before the partition is left to the user.
 const UNPLUG_ATTEMPTS: u32 = 10;
 
-/// What to start, for `spawn` and `run`.
+/// The program to start, for `spawn` and `run`.
 #[derive(Args)]
 struct Program {
     /// A variable for its environment; may be given often
@@ -62,7 +62,7 @@ impl Program {
     }
 }
 
-/// In thousandths, of which the kernel takes 10 and more.
+/// Thousandths of a vCPU; the kernel's minimum is 10.
 fn parse_vcpus(text: &str) -> Result<u32, String> {
     match text.parse::<f64>() {
         Ok(number) if (0.01..=64.0).contains(&number) => Ok((number * 1000.0).round() as u32),
@@ -95,11 +95,11 @@ pub struct SpawnArguments {
     #[command(flatten)]
     program: Program,
     #[command(flatten)]
-    which: Which,
+    vm: VmSelector,
 }
 
 impl SpawnArguments {
-    /// Starts it and returns; it runs on.
+    /// Starts the instance and returns while it runs.
     ///
     /// # Errors
     /// No partition is ready, or the program cannot be started.
@@ -108,14 +108,14 @@ impl SpawnArguments {
         if self.stdin {
             std::io::stdin().read_to_string(&mut input).context("cannot read standard input")?;
         }
-        let mut client = self.which.connect()?;
+        let mut client = self.vm.connect()?;
         let spawn = self.program.spawn(self.instance, &self.partition);
         let spawned: Spawned = client.ask(&Command::Spawn { outside: self.outside, spawn })?;
         if self.stdin {
             let instance = spawned.instance.clone();
             client.ask::<()>(&Command::Input { instance, text: input, close: true })?;
         }
-        if self.which.json {
+        if self.vm.json {
             print_json(&spawned)?;
             return Ok(0);
         }
@@ -149,11 +149,11 @@ pub struct RunArguments {
     #[command(flatten)]
     program: Program,
     #[command(flatten)]
-    which: Which,
+    vm: VmSelector,
 }
 
 impl RunArguments {
-    /// Runs it; what it writes appears on stdout as it comes. Ctrl-C stops it and gives the partition back.
+    /// Runs the program, and prints its output as it is written. Ctrl-C stops it and unplugs the partition.
     ///
     /// # Errors
     /// The VM, or the partition, cannot do it.
@@ -167,14 +167,14 @@ impl RunArguments {
         for signal in [SIGINT, SIGTERM] {
             signal_hook::flag::register(signal, Arc::clone(&interrupted)).context("cannot take signals")?;
         }
-        let (json, times) = (self.which.json, self.times);
-        let mut client = self.which.connect()?;
+        let (json, times) = (self.vm.json, self.times);
+        let mut client = self.vm.connect()?;
         let plugged: Plugged = client.ask(&Command::Plug { partition: None })?;
         let partition = plugged.partition;
         let instance = format!("run-{}", std::process::id());
         let spawn = self.program.spawn(instance.clone(), &[partition]);
         let ran = run_in_partition(&mut client, spawn, &interrupted, json);
-        // Whatever happened: nothing stays.
+        // In every case: unplug the partition.
         if ran.is_err() {
             let _ = client.ask::<ExitReason>(&Command::Stop { instance, grace_ms: 0 });
         }
@@ -222,7 +222,7 @@ fn run_in_partition(
         let timeout_ms = POLL.as_millis() as u64;
         let reason: Option<ExitReason> =
             client.ask(&Command::Wait { instance: instance.clone(), timeout_ms })?;
-        // After the end: what was written last.
+        // After the end, for the last output.
         while show_more(client, &instance, &mut from, quiet.then_some(&mut all))? == Shown::Something {}
         if let Some(reason) = reason {
             if reason == ExitReason::Overflow {
@@ -291,7 +291,7 @@ pub struct OutputArguments {
     #[arg(short, long)]
     follow: bool,
     #[command(flatten)]
-    which: Which,
+    vm: VmSelector,
 }
 
 impl OutputArguments {
@@ -300,25 +300,25 @@ impl OutputArguments {
     /// # Errors
     /// No such instance was started.
     pub fn execute(self) -> Result<i32> {
-        let mut client = self.which.connect()?;
+        let mut client = self.vm.connect()?;
         let mut from = 0;
         let mut all = String::new();
         loop {
-            let into = self.which.json.then_some(&mut all);
+            let into = self.vm.json.then_some(&mut all);
             match show_more(&mut client, &self.instance, &mut from, into)? {
                 Shown::Something => {}
                 Shown::Nothing if self.follow => std::thread::sleep(POLL),
                 Shown::Nothing | Shown::All => break,
             }
         }
-        if self.which.json {
+        if self.vm.json {
             print_json(&json!({ "output": all }))?;
         }
         Ok(0)
     }
 }
 
-/// End an instance; its partition is ready again when all its processes are gone
+/// End an instance; its partition is ready again when all its processes have ended
 #[derive(Args)]
 pub struct StopArguments {
     /// Its name
@@ -327,19 +327,19 @@ pub struct StopArguments {
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = quantity::parse_duration)]
     grace: Duration,
     #[command(flatten)]
-    which: Which,
+    vm: VmSelector,
 }
 
 impl StopArguments {
-    /// Tells how it ended.
+    /// Stops it and prints how it ended.
     ///
     /// # Errors
     /// No such instance runs, or the guest does not end it in time.
     pub fn execute(self) -> Result<i32> {
-        let mut client = self.which.connect()?;
+        let mut client = self.vm.connect()?;
         let grace_ms = self.grace.as_millis() as u64;
         let reason: ExitReason = client.ask(&Command::Stop { instance: self.instance.clone(), grace_ms })?;
-        if self.which.json {
+        if self.vm.json {
             print_json(&json!({ "instance": self.instance, "exit": reason }))?;
             return Ok(0);
         }

@@ -59,10 +59,10 @@ enum Verb {
 }
 
 impl VmArguments {
-    /// Does what was asked for; returns the exit code.
+    /// Runs the verb; returns the exit code.
     ///
     /// # Errors
-    /// One line that says what is wrong and what to do.
+    /// One line: what is wrong, and what to do about it.
     pub fn execute(self) -> Result<i32> {
         match self.verb {
             Verb::Image(arguments) => arguments.execute(),

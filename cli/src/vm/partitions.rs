@@ -8,7 +8,7 @@ use vm::control::{Client, Command};
 use vm::report::{Plugged, Status, Unplugged};
 
 use crate::quantity;
-use crate::vm::selector::{Which, print_json};
+use crate::vm::selector::{VmSelector, print_json};
 
 /// Give partitions memory
 #[derive(Args)]
@@ -19,16 +19,16 @@ pub struct PlugArguments {
     #[arg(long, conflicts_with = "partitions")]
     all: bool,
     #[command(flatten)]
-    which: Which,
+    vm: VmSelector,
 }
 
 impl PlugArguments {
-    /// Plugs one after the other and tells how long each took.
+    /// Plugs one after the other and prints how long each took.
     ///
     /// # Errors
     /// The first that cannot be plugged; those before it stay plugged.
     pub fn execute(self) -> Result<i32> {
-        let mut client = self.which.connect()?;
+        let mut client = self.vm.connect()?;
         let partitions: Vec<Option<u32>> = match (self.all, &self.partitions[..]) {
             (true, _) => {
                 in_state(&mut client, |state| *state == State::Absent)?.into_iter().map(Some).collect()
@@ -39,13 +39,13 @@ impl PlugArguments {
         let mut all = Vec::new();
         for partition in partitions {
             let plugged: Plugged = client.ask(&Command::Plug { partition })?;
-            if !self.which.json {
+            if !self.vm.json {
                 let took = quantity::duration(plugged.total_ns as f64);
                 println!("partition {} plugged in {took}", plugged.partition);
             }
             all.push(plugged);
         }
-        if self.which.json {
+        if self.vm.json {
             print_json(&json!({ "plugged": all }))?;
         }
         Ok(0)
@@ -62,16 +62,16 @@ pub struct UnplugArguments {
     #[arg(long, conflicts_with = "partitions")]
     all: bool,
     #[command(flatten)]
-    which: Which,
+    vm: VmSelector,
 }
 
 impl UnplugArguments {
-    /// Unplugs one after the other and tells how long each took and what the host got back.
+    /// Unplugs one after the other and prints how long each took and how much memory returned to the host.
     ///
     /// # Errors
     /// The first that cannot be unplugged.
     pub fn execute(self) -> Result<i32> {
-        let mut client = self.which.connect()?;
+        let mut client = self.vm.connect()?;
         let partitions = match self.all {
             true => in_state(&mut client, |state| *state == State::Ready)?,
             false => self.partitions,
@@ -79,12 +79,12 @@ impl UnplugArguments {
         let mut all = Vec::new();
         for partition in partitions {
             let unplugged: Unplugged = client.ask(&Command::Unplug { partition })?;
-            if !self.which.json {
+            if !self.vm.json {
                 println!("{}", unplugged_line(&unplugged));
             }
             all.push(unplugged);
         }
-        if self.which.json {
+        if self.vm.json {
             print_json(&json!({ "unplugged": all }))?;
         }
         Ok(0)

@@ -1,13 +1,13 @@
-//! What every verb of `mayfly vm` has: which VM is meant, and an answer for people or for programs.
+//! The options of every verb of `mayfly vm`: which VM, and whether to print a table or JSON.
 
 use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
 use vm::control::Client;
 
-/// Which VM, and how to answer: the same for every verb.
+/// Selects the VM and the output format.
 #[derive(Args)]
-pub struct Which {
+pub struct VmSelector {
     /// The VM [default: the only one that runs]
     #[arg(long, value_name = "NAME", display_order = 90)]
     vm: Option<String>,
@@ -16,8 +16,8 @@ pub struct Which {
     pub json: bool,
 }
 
-impl Which {
-    /// Connects to its supervisor.
+impl VmSelector {
+    /// Connects to the VM's supervisor.
     ///
     /// # Errors
     /// There is no such VM.
@@ -26,7 +26,7 @@ impl Which {
     }
 }
 
-/// Prints an object for programs.
+/// Prints one JSON object on a line.
 pub fn print_json(value: &impl Serialize) -> Result<()> {
     println!("{}", serde_json::to_string(value)?);
     Ok(())

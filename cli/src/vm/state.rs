@@ -1,4 +1,4 @@
-//! `mayfly vm list`, `stats`, `console` and `down`: what runs, what it takes, and its end.
+//! `mayfly vm list`, `stats`, `console` and `down`: the state of VMs, their memory, their console, their end.
 
 use anyhow::Result;
 use clap::Args;
@@ -8,7 +8,7 @@ use vm::protocol::InstanceInfo;
 use vm::report::{GuestStatus, Memory, Status};
 
 use crate::quantity;
-use crate::vm::selector::{Which, print_json};
+use crate::vm::selector::{VmSelector, print_json};
 
 /// Show the VMs that run, and the state of each partition
 #[derive(Args)]
@@ -22,7 +22,7 @@ pub struct ListArguments {
 }
 
 impl ListArguments {
-    /// Asks every supervisor.
+    /// Queries every supervisor.
     ///
     /// # Errors
     /// The folder of control sockets cannot be read.
@@ -33,7 +33,7 @@ impl ListArguments {
         }
         let others = if self.vm.is_some() { Vec::new() } else { control::running()? };
         for name in others {
-            // One that ends just now is not listed.
+            // A VM that ends in this moment is not listed.
             let status =
                 Client::connect(Some(&name)).and_then(|mut client| client.ask::<Status>(&Command::Status));
             all.extend(status.ok());
@@ -82,19 +82,19 @@ fn print_status(status: &Status) {
 #[derive(Args)]
 pub struct StatsArguments {
     #[command(flatten)]
-    which: Which,
+    vm: VmSelector,
 }
 
 impl StatsArguments {
-    /// Asks the guest.
+    /// Queries the guest.
     ///
     /// # Errors
     /// It is down.
     pub fn execute(self) -> Result<i32> {
-        let mut client = self.which.connect()?;
+        let mut client = self.vm.connect()?;
         let memory: Memory = client.ask(&Command::Memory)?;
         let instances: Vec<InstanceInfo> = client.ask(&Command::Instances)?;
-        if self.which.json {
+        if self.vm.json {
             let mut value = json!(memory);
             value["instances"] = json!(instances);
             print_json(&value)?;
@@ -155,17 +155,17 @@ fn migrated(memory: &Memory) -> u64 {
 #[derive(Args)]
 pub struct ConsoleArguments {
     #[command(flatten)]
-    which: Which,
+    vm: VmSelector,
 }
 
 impl ConsoleArguments {
-    /// Asks the supervisor.
+    /// Queries the supervisor.
     ///
     /// # Errors
     /// There is none.
     pub fn execute(self) -> Result<i32> {
-        let text: String = self.which.connect()?.ask(&Command::Console)?;
-        match self.which.json {
+        let text: String = self.vm.connect()?.ask(&Command::Console)?;
+        match self.vm.json {
             true => print_json(&json!({ "console": text }))?,
             false => print!("{text}"),
         }
@@ -177,22 +177,22 @@ impl ConsoleArguments {
 #[derive(Args)]
 pub struct DownArguments {
     #[command(flatten)]
-    which: Which,
+    vm: VmSelector,
 }
 
 impl DownArguments {
-    /// Returns when its supervisor is gone.
+    /// Returns when the VM's supervisor has ended.
     ///
     /// # Errors
     /// No such VM runs.
     pub fn execute(self) -> Result<i32> {
-        let mut client = self.which.connect()?;
-        // The connection closes when everything is over.
+        let mut client = self.vm.connect()?;
+        // The connection closes when the supervisor ends.
         match client.ask::<Value>(&Command::Down) {
             Err(vm::Error::Ended(_)) | Ok(_) => {}
             Err(other) => return Err(other.into()),
         }
-        match self.which.json {
+        match self.vm.json {
             true => print_json(&json!({ "down": client.name() }))?,
             false => println!("{} is down", client.name()),
         }

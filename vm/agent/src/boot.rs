@@ -1,7 +1,7 @@
-//! From the initramfs to the root: modules, mounts, sysctls.
+//! Boots from the initramfs into the root: modules, mounts, sysctls.
 //!
-//! The root disk is read-only and shared by all VMs on the host; what a guest writes goes to an overlay in memory.
-//! The initramfs' `/mayfly` (the workloads) shows up as `/opt/mayfly`.
+//! The root disk is read-only and shared by all VMs on the host; writes go to an overlay in memory. `/mayfly` of the initramfs
+//! (the workloads) is mounted at `/opt/mayfly`.
 
 use std::fs;
 use std::path::Path;
@@ -15,17 +15,17 @@ use crate::root;
 const DISK: &str = "/dev/vda";
 const DISK_PATIENCE: Duration = Duration::from_secs(20);
 
-/// What tools write outside of `/tmp` stays in boot memory, and is little. Instances have layers of their own ([`root`]).
+/// Files that tools write outside of `/tmp` stay in boot memory, and are small. Instances have layers of their own ([`root`]).
 const OVERLAY_OPTIONS: &str = "size=64m,mode=755,mpol=bind=static:0";
 
-/// Boots up to the root. Whatever fails here leaves no VM: the kernel panics with the reason on the console.
+/// Mounts the root and moves into it. On any failure the kernel panics, with the reason on the console.
 pub fn boot() {
     let none = MountFlags::empty();
     must("mount /dev", mount("devtmpfs", "/dev", "devtmpfs", none, None));
     make_folders(&["/proc", "/sys", "/disk", "/writable", "/root"]);
     must("mount /proc", mount("proc", "/proc", "proc", none, None));
     must("mount /sys", mount("sysfs", "/sys", "sysfs", none, None));
-    // Before the virtio-mem driver starts: plugged memory is only ever for movable pages (HotMem §2.2).
+    // Before the virtio-mem driver starts, so that all plugged memory is only for movable pages (HotMem §2.2).
     set("/sys/devices/system/memory/auto_online_blocks", "online_movable");
     load_modules();
 
@@ -46,7 +46,7 @@ pub fn boot() {
     make_folders(&["/root/opt/mayfly", "/root/run", "/root/tmp", "/root/dev", "/root/proc", "/root/sys"]);
     let nodev = MountFlags::NODEV | MountFlags::NOSUID;
     must("mount /run", mount("tmpfs", "/root/run", "tmpfs", nodev, Some(c"size=16m,mode=755")));
-    // Instances get the disk without the overlay: nothing that is written to that is theirs to see.
+    // Instances get the disk without this overlay, so they do not see what is written to it.
     make_folders(&[&format!("/root{}", root::DISK)]);
     must("move the disk", mount_move("/disk", format!("/root{}", root::DISK)));
     must("show the workloads", mount_bind("/mayfly", "/root/opt/mayfly"));
@@ -69,27 +69,27 @@ fn mount_rest() {
     must("mount /dev/shm", mount("tmpfs", "/dev/shm", "tmpfs", nodev, Some(c"size=16m")));
     must("mount /tmp", mount("tmpfs", "/tmp", "tmpfs", nodev, Some(c"size=64m,mode=1777")));
     make_folders(&root::FOLDERS);
-    // Tracing is there when the kernel was built with it.
+    // These fail on a kernel without tracing, which is fine.
     let _ = mount("tracefs", "/sys/kernel/tracing", "tracefs", none, None);
     let _ = mount("debugfs", "/sys/kernel/debug", "debugfs", none, None);
-    // Instances get mount namespaces of their own; nothing they mount comes back here.
+    // Mounts in instances' mount namespaces must not propagate here.
     let private = MountPropagationFlags::REC | MountPropagationFlags::PRIVATE;
     must("make mounts private", mount_change("/", private));
 }
 
-/// Nothing moves pages between nodes or blocks unless an unplug does it: migrations are what Mayfly counts.
+/// Sets kernel parameters. Pages are moved between nodes or blocks only by an unplug, because Mayfly counts migrations.
 fn set_up_kernel() {
     set("/proc/sys/kernel/numa_balancing", "0");
     set("/proc/sys/vm/compaction_proactiveness", "0");
     set("/proc/sys/kernel/hostname", "mayfly");
-    // By its boot memory the kernel would allow some thousands, which a few instances have with all theirs (`cgroup`): then the
-    // agent has no thread to end them. Each has its own limits, and threads are memory that is charged to it.
+    // The kernel's defaults, from boot memory, are some thousands, which a few instances can use up within their own limits
+    // (`cgroup`); then the agent could start no thread to stop them. Each instance is limited, and charged for its threads.
     set("/proc/sys/kernel/threads-max", "4194304");
     set("/proc/sys/kernel/pid_max", "4194304");
-    // Each instance is a user of its own, and all of them are one tenant's: a VM is one domain of trust, so they share
-    // pages as if they were one user (UPM §IV-E). Tenants that must not are in VMs of their own.
+    // Each instance is a user of its own, but a VM is one trust domain: all its instances belong to one tenant, and share
+    // pages as if they were one user (UPM §IV-E). Tenants that must not share have VMs of their own.
     set("/sys/kernel/mm/upm/domain", "everyone");
-    // Where the kernel lies and what it reports is nobody's business but root's.
+    // Only root may see kernel addresses and the kernel log.
     set("/proc/sys/kernel/kptr_restrict", "2");
     set("/proc/sys/kernel/dmesg_restrict", "1");
 }
@@ -114,15 +114,15 @@ fn make_folders(paths: &[&str]) {
     }
 }
 
-/// For modes with partitions: free pages that one CPU keeps for itself are lost to an instance on another, and a
-/// partition is small. With the kernel's own choice a second instance overflowed a partition that it did not fill. Mayfly's
-/// kernel first takes such pages back, but only after reclaim has found nothing, again and again: filling the last of a
-/// partition then takes seconds.
-pub fn hoard_no_pages() {
+/// Limits per-CPU free page lists, in modes where a partition is a node. Pages in one CPU's list are not available to an
+/// instance on another CPU, and a partition is small: with the kernel's default size a second instance overflowed a partition
+/// that it did not fill. Mayfly's kernel drains these lists first, but only after reclaim has failed several times, so filling
+/// the last pages of a partition would take seconds.
+pub fn limit_cpu_page_lists() {
     set("/proc/sys/vm/percpu_pagelist_high_fraction", "512");
 }
 
-/// Writes a setting that not every kernel has.
+/// Writes a kernel parameter, if the kernel has it.
 fn set(path: &str, value: &str) {
     if let Err(error) = fs::write(path, value)
         && Path::new(path).exists()

@@ -1,7 +1,7 @@
-//! Control groups: one for the agent, which comes first, and one for each instance.
+//! Control groups: one for the agent, which has priority, and one for each instance.
 //!
-//! An instance's group tells when its last process is gone, kills all of them at once, however fast they fork, and
-//! knows whether the kernel killed one for want of memory.
+//! An instance's group reports the end of its last process, kills all processes at once, however fast they fork, and
+//! counts kills by the out-of-memory killer.
 
 use std::fs::{self, File};
 use std::io;
@@ -14,23 +14,23 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 const ROOT: &str = "/sys/fs/cgroup";
 const INSTANCES: &str = "/sys/fs/cgroup/instances";
 
-/// More than a function needs, less than would leave the guest without process numbers.
+/// More than a function needs, and few enough that the guest does not run out of process numbers.
 const MOST_PROCESSES: &str = "1024";
 
-/// Page tables and other kernel memory on behalf of an instance lie outside its partition; they need a limit too.
+/// Limit for page tables and other kernel memory of an instance, which lie outside its partition.
 const KERNEL_MEMORY_BYTES: u64 = 32 << 20;
 
-/// In which an instance uses up its CPU time.
+/// The period of an instance's CPU quota.
 const CPU_PERIOD_US: u64 = 100_000;
 
-/// Makes the groups, moves this process into the agent's, and ends what a former agent left.
+/// Makes the groups, moves this process into the agent's, and kills the instances that a former agent left.
 pub fn set_up() -> io::Result<()> {
     fs::create_dir_all(format!("{ROOT}/agent"))?;
     fs::create_dir_all(INSTANCES)?;
     fs::write(format!("{ROOT}/cgroup.subtree_control"), "+cpu +memory +pids")?;
     fs::write(format!("{INSTANCES}/cgroup.subtree_control"), "+cpu +memory +pids")?;
     fs::write(format!("{ROOT}/agent/cgroup.procs"), "0")?;
-    // Instances that compute must not keep the host waiting for answers.
+    // Busy instances must not delay the agent's answers to the host.
     fs::write(format!("{ROOT}/agent/cpu.weight"), "10000")?;
     for entry in fs::read_dir(INSTANCES)?.flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
@@ -50,8 +50,9 @@ pub struct Group {
 }
 
 impl Group {
-    /// A group with limits: of processes, of memory, if the instance has a partition, and of CPU time, in thousandths of a
-    /// vCPU. Where CPU is short groups get what their weights say, however many processes they have: all the same, if nothing is said.
+    /// Makes a group with limits: for processes, for memory if the instance has a partition, and for CPU time, in thousandths
+    /// of a vCPU. When CPUs are short, groups share them by weight (the same for all by default), however many processes
+    /// each has.
     pub fn create(
         name: &str,
         memory_bytes: Option<u64>,
@@ -62,7 +63,7 @@ impl Group {
         let group = Group { path: Path::new(INSTANCES).join(name) };
         fs::create_dir(&group.path)?;
         group.set("pids.max", MOST_PROCESSES)?;
-        // All processes of the offender end, and nobody else's (HotMem §4).
+        // On overflow the kernel kills all processes of this instance, and of no other (HotMem §4).
         group.set("memory.oom.group", "1")?;
         if let Some(bytes) = memory_bytes {
             let apart = if kernel_memory_apart { KERNEL_MEMORY_BYTES } else { 0 };
@@ -77,23 +78,23 @@ impl Group {
         Ok(group)
     }
 
-    /// Stops all its processes, or lets them go on. Those that are stopped take SIGKILL.
+    /// Freezes all its processes, or thaws them. Frozen processes can be killed.
     pub fn freeze(&self, frozen: bool) -> io::Result<()> {
         self.set("cgroup.freeze", if frozen { "1" } else { "0" })
     }
 
-    /// For a new process to write itself into.
+    /// The file into which a new process writes itself.
     pub fn procs(&self) -> io::Result<File> {
         File::options().write(true).open(self.path.join("cgroup.procs"))
     }
 
-    /// Its processes, now.
+    /// Its current processes.
     pub fn processes(&self) -> Vec<i32> {
         let text = fs::read_to_string(self.path.join("cgroup.procs")).unwrap_or_default();
         text.lines().filter_map(|line| line.parse().ok()).collect()
     }
 
-    /// SIGKILL to all processes, and to those they are just forking.
+    /// Sends SIGKILL to all processes, including those that are just being forked.
     pub fn kill(&self) -> io::Result<()> {
         self.set("cgroup.kill", "1")
     }
@@ -118,22 +119,22 @@ impl Group {
         }
     }
 
-    /// How often the kernel killed one of its processes because memory ran out: its own, by its limit or by its node.
+    /// How often the kernel killed one of its processes because its memory ran out, by its limit or by its node.
     pub fn memory_kills(&self) -> u64 {
         let text = fs::read_to_string(self.path.join("memory.events")).unwrap_or_default();
         text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.parse().ok()).unwrap_or(0)
     }
 
-    /// Gives back what page cache was charged to the group. The group must be empty.
+    /// Reclaims the page cache that is charged to the group. The group must have no processes.
     pub fn reclaim(&self) {
-        // Pages that others have just used take more than one pass.
+        // Pages that other processes have just used need more than one pass.
         for _ in 0..8 {
             let text = fs::read_to_string(self.path.join("memory.stat")).unwrap_or_default();
             let file = text.lines().find_map(|line| line.strip_prefix("file ")?.parse::<u64>().ok());
             if file.is_none_or(|bytes| bytes == 0) {
                 return;
             }
-            // More than there is, and the kernel says so: everything is what we want.
+            // More than the group has, which the kernel reports as an error: reclaim everything.
             let _ = self.set("memory.reclaim", "1G");
         }
     }
@@ -143,7 +144,7 @@ impl Group {
         let begin = Instant::now();
         loop {
             match fs::remove_dir(&self.path) {
-                // The last process is gone, but the kernel has not finished with it.
+                // The last process has ended, but the kernel has not finished its teardown.
                 Err(error)
                     if error.kind() == io::ErrorKind::ResourceBusy
                         && begin.elapsed() < Duration::from_secs(60) =>

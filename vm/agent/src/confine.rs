@@ -1,4 +1,4 @@
-//! How the agent starts programs: tools as they are, instances through [`crate::launch`], which confines them.
+//! Starts programs: tools directly, instances through [`crate::launch`], which confines them.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, PipeReader, PipeWriter, Write};
@@ -13,29 +13,29 @@ use rustix::mount::{MountFlags, mount};
 use vm_protocol::{Confinement, Spawn};
 
 use crate::cgroup::Group;
-use crate::plan::{Identity, Plan, Report, Source};
+use crate::plan::{Identity, MemorySource, Plan, Report};
 use crate::relay::{self, Ends};
 use crate::user_namespaces;
 
-/// What an instance's memory may be.
+/// The memory of an instance.
 #[derive(Debug)]
 pub struct Share {
-    /// Its first partition, which tells its users from those of others.
+    /// Its first partition, from whose number its users in the guest are computed.
     pub partition: u32,
-    pub source: OwnedSource,
-    /// The most that its writable layer takes.
+    pub source: OwnedMemorySource,
+    /// Size limit of its writable layer.
     pub layer_bytes: u64,
 }
 
-/// Where an instance's memory comes from; see [`Source`].
+/// Where an instance's memory comes from: [`MemorySource`] with an owned descriptor.
 #[derive(Debug)]
-pub enum OwnedSource {
+pub enum OwnedMemorySource {
     Anywhere,
     Nodes(Vec<u32>),
     Hotmem(OwnedFd, u32),
 }
 
-/// What the first process of an instance tells.
+/// The reports of an instance's first process.
 pub struct Reports(BufReader<PipeReader>);
 
 impl Reports {
@@ -45,7 +45,7 @@ impl Reports {
         serde_json::from_str(&line).ok()
     }
 
-    /// How its program ended, or which extension; `None` if its first process did not live to tell.
+    /// How its program or one of its extensions ended; `None` if the first process died before it reported.
     pub fn ended(&mut self) -> Option<(ExitStatus, Option<String>)> {
         match self.next()? {
             Report::Ended { status, extension } => Some((ExitStatus::from_raw(status), extension)),
@@ -58,13 +58,13 @@ impl Reports {
 pub struct Confined {
     pub child: Child,
     pub reports: Reports,
-    /// The extensions beside its program.
+    /// The extensions that run beside its program.
     pub extensions: Vec<String>,
-    /// By which it reaches the host, and further.
+    /// The agent's ends of its connections to the host and to the network.
     pub ends: Ends,
 }
 
-/// Starts a tool: root in the guest, in a group of its own, with the agent's memory and view.
+/// Starts a tool: as the guest's root, in a control group of its own, with the agent's memory and mounts.
 pub fn start_tool(order: &Spawn, group: &Group, output: PipeWriter) -> io::Result<Child> {
     let mut command = Command::new(&order.argv[0]);
     command.args(&order.argv[1..]).env_clear();
@@ -78,7 +78,7 @@ pub fn start_tool(order: &Spawn, group: &Group, output: PipeWriter) -> io::Resul
     let any_cpu = cpus.is_empty();
     let child = move || {
         rustix::io::write(&procs, b"0")?;
-        // The agent's own protection is not for its children.
+        // Children must not inherit the agent's protection from the out-of-memory killer.
         let score = rustix::fs::openat(CWD, c"/proc/self/oom_score_adj", OFlags::WRONLY, Mode::empty())?;
         rustix::io::write(&score, b"500")?;
         if !any_cpu {
@@ -92,7 +92,7 @@ pub fn start_tool(order: &Spawn, group: &Group, output: PipeWriter) -> io::Resul
     command.spawn()
 }
 
-/// Starts an instance. `stdio` has its standard streams set; `output` is the one it writes to.
+/// Starts an instance. `stdio` sets its standard streams; `output` is the pipe that it writes to.
 pub fn start(
     order: &Spawn,
     group: &Group,
@@ -103,14 +103,16 @@ pub fn start(
     let confinement = order.confinement.as_deref();
     let identity = Identity::of(share.partition, confinement.map_or(0, |confinement| confinement.user));
     let users = user_namespaces::namespace(identity)?;
-    // So that it can open /dev/stdout, as programs in shells do.
+    // So that it can open /dev/stdout, as shell scripts do.
     fchown(output, Some(identity.outside()), Some(identity.outside()))?;
     let (reports, report) = io::pipe()?;
     let procs = group.procs()?;
     let source = match &share.source {
-        OwnedSource::Anywhere => Source::Anywhere,
-        OwnedSource::Nodes(nodes) => Source::Nodes(nodes.clone()),
-        OwnedSource::Hotmem(device, node) => Source::Hotmem { device: device.as_raw_fd(), node: *node },
+        OwnedMemorySource::Anywhere => MemorySource::Anywhere,
+        OwnedMemorySource::Nodes(nodes) => MemorySource::Nodes(nodes.clone()),
+        OwnedMemorySource::Hotmem(device, node) => {
+            MemorySource::Hotmem { device: device.as_raw_fd(), node: *node }
+        }
     };
     let mut env = order.env.clone();
     for (name, value) in [("PATH", "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"), ("HOME", "/root")] {
@@ -139,13 +141,13 @@ pub fn start(
     written.write_all(&serde_json::to_vec(&plan)?)?;
     io::Seek::rewind(&mut written)?;
     let mut passed: Vec<RawFd> = vec![written.as_raw_fd(), plan.report, plan.group, plan.users];
-    if let Source::Hotmem { device, .. } = plan.source {
+    if let MemorySource::Hotmem { device, .. } = plan.source {
         passed.push(device);
     }
     let mut command = Command::new("/proc/self/exe");
     command.arg0("vm-agent").arg("launch").arg(written.as_raw_fd().to_string()).env_clear();
     stdio(&mut command);
-    // SAFETY: as for a tool: only system calls. The descriptors stay open until the command has been started.
+    // SAFETY: as for a tool, only system calls are made. The descriptors stay open until the command has been started.
     unsafe {
         command.pre_exec(move || {
             for &descriptor in &passed {
@@ -158,7 +160,7 @@ pub fn start(
     }
     let port = confinement.map(|confinement| confinement.port);
     let address = network.map(|network| network.address);
-    let (mut child, ends) = relay::spawn_apart(command, port, address)?;
+    let (mut child, ends) = relay::spawn_in_namespaces(command, port, address)?;
     drop(report);
     let mut reports = Reports(BufReader::new(reports));
     match reports.next() {
@@ -170,41 +172,41 @@ pub fn start(
         _ => {
             let _ = child.kill();
             let status = child.wait()?;
-            let why = format!("it was ended while it was being started ({status}): is its memory enough?");
+            let why = format!("it ended while it was being started ({status}): has it enough memory?");
             Err(io::Error::other(why))
         }
     }
 }
 
 const CODE: &str = "/run/mayfly-code";
-/// What `virtio-blk` says the code disk is.
+/// The serial number of the code disk's virtio-blk device.
 const CODE_SERIAL: &str = "mayfly-code";
 
-/// Where a worker's function may see parts of the code disk: what it runs from, and in an image's root, whose folders may be links,
-/// the one below /dev, which is the instance's own.
-const SEEN: [&str; 3] = ["/var/", "/opt", "/dev/mayfly/"];
+/// Where parts of the code disk may be mounted for a worker's function: the folders that it runs from, and /dev/mayfly for a
+/// container image. An image's folders may be symbolic links, but /dev is the instance's own.
+const ALLOWED_TARGETS: [&str; 3] = ["/var/", "/opt", "/dev/mayfly/"];
 
-/// What a worker's function sees of the code disk.
+/// The parts of the code disk that a worker's function sees: source and target of each mount.
 fn binds(confinement: &Confinement) -> io::Result<Vec<(String, String)>> {
     if confinement.user == 0 {
         return Err(io::Error::other("a function cannot own its root"));
     }
-    let seen = |(source, target): &(String, String)| {
-        if !is_plain(target) || !SEEN.iter().any(|place| target.starts_with(place)) {
+    let checked = |(source, target): &(String, String)| {
+        if !is_plain(target) || !ALLOWED_TARGETS.iter().any(|place| target.starts_with(place)) {
             return Err(io::Error::other(format!("{source} at {target}: not allowed")));
         }
-        Ok((of_code(source)?, target.clone()))
+        Ok((on_code_disk(source)?, target.clone()))
     };
-    confinement.binds.iter().map(seen).collect()
+    confinement.binds.iter().map(checked).collect()
 }
 
-/// The root of an image.
+/// The root of a container image, if the function has one.
 fn root(confinement: &Confinement) -> io::Result<Option<String>> {
-    confinement.root.as_deref().map(of_code).transpose()
+    confinement.root.as_deref().map(on_code_disk).transpose()
 }
 
-/// Where something of the code disk lies, which is mounted when it is first needed.
-fn of_code(name: &str) -> io::Result<String> {
+/// The path of a file on the code disk, which is mounted at the first call.
+fn on_code_disk(name: &str) -> io::Result<String> {
     static MOUNTED: Mutex<bool> = Mutex::new(false);
     let mut mounted = MOUNTED.lock().expect("not poisoned");
     if !*mounted {

@@ -1,50 +1,51 @@
-//! A connection's windows (vm-protocol's `window`), between the two threads that serve it and the one that hears the host.
+//! A connection's windows (vm-protocol's `window`), shared by the two threads that serve it and the one that reads from the
+//! host.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use vm_protocol::window::{Overrun, Window};
 
-/// Connections of one instance at one time.
+/// How many connections an instance may have at one time.
 const CONNECTIONS: usize = 8;
 
-/// Those of one instance.
+/// The connections of one instance.
 #[derive(Default)]
 pub struct Connections {
-    open: AtomicUsize,
-    /// None of its processes is left.
+    count: AtomicUsize,
+    /// The instance's last process has ended.
     ended: AtomicBool,
 }
 
-/// One connection, until all that know it have dropped it.
-pub struct Flow {
+/// One connection, counted until its last reference is dropped.
+pub struct Connection {
     window: Mutex<Window>,
-    /// Something came, was granted, or ended.
+    /// Data or a grant arrived, or the connection ended.
     changed: Condvar,
     of: Arc<Connections>,
 }
 
 impl Connections {
-    /// One more, unless they are as many as there may be.
-    pub fn begin(self: &Arc<Self>) -> Option<Arc<Flow>> {
-        let few = self.open.fetch_add(1, Ordering::Relaxed) < CONNECTIONS;
-        let flow = Flow { window: Mutex::default(), changed: Condvar::new(), of: Arc::clone(self) };
-        few.then(|| Arc::new(flow))
+    /// A new connection, unless the instance has the most that it may have.
+    pub fn open(self: &Arc<Self>) -> Option<Arc<Connection>> {
+        let allowed = self.count.fetch_add(1, Ordering::Relaxed) < CONNECTIONS;
+        let flow = Connection { window: Mutex::default(), changed: Condvar::new(), of: Arc::clone(self) };
+        allowed.then(|| Arc::new(flow))
     }
 
-    /// Its processes are gone: nobody waits any longer for the host to take what they have sent.
+    /// The instance's processes have ended: no thread waits any longer for the host to grant room for their data.
     pub fn end(&self) {
         self.ended.store(true, Ordering::Relaxed);
     }
 }
 
-impl Drop for Flow {
+impl Drop for Connection {
     fn drop(&mut self) {
-        self.of.open.fetch_sub(1, Ordering::Relaxed);
+        self.of.count.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-impl Flow {
+impl Connection {
     fn window(&self) -> MutexGuard<'_, Window> {
         self.window.lock().expect("not poisoned")
     }
@@ -55,7 +56,7 @@ impl Flow {
         outcome
     }
 
-    /// The host sent this. It does not send more than it was granted; if it does, the connection is over.
+    /// Data arrived from the host. If it is more than was granted, the connection must be closed.
     pub fn arrive(&self, bytes: Vec<u8>) -> Result<(), Overrun> {
         self.change(|window| window.arrive(bytes))
     }
@@ -65,12 +66,12 @@ impl Flow {
         self.change(|window| window.granted(grant))
     }
 
-    /// Nothing more will come or be taken.
+    /// The connection is closed both ways.
     pub fn close(&self) {
         self.change(Window::close);
     }
 
-    /// Those who wait look again.
+    /// Wakes the threads that wait, to check again.
     pub fn wake(&self) {
         self.change(|_| ());
     }
@@ -79,7 +80,7 @@ impl Flow {
         Arc::ptr_eq(&self.of, connections)
     }
 
-    /// The next part of what the host sends; waits for it. `None`: that was all.
+    /// The next part of the host's data; waits for it. `None`: the connection is closed and all data was returned.
     pub fn next(&self) -> Option<Vec<u8>> {
         let mut window = self.window();
         loop {
@@ -90,12 +91,12 @@ impl Flow {
         }
     }
 
-    /// The instance has so much of it. `Some`: what is to be granted to the host.
+    /// The instance has read this much. `Some`: the grant to send to the host.
     pub fn taken(&self, bytes: usize) -> Option<[u8; 4]> {
         self.window().taken(bytes)
     }
 
-    /// How much may be sent to the host; waits until it is something. `None`: nothing more will be taken.
+    /// How much may be sent to the host; waits until it is more than 0. `None`: nothing more may be sent.
     pub fn room(&self) -> Option<usize> {
         let mut window = self.window();
         loop {
@@ -108,7 +109,7 @@ impl Flow {
         }
     }
 
-    /// So much of it is sent.
+    /// This much was sent to the host.
     pub fn sent(&self, bytes: usize) {
         self.window().sent(bytes);
     }

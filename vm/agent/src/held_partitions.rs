@@ -1,6 +1,6 @@
-//! Partitions that nobody uses and that are not empty: what of them is in use, and who has it. Pages outlive the process
-//! that made them where it has handed them on: in a pipe, in a socket, in a file in memory. Such a partition is *held*:
-//! nobody gets it, no unplug is begun, and somebody is told when it is over.
+//! Held partitions: no instance uses them, and yet they are not empty. Pages outlive the process that allocated them if it
+//! has passed them on: in a pipe, in a socket, in a file in memory. No instance is started in a held partition, and no
+//! unplug begins. A thread watches it and sends the host an event when it is empty.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
@@ -15,34 +15,34 @@ use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open}
 use vm_protocol::{Event, FromAgent};
 
 use crate::memory;
-use crate::port::Outbox;
+use crate::port::SendQueue;
 
-const LOOK_EVERY: Duration = Duration::from_millis(250);
+const POLL_EVERY: Duration = Duration::from_millis(250);
 const STACK_BYTES: usize = 128 << 10;
-/// In a message; more are counted.
+/// How many holders a message names; further ones are counted.
 const NAMED: usize = 3;
 
-/// What is known of such partitions.
-pub struct Holds {
-    outbox: Outbox,
-    /// Who was in a partition last.
+/// The partitions that are held, and watched.
+pub struct HeldPartitions {
+    to_host: SendQueue,
+    /// The last instance in each partition.
     last: Mutex<HashMap<u32, String>>,
     watched: Mutex<HashSet<u32>>,
 }
 
-impl Holds {
-    pub fn new(outbox: Outbox) -> Arc<Holds> {
-        Arc::new(Holds { outbox, last: Mutex::default(), watched: Mutex::default() })
+impl HeldPartitions {
+    pub fn new(to_host: SendQueue) -> Arc<HeldPartitions> {
+        Arc::new(HeldPartitions { to_host, last: Mutex::default(), watched: Mutex::default() })
     }
 
-    /// An instance has gone out of a partition.
-    pub fn left_by(&self, partition: u32, instance: &str) {
+    /// Records that an instance in a partition has ended.
+    pub fn record_user(&self, partition: u32, instance: &str) {
         self.last.lock().expect("not poisoned").insert(partition, instance.to_string());
     }
 
-    /// Why the partition is not empty, if it is not. Whoever asks makes sure that nobody uses it. The host is told when that
-    /// is over.
-    pub fn look(self: &Arc<Self>, partition: u32, node: u32, patience: Duration) -> Option<String> {
+    /// Why the partition is not empty, if it is not. The caller makes sure that no instance uses it. The host gets an event
+    /// when it is empty.
+    pub fn check(self: &Arc<Self>, partition: u32, node: u32, patience: Duration) -> Option<String> {
         let pages = memory::wait_free(node, patience);
         if pages == 0 {
             return None;
@@ -60,12 +60,12 @@ impl Holds {
         }
         let all = Arc::clone(self);
         let watching = move || {
-            // Until it is empty or, as it has no memory then, unplugged.
+            // Ends when the partition is empty, also because it was unplugged.
             while memory::wait_free(node, Duration::ZERO) > 0 {
-                std::thread::sleep(LOOK_EVERY);
+                std::thread::sleep(POLL_EVERY);
             }
             all.watched.lock().expect("not poisoned").remove(&partition);
-            all.outbox.send(FromAgent::Event(Event::Released { partition }));
+            all.to_host.send(FromAgent::Event(Event::Released { partition }));
         };
         if Builder::new().stack_size(STACK_BYTES).spawn(watching).is_err() {
             self.watched.lock().expect("not poisoned").remove(&partition);
@@ -73,8 +73,8 @@ impl Holds {
     }
 }
 
-/// Who has pages of a node, as far as can be known: those who map them; else those who have something open that could be
-/// full of them.
+/// The processes that hold pages of a node, as far as the kernel shows: those that map them, or else those with an open
+/// pipe, socket or file that may contain them.
 fn holders(node: u32) -> String {
     let mapping: Vec<_> = processes()
         .into_iter()
@@ -92,11 +92,14 @@ fn holders(node: u32) -> String {
             open.entry(name).or_insert_with(|| (bytes, describe(pid)));
         }
     }
-    let named =
-        open.into_iter().map(|(name, (bytes, who))| format!("{name} with {} KiB of {who}", bytes >> 10));
+    let named = open
+        .into_iter()
+        .map(|(name, (bytes, process))| format!("{name} with {} KiB of {process}", bytes >> 10));
     match listed(named.collect()) {
-        none if none.is_empty() => "mapped by nobody: the kernel has them, or a file in memory".to_string(),
-        list => format!("mapped by nobody; there are {list}"),
+        none if none.is_empty() => {
+            "mapped by no process: the kernel has them, or a file in memory".to_string()
+        }
+        list => format!("mapped by no process; there are {list}"),
     }
 }
 
@@ -122,15 +125,15 @@ fn describe(pid: i32) -> String {
     format!("process {pid} ({}){}", name.trim(), instance.unwrap_or_default())
 }
 
-/// What a process has open that can keep pages, with what is in it now.
+/// A process's open pipes, sockets and files in memory that have content, with its size.
 fn full_descriptors(pid: i32) -> Vec<(String, u64)> {
     let entries = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
     let full = |entry: fs::DirEntry| {
         let target = fs::read_link(entry.path()).ok()?.to_string_lossy().into_owned();
         let number: i32 = entry.file_name().to_str()?.parse().ok()?;
         let (name, bytes) = match target.split_once(':') {
-            Some(("pipe", inode)) => (format!("a pipe {inode}"), waiting(pid, number)),
-            Some(("socket", inode)) => (format!("a socket {inode}"), waiting(pid, number)),
+            Some(("pipe", inode)) => (format!("a pipe {inode}"), unread_bytes(pid, number)),
+            Some(("socket", inode)) => (format!("a socket {inode}"), unread_bytes(pid, number)),
             _ if is_in_memory(&entry.path()) => {
                 let bytes = fs::metadata(entry.path()).map_or(0, |about| about.blocks() * 512);
                 (format!("a file {}", target.trim_end_matches(" (deleted)")), bytes)
@@ -142,14 +145,14 @@ fn full_descriptors(pid: i32) -> Vec<(String, u64)> {
     entries.filter_map(full).collect()
 }
 
-/// A file of a tmpfs or memfd, whatever it is called where this looks from.
+/// Whether this is a file of a tmpfs or a memfd, by its file system and not by its name.
 fn is_in_memory(path: &Path) -> bool {
     const TMPFS_MAGIC: i64 = 0x0102_1994;
     rustix::fs::statfs(path).is_ok_and(|about| about.f_type == TMPFS_MAGIC)
 }
 
-/// Bytes that nobody has read from another process's pipe or socket.
-fn waiting(pid: i32, descriptor: i32) -> u64 {
+/// Unread bytes in another process's pipe or socket.
+fn unread_bytes(pid: i32, descriptor: i32) -> u64 {
     let copy = || -> Option<OwnedFd> {
         let process = pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?;
         pidfd_getfd(process, descriptor, PidfdGetfdFlags::empty()).ok()
@@ -161,8 +164,8 @@ fn waiting(pid: i32, descriptor: i32) -> u64 {
     if status == 0 { bytes.max(0) as u64 } else { 0 }
 }
 
-/// Moves file pages that others map out of a node that is to be empty: on a kernel without HotMem a file lies where its
-/// first reader's memory comes from, and goes on being mapped when that has ended.
+/// Moves file pages that other processes map out of a node that is to be emptied. On a kernel without HotMem a file's pages
+/// come from the node of its first reader, and other processes may map them after that reader has ended.
 pub fn move_file_pages(from: u32, to: u32) {
     if memory::of_node(from).file == 0 || !Path::new("/proc/self/numa_maps").exists() {
         return;

@@ -1,4 +1,4 @@
-//! PID 1: keeps an agent running. It has no state, so that the agent's death costs only those who watch over the instances.
+//! PID 1: keeps an agent running. It has no state; if the agent dies, only the supervision of instances is lost.
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use rustix::process::{WaitOptions, wait};
 
-/// Between the deaths of agents that die at once.
+/// Between two starts, in case agents die at once.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Starts agents, one after the other, and reaps what nobody else does. Never returns.
+/// Starts agents, one after the other, and reaps orphans. Never returns.
 pub fn run() -> ! {
     loop {
-        // A process group of its own: signals for the console's reach neither.
+        // A process group of its own: signals to the console's group reach neither PID 1 nor the agent.
         match Command::new("/proc/self/exe").arg0("vm-agent").arg("agent").process_group(0).spawn() {
             Ok(agent) => reap_until_end_of(agent.id() as i32),
             Err(error) => eprintln!("vm-agent: cannot start the agent: {error}"),

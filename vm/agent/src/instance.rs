@@ -1,4 +1,4 @@
-//! One instance: its start, and its end, with which nothing of it is left.
+//! One instance: its start, and its end, after which no process of it is left.
 
 use std::io::PipeWriter;
 use std::os::unix::process::ExitStatusExt;
@@ -13,45 +13,45 @@ use vm_protocol::{ErrorKind, ExitReason, Refusal, Spawn};
 use crate::cgroup::Group;
 use crate::confine::{self, Confined, Reports, Share};
 use crate::output::Output;
-use crate::packet_tunnel::Link;
+use crate::packet_tunnel::PacketTunnel;
 use crate::refusal::{failed, refusal};
 use crate::relay::{Ends, Listener, Streams};
 
-/// The kernel frees a killed process's memory meanwhile.
+/// How long killed processes may take to end: the kernel frees their memory in that time.
 pub const KILL_PATIENCE: Duration = Duration::from_secs(60);
 pub const STACK_BYTES: usize = 128 << 10;
 
-/// One instance, from its start until its last process is gone.
+/// One instance, from its start until its last process has ended.
 pub struct Instance {
     pub name: String,
     pub partitions: Vec<u32>,
     pub pid: u32,
     pub started: Instant,
     pub group: Group,
-    /// Whether its first process is the agent's, which only reaps.
+    /// Whether its first process is `vm-agent launch`, which only reaps.
     pub confined: bool,
     pub input: Mutex<Option<ChildStdin>>,
     pub output: Arc<Output>,
-    /// Open as long as it runs, if it may call the host.
-    lines: Mutex<Lines>,
+    /// Its connections to the host and the network, open while it runs.
+    channels: Mutex<Channels>,
     reason: Mutex<Option<ExitReason>>,
     ended: Condvar,
 }
 
 /// What an instance may use.
 pub struct Allowance {
-    /// Its memory; none for a tool.
+    /// Its memory; `None` for a tool.
     pub share: Option<Share>,
-    /// The limit for its memory, and whether page tables and the like come on top of it.
+    /// Its memory limit, and whether kernel memory (page tables) is allowed on top of it.
     pub memory: Option<(u64, bool)>,
-    /// Its partitions that are nodes, and which.
+    /// Its partitions and their nodes, in modes where a partition is a node.
     pub nodes: Vec<(u32, u32)>,
-    /// Where page cache that lies there has to go with the instance, if it may lie there.
+    /// The node to which page cache in its partitions is moved when it ends, in modes where page cache may be there.
     pub files_to: Option<u32>,
 }
 
-/// An instance that runs, and what its watcher needs.
-pub struct Begun {
+/// An instance that was started, and what the thread that supervises it needs.
+pub struct StartedInstance {
     pub instance: Arc<Instance>,
     pub child: Child,
     pub reports: Option<Reports>,
@@ -69,18 +69,22 @@ impl Instance {
             .clone()
     }
 
-    /// It ends with its first process, and what else is left of it is killed: why it has ended, and whether all is gone.
-    pub fn outlive(&self, mut child: Child, reports: Option<Reports>) -> (ExitReason, std::io::Result<()>) {
-        let told = reports.and_then(|mut reports| reports.ended());
-        let (told, extension) = told.unzip();
-        let status = child.wait().map(|status| told.unwrap_or(status));
-        // Whatever waits for it in this pipe is nobody's any more.
+    /// Waits for its first process to end, then kills all others. Returns why it ended, and whether all processes have ended.
+    pub fn wait_and_clean_up(
+        &self,
+        mut child: Child,
+        reports: Option<Reports>,
+    ) -> (ExitReason, std::io::Result<()>) {
+        let reported = reports.and_then(|mut reports| reports.ended());
+        let (reported, extension) = reported.unzip();
+        let status = child.wait().map(|status| reported.unwrap_or(status));
+        // Unread input in this pipe would keep pages in use.
         drop(self.input.lock().expect("not poisoned").take());
         let group = &self.group;
-        let gone = group.kill().and_then(|()| group.wait_empty(KILL_PATIENCE));
-        drop(std::mem::take(&mut *self.lines.lock().expect("not poisoned")));
+        let all_ended = group.kill().and_then(|()| group.wait_empty(KILL_PATIENCE));
+        drop(std::mem::take(&mut *self.channels.lock().expect("not poisoned")));
         let reason = match status {
-            // Other reasons to be killed leave this counter alone.
+            // Only the out-of-memory killer increments this counter.
             Ok(status) if status.signal() == Some(libc::SIGKILL) && group.memory_kills() > 0 => {
                 ExitReason::Overflow
             }
@@ -96,64 +100,68 @@ impl Instance {
             }
             _ => reason,
         };
-        (reason, gone)
+        (reason, all_ended)
     }
 
-    /// Nothing of it is left: those who wait for that hear of it.
-    pub fn is_gone(&self, reason: ExitReason) {
+    /// Records its end once nothing of it is left, and wakes the threads in [`Instance::wait`].
+    pub fn set_ended(&self, reason: ExitReason) {
         *self.reason.lock().expect("not poisoned") = Some(reason);
         self.ended.notify_all();
     }
 
-    /// Ends it: SIGTERM to all its processes, then SIGKILL. Returns when all are gone.
+    /// Stops it: SIGTERM to all its processes, then SIGKILL. Returns when all have ended.
     pub fn stop(&self, grace: Duration) -> Result<ExitReason, Refusal> {
         if !grace.is_zero() {
-            // What is frozen hears no SIGTERM; the group may have gone in this moment.
+            // Frozen processes do not handle SIGTERM. Errors do not matter: the group may just have been removed.
             let _ = self.group.freeze(false);
             for pid in self.group.processes() {
-                // Gone already is as good.
+                // Errors do not matter: the process may have ended.
                 let _ = Pid::from_raw(pid).map(|pid| kill_process(pid, Signal::TERM));
             }
             if let Some(reason) = self.wait(grace) {
                 return Ok(reason);
             }
         }
-        // The group may have gone in this moment.
+        // Errors do not matter: the group may just have been removed.
         let _ = self.group.kill();
         let late = || {
             refusal(
                 ErrorKind::TimedOut,
-                format!("instance {}: killed, but not gone after {KILL_PATIENCE:?}", self.name),
+                format!("instance {}: killed, but still running after {KILL_PATIENCE:?}", self.name),
             )
         };
         self.wait(KILL_PATIENCE + KILL_PATIENCE).ok_or_else(late)
     }
 }
 
-type Started = (Child, Option<Reports>, Vec<String>, Lines);
+type Started = (Child, Option<Reports>, Vec<String>, Channels);
 
-/// By which an instance reaches the host, and further.
+/// An instance's connections to the host and to the network.
 #[derive(Default)]
-struct Lines {
+struct Channels {
     _listener: Option<Listener>,
-    _link: Option<Link>,
+    _tunnel: Option<PacketTunnel>,
 }
 
-impl Lines {
-    fn new(instance: &str, ends: Ends, relay: Option<&Arc<Streams>>) -> std::io::Result<Lines> {
+impl Channels {
+    fn new(instance: &str, ends: Ends, relay: Option<&Arc<Streams>>) -> std::io::Result<Channels> {
         if ends.listener.is_none() && ends.tunnel.is_none() {
-            return Ok(Lines::default());
+            return Ok(Channels::default());
         }
         let relay = relay.ok_or_else(|| std::io::Error::other("the VM has no relay"))?;
-        Ok(Lines {
+        Ok(Channels {
             _listener: ends.listener.map(|listener| relay.serve(instance, listener)).transpose()?,
-            _link: ends.tunnel.map(|tunnel| Link::new(relay, instance, tunnel)).transpose()?,
+            _tunnel: ends.tunnel.map(|tunnel| PacketTunnel::new(relay, instance, tunnel)).transpose()?,
         })
     }
 }
 
 /// Starts an instance.
-pub fn start(order: &Spawn, allowance: Allowance, relay: Option<&Arc<Streams>>) -> Result<Begun, Refusal> {
+pub fn start(
+    order: &Spawn,
+    allowance: Allowance,
+    relay: Option<&Arc<Streams>>,
+) -> Result<StartedInstance, Refusal> {
     let [program, ..] = &order.argv[..] else {
         return Err(refusal(
             ErrorKind::CannotStart,
@@ -168,10 +176,10 @@ pub fn start(order: &Spawn, allowance: Allowance, relay: Option<&Arc<Streams>>) 
         .map_err(failed("a control group"))?;
     let spawned = match &allowance.share {
         None => confine::start_tool(order, &group, writer)
-            .map(|child| (child, None, Vec::new(), Lines::default())),
+            .map(|child| (child, None, Vec::new(), Channels::default())),
         Some(share) => start_confined(order, &group, share, writer, relay),
     };
-    let (mut child, reports, extensions, lines) = match spawned {
+    let (mut child, reports, extensions, channels) = match spawned {
         Ok(spawned) => spawned,
         Err(error) => {
             let _ = group.kill().and_then(|()| group.wait_empty(KILL_PATIENCE));
@@ -200,11 +208,11 @@ pub fn start(order: &Spawn, allowance: Allowance, relay: Option<&Arc<Streams>>) 
         confined: reports.is_some(),
         input: Mutex::new(child.stdin.take()),
         output,
-        lines: Mutex::new(lines),
+        channels: Mutex::new(channels),
         reason: Mutex::new(None),
         ended: Condvar::new(),
     };
-    Ok(Begun { instance: Arc::new(instance), child, reports, extensions })
+    Ok(StartedInstance { instance: Arc::new(instance), child, reports, extensions })
 }
 
 fn start_confined(
@@ -220,18 +228,18 @@ fn start_confined(
         command.stdin(Stdio::piped()).stdout(output).stderr(errors);
     };
     let Confined { child, reports, extensions, ends } = confine::start(order, group, share, stdio, &same)?;
-    Ok((child, Some(reports), extensions, Lines::new(&order.instance, ends, relay)?))
+    Ok((child, Some(reports), extensions, Channels::new(&order.instance, ends, relay)?))
 }
 
-/// The kernel's word for a vCPU that is not there is "Invalid argument".
+/// Refuses vCPUs that do not exist; the kernel's own error would be "Invalid argument".
 fn check_cpus(order: &Spawn) -> Result<(), Refusal> {
     // SAFETY: takes a number, returns one.
-    let there = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }.max(1) as u32;
-    match order.cpus.iter().find(|cpu| **cpu >= there) {
+    let count = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }.max(1) as u32;
+    match order.cpus.iter().find(|cpu| **cpu >= count) {
         None => Ok(()),
         Some(cpu) => Err(refusal(
             ErrorKind::CannotStart,
-            format!("instance {}: no vCPU {cpu}: the VM has 0 to {}", order.instance, there - 1),
+            format!("instance {}: no vCPU {cpu}: the VM has 0 to {}", order.instance, count - 1),
         )),
     }
 }

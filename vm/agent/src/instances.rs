@@ -1,5 +1,5 @@
-//! All instances of the VM: their names and partitions, their output. Each one that runs has a thread that watches over it: waits
-//! for its end, sees to it that nothing of it is left, and only then reports it.
+//! All instances of the VM: their names, partitions and output. Each running instance has a thread that supervises it: it waits
+//! for the instance's end, cleans up after it, and only then reports it to the host.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::Write;
@@ -10,44 +10,45 @@ use std::time::Duration;
 use rustix::process::{Pid, WaitOptions, waitpid};
 use vm_protocol::{ErrorKind, Event, ExitReason, FromAgent, InstanceInfo, Refusal, Spawn};
 
-use crate::held_partitions::{Holds, move_file_pages};
-use crate::instance::{self, Allowance, Begun, Instance, KILL_PATIENCE, STACK_BYTES};
+use crate::held_partitions::{HeldPartitions, move_file_pages};
+use crate::instance::{self, Allowance, Instance, KILL_PATIENCE, STACK_BYTES, StartedInstance};
 use crate::memory;
 use crate::output::Output;
-use crate::port::Outbox;
+use crate::port::SendQueue;
 use crate::refusal::{failed, no_such, refusal};
 use crate::relay::Streams;
 
 /// How many ended instances' output is kept.
 const KEPT_OUTPUTS: usize = 64;
-/// The kernel takes an ended instance's mounts down in the background; the next one should not meet what was in them.
+/// How long the kernel may take to tear down an ended instance's mounts, in the background; until then files in them keep
+/// pages in use.
 const TEARDOWN_PATIENCE: Duration = Duration::from_millis(500);
 
 /// All instances.
 pub struct Instances {
     state: Mutex<State>,
-    /// One more has been started, or could not be.
+    /// Signalled when an instance was started, or failed to start.
     settled: Condvar,
-    outbox: Outbox,
+    to_host: SendQueue,
     relay: Option<Arc<Streams>>,
-    pub holds: Arc<Holds>,
+    pub held: Arc<HeldPartitions>,
 }
 
 #[derive(Default)]
 struct State {
     running: HashMap<String, Arc<Instance>>,
-    /// Being started: names and partitions that are taken already.
+    /// Instances being started, whose names and partitions are reserved.
     starting: HashMap<String, Vec<u32>>,
     ended: VecDeque<(String, Arc<Output>)>,
 }
 
 impl Instances {
-    pub fn new(outbox: Outbox, relay: Option<Arc<Streams>>) -> Arc<Instances> {
-        let holds = Holds::new(outbox.clone());
-        Arc::new(Instances { state: Mutex::default(), settled: Condvar::new(), outbox, relay, holds })
+    pub fn new(to_host: SendQueue, relay: Option<Arc<Streams>>) -> Arc<Instances> {
+        let held = HeldPartitions::new(to_host.clone());
+        Arc::new(Instances { state: Mutex::default(), settled: Condvar::new(), to_host, relay, held })
     }
 
-    /// Starts an instance that was reserved; returns its first process, and its extensions.
+    /// Starts an instance that was reserved; returns its first process and its extensions.
     pub fn spawn(
         self: &Arc<Self>,
         order: Spawn,
@@ -57,35 +58,37 @@ impl Instances {
         let outcome = instance::start(&order, allowance, self.relay.as_ref());
         let mut state = self.state.lock().expect("not poisoned");
         state.starting.remove(&order.instance);
-        if let Ok(Begun { instance, .. }) = &outcome {
+        if let Ok(StartedInstance { instance, .. }) = &outcome {
             state.running.insert(order.instance, Arc::clone(instance));
         }
         drop(state);
         self.settled.notify_all();
-        let mut begun = outcome?;
-        let (pid, extensions) = (begun.instance.pid, std::mem::take(&mut begun.extensions));
-        let (all, instance) = (Arc::clone(self), Arc::clone(&begun.instance));
-        let watch = move || all.watch_over(begun, &nodes, files_to);
-        if let Err(error) = Builder::new().stack_size(STACK_BYTES).spawn(watch) {
+        let mut started = outcome?;
+        let (pid, extensions) = (started.instance.pid, std::mem::take(&mut started.extensions));
+        let (all, instance) = (Arc::clone(self), Arc::clone(&started.instance));
+        let supervise = move || all.supervise(started, &nodes, files_to);
+        if let Err(error) = Builder::new().stack_size(STACK_BYTES).spawn(supervise) {
             self.give_up(&instance);
             return Err(failed("a thread")(error));
         }
         Ok((pid, extensions))
     }
 
-    /// Ends an instance that nobody watches over: else it would run on, and have its partition for ever.
+    /// Kills an instance for which no supervising thread could be started; otherwise it would keep its partition for ever.
     fn give_up(&self, instance: &Instance) {
         let group = &instance.group;
-        let gone = group.kill().and_then(|()| group.wait_empty(KILL_PATIENCE)).and_then(|()| group.remove());
-        if let Err(error) = gone {
+        let removed =
+            group.kill().and_then(|()| group.wait_empty(KILL_PATIENCE)).and_then(|()| group.remove());
+        if let Err(error) = removed {
             eprintln!("vm-agent: instance {}: not all of it could be removed: {error}", instance.name);
         }
         let _ = Pid::from_raw(instance.pid as i32).map(|pid| waitpid(Some(pid), WaitOptions::empty()));
         self.state.lock().expect("not poisoned").running.remove(&instance.name);
-        instance.is_gone(ExitReason::AgentLost);
+        instance.set_ended(ExitReason::AgentLost);
     }
 
-    /// Takes an instance's name and, if it has to be alone there, its partition. Until it is started, others wait for it.
+    /// Reserves an instance's name and, if it must be alone there, its partition. Requests about the instance wait until it has
+    /// started.
     pub fn reserve(&self, order: &Spawn, alone: bool) -> Result<(), Refusal> {
         let name = &order.instance;
         let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
@@ -111,23 +114,23 @@ impl Instances {
         Ok(())
     }
 
-    /// Waits for an instance's end, and reports it once nothing of it is left.
-    fn watch_over(&self, begun: Begun, nodes: &[(u32, u32)], files_to: Option<u32>) {
-        let Begun { instance, child, reports, .. } = begun;
-        let (reason, gone) = instance.outlive(child, reports);
+    /// Waits for an instance's end, and reports it once nothing of the instance is left.
+    fn supervise(&self, started: StartedInstance, nodes: &[(u32, u32)], files_to: Option<u32>) {
+        let StartedInstance { instance, child, reports, .. } = started;
+        let (reason, all_ended) = instance.wait_and_clean_up(child, reports);
         let group = &instance.group;
         if let Some(to) = files_to {
             group.reclaim();
             nodes.iter().for_each(|(_, node)| move_file_pages(*node, to));
         }
-        if let Err(error) = gone.and_then(|()| group.remove()) {
+        if let Err(error) = all_ended.and_then(|()| group.remove()) {
             let message = format!("instance {}: not all of it could be removed: {error}", instance.name);
-            self.outbox.send(FromAgent::Event(Event::Notice { message }));
+            self.to_host.send(FromAgent::Event(Event::Notice { message }));
         }
         let held = |(partition, node): &(u32, u32)| {
             memory::wait_unused(*node, TEARDOWN_PATIENCE);
-            self.holds.left_by(*partition, &instance.name);
-            self.holds.look(*partition, *node, TEARDOWN_PATIENCE)
+            self.held.record_user(*partition, &instance.name);
+            self.held.check(*partition, *node, TEARDOWN_PATIENCE)
         };
         let mut held = nodes.iter().map(|one| (one.0, held(one))).collect::<Vec<_>>().into_iter();
         let mut state = self.state.lock().expect("not poisoned");
@@ -144,24 +147,24 @@ impl Instances {
             reason: reason.clone(),
             held: held.next().and_then(|one| one.1),
         };
-        self.outbox.send(FromAgent::Event(event));
+        self.to_host.send(FromAgent::Event(event));
         for (partition, why) in held.filter_map(|(partition, why)| Some((partition, why?))) {
-            self.outbox.send(FromAgent::Event(Event::Held { partition, why }));
+            self.to_host.send(FromAgent::Event(Event::Held { partition, why }));
         }
-        instance.is_gone(reason);
+        instance.set_ended(reason);
     }
 
-    /// Ends an instance: SIGTERM to all its processes, then SIGKILL. Returns when all are gone.
+    /// Stops an instance: SIGTERM to all its processes, then SIGKILL. Returns when all have ended.
     pub fn stop(&self, name: &str, grace: Duration) -> Result<ExitReason, Refusal> {
         self.find(name)?.stop(grace)
     }
 
-    /// Stops all that runs in an instance, or lets it go on.
+    /// Freezes all processes of an instance, or thaws them.
     pub fn freeze(&self, name: &str, frozen: bool) -> Result<(), Refusal> {
         self.find(name)?.group.freeze(frozen).map_err(failed("a control group"))
     }
 
-    /// Ends all instances at once.
+    /// Kills all instances.
     pub fn stop_all(&self) {
         let all: Vec<_> = self.state.lock().expect("not poisoned").running.values().cloned().collect();
         all.iter().for_each(|instance| drop(instance.group.kill()));
@@ -190,7 +193,7 @@ impl Instances {
         if let Some(instance) = state.running.get(name) {
             return Ok(Arc::clone(&instance.output));
         }
-        // The latest, where a name was used again.
+        // The latest instance of that name.
         let ended = state.ended.iter().rev().find(|(ended, _)| ended == name);
         ended.map(|(_, output)| Arc::clone(output)).ok_or_else(|| no_such(name))
     }
@@ -212,14 +215,14 @@ impl Instances {
         self.state.lock().expect("not poisoned").user_of(partition)
     }
 
-    /// An instance that runs; one that is being started is waited for.
+    /// A running instance; waits for it if it is being started.
     fn find(&self, name: &str) -> Result<Arc<Instance>, Refusal> {
         let state = self.state.lock().expect("not poisoned");
         let state = self.settled.wait_while(state, |state| state.starting.contains_key(name));
         state.expect("not poisoned").running.get(name).cloned().ok_or_else(|| no_such(name))
     }
 
-    /// Gives a reservation up.
+    /// Cancels a reservation.
     pub fn release(&self, name: &str) {
         self.state.lock().expect("not poisoned").starting.remove(name);
         self.settled.notify_all();

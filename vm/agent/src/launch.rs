@@ -1,7 +1,8 @@
-//! The first process of an instance: `vm-agent launch PLAN`, where PLAN is a descriptor. The agent starts it in a PID
-//! namespace and a network of its own. It gives up, one after the other, the rest of the guest, its user, its capabilities
-//! and most system calls; then it starts the instance's program and does nothing but reap. With it ends all of the
-//! instance. What an instance cannot do, it cannot do because of what is here and in [`crate::root`].
+//! The first process of an instance: `vm-agent launch PLAN`, where PLAN is a descriptor. The agent starts it in PID and network
+//! namespaces of its own. It confines itself in this order, which matters ([`confine`], [`drop_privileges`]): control group,
+//! memory, vCPUs, the other namespaces, root file system, privileges, system calls. Then it starts the instance's program and
+//! only reaps. When it ends, the kernel kills all processes of the instance. This file and [`crate::root`] are all that limits
+//! an instance.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -16,17 +17,17 @@ use vm_sandbox::extensions::{self, Extensions};
 use vm_sandbox::syscalls::{self, Placement};
 
 use crate::memory::{assign, bind_to_node};
-use crate::plan::{Plan, Report, Source};
+use crate::plan::{MemorySource, Plan, Report};
 use crate::root;
 
-/// `SECBIT_NOROOT`, `SECBIT_NO_SETUID_FIXUP`, `SECBIT_NO_CAP_AMBIENT_RAISE`, all locked: being root gives nothing.
+/// `SECBIT_NOROOT`, `SECBIT_NO_SETUID_FIXUP`, `SECBIT_NO_CAP_AMBIENT_RAISE`, all locked: user 0 gets no capabilities.
 const SECURE_BITS: libc::c_ulong = 0b11 | 0b11 << 2 | 0b11 << 6;
-/// Exit status of what could not be started.
+/// Exit status if the program could not be started.
 const NOT_STARTED: i32 = 125;
 
-/// Runs an instance; does not return.
+/// Confines this process and runs the instance; does not return.
 pub fn launch(plan: RawFd) -> ! {
-    // SAFETY: the agent opened it for this process, and nobody else here has it.
+    // SAFETY: the agent opened it for this process, and nothing else here owns it.
     let plan = unsafe { File::from_raw_fd(plan) };
     let plan: Plan = match serde_json::from_reader(plan) {
         Ok(plan) => plan,
@@ -40,31 +41,31 @@ pub fn launch(plan: RawFd) -> ! {
     let (program, extensions, names) = match confine(&plan).and_then(|()| start(&plan)) {
         Ok(started) => started,
         Err(why) => {
-            tell(&mut report, &Report::Failed(why));
+            send(&mut report, &Report::Failed(why));
             std::process::exit(NOT_STARTED);
         }
     };
-    // Its output ends when the program's does, and its input is the program's alone.
+    // The output pipe must close when the program closes it, and only the program may read the input: replace this process's.
     if let Ok(nothing) = File::options().read(true).write(true).open("/dev/null") {
         for number in 0..3 {
-            // SAFETY: passes numbers of open descriptors, which nothing here uses any more.
+            // SAFETY: passes numbers of open descriptors that nothing here uses any more.
             unsafe { libc::dup2(nothing.as_raw_fd(), number) };
         }
     }
-    tell(&mut report, &Report::Started(names));
-    tell(&mut report, &reap(program, extensions));
+    send(&mut report, &Report::Started(names));
+    send(&mut report, &reap(program, extensions));
     std::process::exit(0)
 }
 
-fn tell(report: &mut File, what: &Report) {
-    // If the agent does not hear it, it has ended, and its successor ends the instance.
-    let _ = serde_json::to_vec(what).map(|mut line| {
+fn send(report: &mut File, message: &Report) {
+    // If this fails the agent has died, and its successor kills the instance.
+    let _ = serde_json::to_vec(message).map(|mut line| {
         line.push(b'\n');
         report.write_all(&line)
     });
 }
 
-/// Waits for everything in the namespace until the program has ended, or an extension that ends the instance.
+/// Reaps all processes in the namespace until the program has ended, or an extension whose end ends the instance.
 fn reap(program: Pid, mut extensions: Extensions) -> Report {
     loop {
         match wait(WaitOptions::empty()) {
@@ -81,47 +82,52 @@ fn reap(program: Pid, mut extensions: Extensions) -> Report {
     }
 }
 
-/// What failed, for people.
+/// Prefixes an error with the step that failed.
 fn at<E: std::fmt::Display>(what: &'static str) -> impl Fn(E) -> String {
     move |error| format!("{what}: {error}")
 }
 
+/// Confines this process, which starts as the guest's root user. Most steps need that, so privileges are dropped near the end.
 fn confine(plan: &Plan) -> Result<(), String> {
+    // The program must not inherit these.
     let mut descriptors = vec![plan.report, plan.group, plan.users];
-    if let Source::Hotmem { device, .. } = plan.source {
+    if let MemorySource::Hotmem { device, .. } = plan.source {
         descriptors.push(device);
     }
     for descriptor in descriptors {
         // SAFETY: passes numbers.
         unsafe { libc::fcntl(descriptor, libc::F_SETFD, libc::FD_CLOEXEC) };
     }
-    // SAFETY: the agent passed it open, and it stays so.
+    // SAFETY: the agent passed it open, and it stays open.
     let group = unsafe { BorrowedFd::borrow_raw(plan.group) };
     rustix::io::write(group, b"0").map_err(at("control group"))?;
-    // At once: what it touches in between would be the instance's and lie outside its partition.
+    // Directly after joining the group: pages touched in between would be charged to it and lie outside its partition.
     match &plan.source {
-        Source::Anywhere => {}
-        Source::Nodes(nodes) => bind_to_node(nodes).map_err(at("memory policy"))?,
-        Source::Hotmem { device, node } => {
+        MemorySource::Anywhere => {}
+        MemorySource::Nodes(nodes) => bind_to_node(nodes).map_err(at("memory policy"))?,
+        MemorySource::Hotmem { device, node } => {
             // SAFETY: as above.
             let device = unsafe { BorrowedFd::borrow_raw(*device) };
             assign(device, *node).map_err(at("HotMem partition"))?;
         }
     }
-    // The agent's own protection is not for its children.
+    // Children must not inherit the agent's protection from the out-of-memory killer.
     std::fs::write("/proc/self/oom_score_adj", "500").map_err(at("out-of-memory score"))?;
-    stay_on(&plan.cpus)?;
-    let apart = UnshareFlags::NEWNS | UnshareFlags::NEWIPC | UnshareFlags::NEWUTS | UnshareFlags::NEWCGROUP;
+    set_affinity(&plan.cpus)?;
+    let namespaces =
+        UnshareFlags::NEWNS | UnshareFlags::NEWIPC | UnshareFlags::NEWUTS | UnshareFlags::NEWCGROUP;
     // SAFETY: this process has one thread.
-    unsafe { rustix::thread::unshare_unsafe(apart) }.map_err(at("namespaces"))?;
+    unsafe { rustix::thread::unshare_unsafe(namespaces) }.map_err(at("namespaces"))?;
+    // Mounting needs the guest's root user, so this comes before privileges are dropped.
     root::enter(plan).map_err(at("its root"))?;
     let host: String = plan.name.chars().take(63).collect();
     rustix::system::sethostname(host.as_bytes()).map_err(at("host name"))?;
-    give_up_privileges(plan).map_err(at("privileges"))?;
+    drop_privileges(plan).map_err(at("privileges"))?;
+    // Last: the filter forbids the calls above. It needs no privilege because no_new_privs is set.
     syscalls::confine(Placement::Fixed).map_err(at("seccomp"))
 }
 
-fn stay_on(cpus: &[u32]) -> Result<(), String> {
+fn set_affinity(cpus: &[u32]) -> Result<(), String> {
     if cpus.is_empty() {
         return Ok(());
     }
@@ -130,11 +136,22 @@ fn stay_on(cpus: &[u32]) -> Result<(), String> {
     rustix::thread::sched_setaffinity(None, &set).map_err(at("vCPUs"))
 }
 
-fn give_up_privileges(plan: &Plan) -> io::Result<()> {
+/// Gives up all privileges. The order is security-critical: each step needs a capability that a later one drops.
+///
+/// 1. Enter the instance's user namespace: from here on capabilities count only in it.
+/// 2. Empty the capability bounding set, so that no exec can gain a capability. Needs CAP_SETPCAP.
+/// 3. Supplementary groups, group, then user: without CAP_SETGID, which a change of user drops, groups cannot change.
+/// 4. no_new_privs: setuid programs and file capabilities have no effect. The seccomp filter requires it.
+/// 5. Secure bits, for an instance that runs as user 0 of its namespace.
+/// 6. Drop the remaining capabilities.
+/// 7. Make this process undumpable, so that the program cannot read or trace it.
+fn drop_privileges(plan: &Plan) -> io::Result<()> {
     if plan.fixed_layout {
         control(|| unsafe { libc::syscall(libc::SYS_personality, libc::ADDR_NO_RANDOMIZE) })?;
     }
+    // 1.
     control(|| unsafe { libc::syscall(libc::SYS_setns, plan.users, libc::CLONE_NEWUSER) })?;
+    // 2.
     for number in 0..64 {
         if let Some(one) = CapabilitySet::from_bits(1 << number)
             && rustix::thread::capability_is_in_bounding_set(one).unwrap_or(false)
@@ -142,27 +159,31 @@ fn give_up_privileges(plan: &Plan) -> io::Result<()> {
             rustix::thread::remove_capability_from_bounding_set(one)?;
         }
     }
+    // 3.
     let (user, none) = (plan.identity.user, std::ptr::null::<libc::gid_t>());
     control(|| unsafe { libc::syscall(libc::SYS_setgroups, 0, none) })?;
     control(|| unsafe { libc::syscall(libc::SYS_setresgid, user, user, user) })?;
     control(|| unsafe { libc::syscall(libc::SYS_setresuid, user, user, user) })?;
-    // The second may be lost with the change of user, together with what it protects against.
+    // 4.
     control(|| unsafe { libc::syscall(libc::SYS_prctl, libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) })?;
+    // 5. Fails for another user than 0, whose change of user dropped CAP_SETPCAP: such a user gets no capabilities anyway.
     let _ =
         control(|| unsafe { libc::syscall(libc::SYS_prctl, libc::PR_SET_SECUREBITS, SECURE_BITS, 0, 0, 0) });
+    // 6.
     let nothing = CapabilitySet::empty();
     let sets = CapabilitySets { effective: nothing, permitted: nothing, inheritable: nothing };
     rustix::thread::set_capabilities(None, sets)?;
-    // Nor is this process the program's to look into, which has the same user.
+    // 7. After the change of user, which resets it. The program runs as the same user as this process.
     control(|| unsafe { libc::syscall(libc::SYS_prctl, libc::PR_SET_DUMPABLE, 0, 0, 0, 0) })
 }
 
-/// A call that passes numbers, or pointers to nothing, and changes this process, which has one thread.
+/// Checks the result of a system call. Callers pass calls that take only numbers or null pointers and change only this process,
+/// which has one thread; so their `unsafe` is sound.
 fn control(call: impl Fn() -> libc::c_long) -> io::Result<()> {
     if call() < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Starts the extensions that there are, then the program.
+/// Starts the extensions, then the program.
 fn start(plan: &Plan) -> Result<(Pid, Extensions, Vec<String>), String> {
     let [program, arguments @ ..] = &plan.argv[..] else { return Err("no program given".to_string()) };
     if let Err(error) = std::fs::metadata(&plan.cwd) {

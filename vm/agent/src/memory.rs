@@ -1,9 +1,9 @@
-//! What the kernel says of memory: by node, of the machine, and its counters; and how a process is kept on a node.
+//! The kernel's memory statistics, by node and of the whole guest; and how a process is bound to a node.
 //!
-//! Mode `nodes` binds a process to its partition's node with a memory policy that fork, clone and exec hand on.
-//! `MPOL_F_STATIC_NODES` matters: without it the kernel maps the policy to another node while a partition is plugged or
-//! unplugged. Mode `hotmem` asks the kernel for the partition (HotMem §4, "The HotMem interface"), which binds the address
-//! space itself.
+//! In mode `nodes` a process is bound to its partition's node by a memory policy, which fork, clone and exec inherit.
+//! `MPOL_F_STATIC_NODES` is required: without it the kernel remaps the policy to another node while a partition is plugged
+//! or unplugged. In mode `hotmem` the process requests the partition from the kernel (HotMem §4, "The HotMem interface"),
+//! which binds the address space.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,9 +20,9 @@ const PAGE_BYTES: u64 = 4096;
 /// Memory of one node, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct NodeMemory {
-    /// What is online.
+    /// Online memory.
     pub total: u64,
-    /// What nobody uses.
+    /// Free memory.
     pub free: u64,
     /// Anonymous memory of processes.
     pub anonymous: u64,
@@ -30,7 +30,7 @@ pub struct NodeMemory {
     pub file: u64,
 }
 
-/// A node that is not there has no memory.
+/// Memory of a node; zero if there is no such node.
 pub fn of_node(node: u32) -> NodeMemory {
     let text = fs::read_to_string(format!("{NODES}/node{node}/meminfo")).unwrap_or_default();
     // Lines like `Node 3 AnonPages:   1024 kB`.
@@ -50,7 +50,7 @@ pub fn of_node(node: u32) -> NodeMemory {
     }
 }
 
-/// Waits until no process's memory, page cache or tmpfs is left on a node; returns how many pages are.
+/// Waits until no anonymous memory, page cache or tmpfs is left on a node; returns how many pages are left.
 pub fn wait_unused(node: u32, patience: Duration) -> u64 {
     let begin = Instant::now();
     loop {
@@ -63,26 +63,26 @@ pub fn wait_unused(node: u32, patience: Duration) -> u64 {
     }
 }
 
-/// Between two rounds in which all CPUs put what they have aside on lists.
+/// Between two rounds in which all CPUs flush their batches of pages.
 const DRAIN_EVERY: Duration = Duration::from_millis(50);
-/// Rounds before what is left counts as held. Each waits for every CPU, so on a machine that is starved they last: what the kernel
-/// does in the background for a process that has ended gets its turn.
+/// How many rounds before the pages left count as held. Each round waits for every CPU, so on a busy machine rounds take longer,
+/// and the kernel's background work for ended processes gets its turn.
 const DRAINS: u32 = 4;
 
-/// Waits until every page of a node is free, and returns how many are not. Unlike [`wait_unused`] this finds pages that
-/// nobody maps and no file has: in a pipe, in a socket.
+/// Waits until every page of a node is free, and returns how many are not. Unlike [`wait_unused`] this counts pages that no
+/// process maps and no file has: in a pipe, in a socket.
 pub fn wait_free(node: u32, patience: Duration) -> u64 {
     let (mut drains, mut drained) = (0, None::<Instant>);
     let settle = || {
-        // A page that a CPU has yet to put on a list of its node counts as used, whoever made it. Moving pages begins
-        // with having all CPUs do so; from node 0 to node 0 nothing is moved. Again after a while: whatever ended just now
-        // may have left such pages after the first time.
+        // A freed page in a CPU's batch counts as used until the CPU flushes it. migrate_pages first makes all CPUs flush
+        // theirs; from node 0 to node 0 it moves nothing. Repeated, because a process that has just ended may leave such
+        // pages after the first round.
         if drained.is_none_or(|last| last.elapsed() >= DRAIN_EVERY) {
             move_pages_of(0, 0, 0);
             drained = Some(Instant::now());
             drains += 1;
         }
-        // The kernel keeps parts of its counts on each CPU; this makes it add them up.
+        // The kernel keeps per-CPU parts of its counters; this makes it sum them up.
         let _ = fs::read("/proc/sys/vm/stat_refresh");
         drains >= DRAINS
     };
@@ -90,8 +90,8 @@ pub fn wait_free(node: u32, patience: Duration) -> u64 {
     until_none(patience, used, settle)
 }
 
-/// Counts until there is nothing or patience ends. Only what is there once `settle` has said that all is settled is there: that can
-/// take longer than patience lasts, where CPUs are few.
+/// Polls `count` until it is 0 or `patience` has passed. A count only stands once `settle` has returned true, which can take
+/// longer than `patience` on a machine with few CPUs.
 fn until_none(patience: Duration, mut count: impl FnMut() -> u64, mut settle: impl FnMut() -> bool) -> u64 {
     let begin = Instant::now();
     let mut settled = false;
@@ -105,7 +105,7 @@ fn until_none(patience: Duration, mut count: impl FnMut() -> u64, mut settle: im
     }
 }
 
-/// Pages that are neither in the free lists nor in those of the CPUs.
+/// Pages that are neither in the node's free lists nor in those of the CPUs.
 fn used_pages_in(zoneinfo: &str, node: u32) -> u64 {
     let heading = format!("Node {node}, zone");
     let (mut here, mut used) = (false, 0i64);
@@ -131,7 +131,7 @@ pub fn mapped_pages(pid: i32, node: u32) -> u64 {
     text.split_whitespace().filter_map(|word| word.strip_prefix(&wanted)?.parse::<u64>().ok()).sum()
 }
 
-/// Moves what a process maps of one node to another.
+/// Moves the pages that a process maps on one node to another.
 pub fn move_pages_of(pid: i32, from: u32, to: u32) {
     let mask = |node: u32| {
         let mut mask = [0u64; 4];
@@ -154,7 +154,7 @@ pub fn nodes() -> Vec<u32> {
     nodes
 }
 
-/// Plugged memory on a node that also has boot memory: what its zone for movable pages manages.
+/// Plugged memory on a node that also has boot memory: the size of its zone for movable pages.
 pub fn movable_bytes(node: u32) -> u64 {
     movable_bytes_in(&fs::read_to_string("/proc/zoneinfo").unwrap_or_default(), node)
 }
@@ -169,7 +169,7 @@ fn movable_bytes_in(zoneinfo: &str, node: u32) -> u64 {
         .map_or(0, |pages| pages * PAGE_BYTES)
 }
 
-/// What the kernel's UPM holds; nothing on a kernel without.
+/// Pages merged by the kernel's UPM; zero on a kernel without it.
 pub fn merged() -> Merged {
     let bytes = |name: &str| {
         let text = fs::read_to_string(format!("{UPM}/{name}")).unwrap_or_default();
@@ -200,7 +200,7 @@ pub fn vmstat() -> BTreeMap<String, u64> {
     text.lines().filter_map(entry).collect()
 }
 
-/// Memory from these nodes only, for this thread and all that it starts.
+/// Binds this thread, and the processes that it starts, to memory of these nodes.
 pub fn bind_to_node(nodes: &[u32]) -> io::Result<()> {
     let mut mask = [0u64; 4];
     nodes.iter().for_each(|&node| mask[node as usize / 64] |= 1 << (node % 64));
@@ -221,7 +221,7 @@ struct HotmemAssign {
 const HOTMEM_NONBLOCK: u32 = 1;
 const HOTMEM_ASSIGN: libc::c_ulong = 0xc010_b901;
 
-/// Memory from this HotMem partition only, for this address space and all that come from it.
+/// Binds this address space, and those forked from it, to this HotMem partition.
 pub fn assign(device: impl AsFd, node: u32) -> io::Result<()> {
     // Not waiting: the agent gives a partition to one instance only, so it is free.
     let mut request = HotmemAssign { flags: HOTMEM_NONBLOCK, node: node as i32, timeout_ns: 0 };
@@ -235,7 +235,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_counted_before_it_is_settled_is_not_taken_for_pages_in_use() {
+    fn counts_before_settling_are_not_pages_in_use() {
         // Seven pages on their way from a CPU's list to the node's, which takes three rounds, and no patience.
         let rounds = std::cell::Cell::new(0);
         let count = || if rounds.get() < 3 { 7 } else { 0 };

@@ -1,7 +1,7 @@
-//! Memory blocks of a node, which a process may take offline and bring back. Mode `nodes`: an empty partition is taken
-//! offline before the host asks for it. The driver of virtio-mem then only has to hand the blocks over. For blocks that
-//! are online it allocates every page first, which Debian's kernel zeroes (`init_on_alloc`), and where a page is in use
-//! for a moment it tries again after a second, then two, then four.
+//! Takes a node's memory blocks offline and brings them back online. In mode `nodes` the agent takes an empty partition
+//! offline before the host requests the unplug; then the virtio-mem driver only has to hand the blocks over. For a block
+//! that is online the driver first allocates every page, which Debian's kernel zeroes (`init_on_alloc`), and if a page is
+//! in use for a moment it retries after one second, then two, then four.
 
 use std::fs;
 use std::fs::File;
@@ -12,14 +12,14 @@ use std::sync::Mutex;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-/// The kernel tries for ever to move what is left in a block. What takes longer is left to the driver.
+/// The kernel retries without end to move the pages left in a block. After this time the driver gets the rest.
 const PATIENCE: Duration = Duration::from_secs(2);
-const AGAIN: Duration = Duration::from_millis(50);
-/// The kernel changes one block at a time. Partitions that are to go at the same time go one after the other, for block
-/// by block in turn all of them would take as long as the last one.
+const RETRY: Duration = Duration::from_millis(50);
+/// The kernel changes one block at a time. Partitions that are unplugged at the same time go one after the other: with
+/// their blocks interleaved each would take as long as all of them.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// Takes the blocks of a node offline; those that do not go in time stay, and the driver does what it can.
+/// Takes the blocks of a node offline. Blocks that take too long stay online, for the driver to unplug.
 pub fn take_offline(node: u32) {
     let (done, end) = channel();
     let work = move || {
@@ -35,21 +35,21 @@ pub fn take_offline(node: u32) {
     while end.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
         // SAFETY: the thread was not joined, so it can be named; the signal's handler does nothing.
         unsafe { libc::pthread_kill(worker.as_pthread_t(), libc::SIGUSR1) };
-        patience = AGAIN;
+        patience = RETRY;
     }
     let _ = worker.join();
 }
 
-/// Brings back what [`take_offline`] took: the partition stays after all. New blocks come online by themselves.
+/// Undoes [`take_offline`] when an unplug is cancelled. Newly plugged blocks come online by themselves.
 pub fn bring_online(node: u32) {
     change(node, "offline", "online_movable");
 }
 
-/// Changes the blocks of a node that are in state `from`, until one does not go.
+/// Changes the blocks of a node that are in state `from`; stops at the first failure.
 fn change(node: u32, from: &str, to: &str) {
     for state in states_of(node) {
         let is = fs::read_to_string(&state).unwrap_or_default();
-        // One attempt: a write that a signal has ended is not made again.
+        // One attempt: a write that a signal has interrupted is not retried.
         if is.trim() == from && !File::options().write(true).open(&state).is_ok_and(|file| write(file, to)) {
             return;
         }
@@ -60,7 +60,7 @@ fn write(mut file: File, text: &str) -> bool {
     file.write(text.as_bytes()).is_ok()
 }
 
-/// The files that say and set whether a block of this node is online.
+/// The `state` files of this node's blocks.
 fn states_of(node: u32) -> Vec<PathBuf> {
     let entries =
         fs::read_dir(format!("/sys/devices/system/node/node{node}")).into_iter().flatten().flatten();
@@ -71,12 +71,12 @@ fn states_of(node: u32) -> Vec<PathBuf> {
     blocks.map(|entry| entry.path().join("state")).collect()
 }
 
-/// Lets SIGUSR1 end a system call, and nothing else.
+/// Makes SIGUSR1 interrupt a system call, and do nothing else.
 fn can_interrupt() -> bool {
     extern "C" fn nothing(_: libc::c_int) {}
     // SAFETY: all zeros is a valid value of this structure: an empty mask, no flags, so that calls are not restarted.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = nothing as extern "C" fn(libc::c_int) as libc::sighandler_t;
-    // SAFETY: a handler that does nothing may run at any time; nobody else uses this signal.
+    // SAFETY: a handler that does nothing may run at any time; nothing else here uses this signal.
     unsafe { libc::sigaction(libc::SIGUSR1, &action, std::ptr::null_mut()) == 0 }
 }

@@ -1,13 +1,13 @@
-//! What an instance wrote to stdout and stderr: the last 256 KiB of it, by byte position.
+//! An instance's output to stdout and stderr: the last 256 KiB, by byte position.
 
 use std::collections::VecDeque;
 use std::io::Read;
 use std::sync::Mutex;
 
-/// What is kept of an instance's output.
+/// How much of an instance's output is kept.
 pub const KEPT_BYTES: usize = 256 << 10;
 
-/// Filled by one thread, read by others.
+/// One thread fills it, others read it.
 #[derive(Debug, Default)]
 pub struct Output {
     kept: Mutex<Kept>,
@@ -31,7 +31,7 @@ pub struct Excerpt {
 }
 
 impl Output {
-    /// Keeps what comes until the other end of the pipe is closed.
+    /// Reads from a pipe until its other end is closed.
     pub fn fill(&self, mut pipe: impl Read) {
         let mut buffer = [0; 8192];
         while let Ok(count @ 1..) = pipe.read(&mut buffer) {
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keeps_the_last_bytes_and_says_where_they_start() {
+    fn keeps_the_last_bytes_and_their_position() {
         let output = Output::default();
         output.push(b"hello ");
         assert_eq!(output.read(2), Excerpt { text: "llo ".into(), from: 2, next: 6, ended: false });

@@ -1,7 +1,7 @@
-//! Packets of instances that reach the outside world, carried to the host and from there (vm-protocol's `relay`).
+//! Forwards packets between the host and instances that have a network (vm-protocol's `relay`).
 //!
-//! Such an instance has a tunnel in its network, whose other end is this file. Where its packets may go, and whose they may say
-//! they are, is for the host to decide: the guest only carries them.
+//! Such an instance has a TUN device in its network namespace. The guest only forwards its packets; the host checks their
+//! source addresses and decides where they may go.
 
 use std::fs::File;
 use std::io::{Read, Result};
@@ -15,33 +15,33 @@ use vm_sandbox::network::PACKET_BYTES;
 
 use crate::relay::{STACK_BYTES, Stream, Streams};
 
-/// Carries packets until it is dropped.
-pub struct Link {
-    /// The thread that reads them looks at the other end of this pipe.
+/// Forwards packets until it is dropped.
+pub struct PacketTunnel {
+    /// Dropping this end of a pipe ends the thread that reads packets.
     _ends: std::io::PipeWriter,
 }
 
-impl Link {
-    /// Begins to carry what an instance sends and gets by this tunnel.
-    pub fn new(relay: &Arc<Streams>, instance: &str, device: File) -> Result<Link> {
+impl PacketTunnel {
+    /// Starts to forward the packets of an instance's TUN device.
+    pub fn new(relay: &Arc<Streams>, instance: &str, device: File) -> Result<PacketTunnel> {
         let (ended, ends) = std::io::pipe()?;
         let (relay, device) = (Arc::clone(relay), Arc::new(device));
         let number = relay.open_stream(Kind::Link, instance, Stream::Packets(Arc::clone(&device)))?;
-        let carrying = Arc::clone(&relay);
+        let forwarding = Arc::clone(&relay);
         let started = Builder::new().stack_size(STACK_BYTES).spawn(move || {
-            carry(&carrying, number, &device, &ended);
-            carrying.close_stream(number);
+            forward(&forwarding, number, &device, &ended);
+            forwarding.close_stream(number);
         });
         if let Err(error) = started {
             relay.close_stream(number);
             return Err(error);
         }
-        Ok(Link { _ends: ends })
+        Ok(PacketTunnel { _ends: ends })
     }
 }
 
-/// What the instance sends, to the host.
-fn carry(relay: &Streams, number: u32, device: &File, ended: &std::io::PipeReader) {
+/// Sends the instance's packets to the host.
+fn forward(relay: &Streams, number: u32, device: &File, ended: &std::io::PipeReader) {
     let mut packet = [0; PACKET_BYTES];
     loop {
         let mut events =

@@ -1,7 +1,7 @@
-//! Partitions as the guest sees them: plugged, emptied, unplugged, by watching the memory of their nodes.
+//! Partitions in the guest: confirms plugs, empties partitions and confirms unplugs, by polling the memory of their nodes.
 //!
-//! QEMU reports a virtio-mem device's size when the guest has *asked* for blocks or given them back; whether the kernel
-//! has put them online or finished with them only the guest knows.
+//! QEMU changes a virtio-mem device's size when the guest has *requested* blocks or returned them. Only the guest knows when
+//! the kernel has brought them online, or has finished with them.
 
 use std::collections::HashSet;
 use std::fs;
@@ -17,13 +17,13 @@ use crate::memory::{self, bind_to_node};
 use crate::memory_blocks;
 use crate::refusal::refusal;
 
-/// Often enough to not add to what is measured, seldom enough to not be what is measured.
-const LOOK_EVERY: Duration = Duration::from_millis(2);
-/// For what an ended instance left, and for page cache to be dropped.
+/// Short enough to add little to measured latencies, long enough to use little CPU.
+const POLL_EVERY: Duration = Duration::from_millis(2);
+/// How long to wait for an ended instance's mounts to be torn down, and for page cache to be dropped.
 const TEARDOWN_PATIENCE: Duration = Duration::from_millis(200);
 const EMPTY_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Which partitions take no new instance.
+/// The partitions that are closed to new instances.
 #[derive(Default)]
 pub struct Partitions {
     closed: Mutex<HashSet<u32>>,
@@ -53,7 +53,7 @@ impl Partitions {
         if let Some(partition) = partition {
             self.closed.lock().expect("not poisoned").remove(&partition);
             if let Answer::Confirmed { held, .. } = &mut answer {
-                *held = look(layout, partition, instances);
+                *held = why_held(layout, partition, instances);
             }
         } else if layout.mode == Mode::Nodes {
             preload(layout.shared_node());
@@ -72,10 +72,10 @@ impl Partitions {
         wait_for(layout, partition, patience, "unplugged", |online| online <= bytes)
     }
 
-    /// Closes a partition and empties it: page cache may be left in it, processes may not. In mode `nodes` its memory goes
+    /// Closes a partition and empties it of page cache; refuses if an instance uses it. In mode `nodes` this takes its memory
     /// offline, too.
     pub fn prepare(&self, layout: &Layout, partition: u32, instances: &Instances) -> Result<Answer, Refusal> {
-        // Closed first: then nobody comes in after the check.
+        // Closes first, so that no instance can be started after the check.
         self.closed.lock().expect("not poisoned").insert(partition);
         let outcome = match instances.user_of(partition) {
             Some(user) => {
@@ -85,7 +85,7 @@ impl Partitions {
             None => Ok(0),
         };
         match outcome {
-            // Mayfly's kernel does so by itself.
+            // In mode `hotmem` the kernel does this in the driver.
             Ok(_) if layout.mode == Mode::Nodes => memory_blocks::take_offline(layout.node_of(partition)),
             Ok(_) => {}
             Err(_) => self.open(partition),
@@ -93,12 +93,12 @@ impl Partitions {
         outcome.map(|dropped_pages| Answer::Prepared { dropped_pages })
     }
 
-    /// Takes new instances again.
+    /// Opens a partition to new instances again.
     pub fn open(&self, partition: u32) {
         self.closed.lock().expect("not poisoned").remove(&partition);
     }
 
-    /// Whether an instance can be started there.
+    /// Fails unless an instance can be started in the partition.
     pub fn check_open(&self, layout: &Layout, partition: u32, instances: &Instances) -> Result<(), Refusal> {
         if partition >= layout.partitions() {
             let message =
@@ -116,7 +116,7 @@ impl Partitions {
                 return Err(refusal(ErrorKind::NotPlugged, message));
             }
             let node = layout.node_of(partition);
-            if let Some(why) = instances.holds.look(partition, node, EMPTY_PATIENCE) {
+            if let Some(why) = instances.held.check(partition, node, EMPTY_PATIENCE) {
                 return Err(refusal(ErrorKind::Held, why));
             }
         }
@@ -160,11 +160,11 @@ fn wait_for(
             );
             return Err(refusal(ErrorKind::TimedOut, message));
         }
-        std::thread::sleep(LOOK_EVERY);
+        std::thread::sleep(POLL_EVERY);
     }
 }
 
-/// Waits until the kernel accepts the node in memory policies: it lets processes have new nodes in the background.
+/// Waits until the kernel accepts the node in memory policies: it updates cpusets for new nodes in the background.
 fn wait_until_bindable(layout: &Layout, node: u32, patience: Duration) -> Result<(), Refusal> {
     let begin = Instant::now();
     while let Err(error) = bind_to_node(&[node]) {
@@ -174,46 +174,46 @@ fn wait_until_bindable(layout: &Layout, node: u32, patience: Duration) -> Result
                 format!("node {node} is online, but cannot be bound to: {error}"),
             ));
         }
-        std::thread::sleep(LOOK_EVERY);
+        std::thread::sleep(POLL_EVERY);
     }
-    // This thread's policy as it was.
+    // Restores this thread's policy.
     bind_to_node(&[0, layout.shared_node()])
         .map_err(|error| refusal(ErrorKind::Failed, format!("memory policy: {error}")))
 }
 
-/// Empties a partition that nobody uses, and returns how many pages had to go. One that cannot be emptied is held.
+/// Empties an unused partition, and returns how many pages were left in it. One that cannot be emptied is held.
 ///
-/// What can be left is page cache: read by the instance that was here, still mapped by another one or charged to a
-/// group that the kernel has not finished with.
+/// What can be left is page cache that the last instance read: another instance may still map it, or it is charged to a
+/// control group whose teardown the kernel has not finished.
 fn empty(layout: &Layout, partition: u32, instances: &Instances) -> Result<u64, Refusal> {
     let node = layout.node_of(partition);
     let first = memory::wait_unused(node, Duration::ZERO);
-    // Most often only the teardown of mounts is late.
+    // Usually only the teardown of mounts is late.
     if memory::wait_unused(node, TEARDOWN_PATIENCE) > 0 {
         if layout.mode == Mode::Nodes {
             move_file_pages(node, layout.shared_node());
         }
         let _ = fs::write("/proc/sys/vm/drop_caches", "1");
     }
-    match instances.holds.look(partition, node, EMPTY_PATIENCE) {
+    match instances.held.check(partition, node, EMPTY_PATIENCE) {
         None => Ok(first),
         Some(why) => Err(refusal(ErrorKind::Held, why)),
     }
 }
 
-/// Why a partition that nobody uses is not empty.
-fn look(layout: &Layout, partition: u32, instances: &Instances) -> Option<String> {
+/// Why an unused partition is not empty, if it is not.
+fn why_held(layout: &Layout, partition: u32, instances: &Instances) -> Option<String> {
     if !has_node(layout.mode) || instances.user_of(partition).is_some() {
         return None;
     }
-    instances.holds.look(partition, layout.node_of(partition), Duration::ZERO)
+    instances.held.check(partition, layout.node_of(partition), Duration::ZERO)
 }
 
-/// Reads Python and the libraries into the shared partition, so that no instance is the first to do so: on a kernel
-/// without HotMem, page cache lies where its first reader's memory comes from (HotMem §4: the shared partition "is
-/// pre-populated at boot time"). What does not fit is read by whom needs it.
+/// Reads Python and the libraries into the shared partition (HotMem §4: it "is pre-populated at boot time"). On a kernel
+/// without HotMem, page cache lies on the node of its first reader, so no instance should be the first. Files that do not fit
+/// are read later by the instances that need them.
 pub fn preload(shared_node: u32) {
-    // The policy is this thread's only.
+    // In a thread of its own, because the memory policy is the thread's.
     let reading = std::thread::spawn(move || {
         if bind_to_node(&[shared_node]).is_ok() {
             PRELOADED.iter().for_each(|folder| read_below(folder.as_ref(), shared_node));
@@ -230,8 +230,8 @@ const PRELOADED: [&str; 5] = [
     "/usr/lib/python3.11",
 ];
 
-/// What functions do not read, most of these folders: Perl's, tables of character sets, static libraries, and sources that
-/// are there compiled.
+/// Files that functions seldom read, and that make up most of these folders: Perl's, tables of character sets, static
+/// libraries, and Python sources that exist compiled.
 fn is_seldom_read(path: &Path) -> bool {
     let named =
         |names: &[&str], part: Option<&std::ffi::OsStr>| names.iter().any(|name| part == Some(name.as_ref()));
@@ -247,7 +247,7 @@ fn read_below(path: &Path, node: u32) {
         fs::read_dir(path).into_iter().flatten().flatten().for_each(|entry| read_below(&entry.path(), node));
         return;
     }
-    // A quarter stays free for what only instances know.
+    // A quarter stays free for files that instances read.
     let memory = memory::of_node(node);
     if about.is_file()
         && memory.free > about.len() + memory.total / 4

@@ -1,37 +1,37 @@
-//! What the agent hands to the first process of an instance ([`crate::launch`]), and what that reports back: JSON in a file
-//! in memory one way, a line of JSON each in a pipe the other way.
+//! What the agent passes to the first process of an instance ([`crate::launch`]), as JSON in a memfd, and the reports of that
+//! process, one line of JSON each in a pipe.
 
 use std::collections::BTreeMap;
 use std::os::fd::RawFd;
 
 use serde::{Deserialize, Serialize};
 
-/// How an instance is to run. Descriptors are open in the process that reads this, and only there.
+/// How an instance is to run. Descriptors are valid in the process that reads this, and only there.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Plan {
     pub name: String,
     pub argv: Vec<String>,
     pub env: BTreeMap<String, String>,
     pub cwd: String,
-    /// The vCPUs it may run on; all if there are none.
+    /// The vCPUs that it may run on; empty: all.
     pub cpus: Vec<u32>,
-    pub source: Source,
-    /// Where the instance writes its [`Report`]s.
+    pub source: MemorySource,
+    /// The pipe for its [`Report`]s.
     pub report: RawFd,
-    /// `cgroup.procs` of its group.
+    /// `cgroup.procs` of its control group.
     pub group: RawFd,
     /// Its user namespace.
     pub users: RawFd,
     pub identity: Identity,
-    /// The most that its writable layer takes.
+    /// Size limit of its writable layer.
     pub layer_bytes: u64,
-    /// The folder that is its root, if that is not the guest's disk.
+    /// The folder that becomes its root; the guest's root disk by default.
     pub root: Option<String>,
-    /// What `/etc/resolv.conf` says, if it has a way out.
+    /// Content of `/etc/resolv.conf`, if it has a network.
     pub resolvers: Option<String>,
     /// Whether it is a worker's function, which may have Lambda's extensions.
     pub is_function: bool,
-    /// Folders and files, and where it sees them.
+    /// Bind mounts: source and target.
     pub binds: Vec<(String, String)>,
     /// Without ASLR.
     pub fixed_layout: bool,
@@ -39,34 +39,35 @@ pub struct Plan {
 
 /// Where an instance's memory comes from.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub enum Source {
+pub enum MemorySource {
     /// Anywhere: modes `plain` and `static`.
     Anywhere,
     /// These NUMA nodes only.
     Nodes(Vec<u32>),
-    /// The HotMem partition that is this node; the descriptor is `/dev/hotmem`.
+    /// The HotMem partition of this node; the descriptor is `/dev/hotmem`.
     Hotmem { device: RawFd, node: u32 },
 }
 
-/// Who an instance is.
+/// The users of an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Identity {
-    /// The guest's user that is root inside, and owns the instance's own root file system.
+    /// The guest's user that is root in the instance's user namespace, and owns its root file system.
     pub owner: u32,
-    /// The user inside that it runs as: 0, which owns its root, or a worker's function, which owns nothing.
+    /// The user in that namespace that it runs as: 0, which owns its root, or another one for a worker's function, which
+    /// owns nothing.
     pub user: u32,
 }
 
-/// Users inside, counted from 0, that a namespace has.
+/// How many users a namespace has, from 0 on.
 pub const USERS: u32 = 65536;
 
 impl Identity {
-    /// In the guest, each partition has users of its own.
+    /// Each partition has users of its own in the guest.
     pub fn of(partition: u32, user: u32) -> Identity {
         Identity { owner: USERS * (1 + 2 * partition), user }
     }
 
-    /// The guest's user that it runs as.
+    /// The user that it runs as, by its number in the guest.
     pub fn outside(self) -> u32 {
         if self.user < USERS { self.owner + self.user } else { self.owner + USERS }
     }
@@ -79,14 +80,14 @@ impl Identity {
     }
 }
 
-/// What an instance's first process tells the agent.
+/// A report of an instance's first process to the agent.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Report {
-    /// The program runs, and these extensions.
+    /// The program was started, and these extensions.
     Started(Vec<String>),
-    /// It could not be started, and why.
+    /// It could not be started; why.
     Failed(String),
-    /// It has ended with this status of `wait`, or an extension has.
+    /// The program, or this extension, ended with this status of `wait`.
     Ended { status: i32, extension: Option<String> },
 }
 
@@ -95,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_two_partitions_have_a_user_in_common() {
+    fn partitions_share_no_users() {
         let mut last = 0;
         for partition in 0..vm_protocol::MAX_PARTITIONS {
             let (root, function) = (Identity::of(partition, 0), Identity::of(partition, 2_000_000_007));

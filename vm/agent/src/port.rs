@@ -1,7 +1,7 @@
-//! The virtio-serial port to the host. The host may come and go; the agent stays.
+//! The virtio-serial port to the host. The host may disconnect and reconnect while the agent runs.
 //!
-//! Reading happens in the agent's main thread, writing in a thread of its own, so that a host that does not read
-//! keeps nobody from working. While no host is there, what would be sent is dropped: a host that comes back asks.
+//! The agent's main thread reads. A thread of its own writes, so that a host that does not read blocks no other thread.
+//! While no host is connected, messages are dropped: a host that reconnects asks again.
 
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,29 +16,29 @@ use vm_protocol::{Decoder, FromAgent, Outcome, PORT, Refusal};
 
 /// Messages that may wait for a slow host; more than requests can be under way.
 const WAITING_MESSAGES: usize = 4096;
-const LOOK_AGAIN: Duration = Duration::from_millis(10);
+const RETRY_EVERY: Duration = Duration::from_millis(10);
 
-/// One end of the connection to the host.
+/// The agent's end of the port.
 pub struct Port {
     device: Arc<OwnedFd>,
     decoder: Decoder,
 }
 
-/// What came from the host.
+/// What arrives from the host.
 pub enum Incoming {
     /// The JSON text of a frame.
     Frame(Vec<u8>),
-    /// Bytes that are no frame; says what was dropped.
+    /// Bytes that are no frame; how many were dropped.
     Garbage(String),
     /// The host closed its end.
-    Gone,
+    Disconnected,
 }
 
 /// Sends messages to the host, in order, from any thread.
 #[derive(Clone)]
-pub struct Outbox(SyncSender<FromAgent>);
+pub struct SendQueue(SyncSender<FromAgent>);
 
-impl Outbox {
+impl SendQueue {
     /// Queues a message. When the queue is full the host has stopped reading: the message is dropped.
     pub fn send(&self, message: FromAgent) {
         let _ = self.0.try_send(message);
@@ -46,18 +46,18 @@ impl Outbox {
 }
 
 impl Port {
-    /// Opens the port, once there is one.
-    pub fn open() -> (Port, Outbox) {
+    /// Waits for the port and opens it.
+    pub fn open() -> (Port, SendQueue) {
         let device = loop {
             if let Some(device) = find() {
                 break Arc::new(device);
             }
-            std::thread::sleep(LOOK_AGAIN);
+            std::thread::sleep(RETRY_EVERY);
         };
         let (sender, receiver) = sync_channel(WAITING_MESSAGES);
         let writer = Arc::clone(&device);
         std::thread::spawn(move || write_all(&writer, &receiver));
-        (Port { device, decoder: Decoder::new() }, Outbox(sender))
+        (Port { device, decoder: Decoder::new() }, SendQueue(sender))
     }
 
     /// Waits for the next frame.
@@ -71,14 +71,14 @@ impl Port {
             }
             match rustix::io::read(&*self.device, &mut buffer) {
                 Ok(0) => {
-                    // No host. Half a frame from the last one will never be finished.
+                    // No host is connected. The rest of a half-received frame will never come.
                     self.decoder.reset();
                     wait_for_host(&self.device);
-                    return Incoming::Gone;
+                    return Incoming::Disconnected;
                 }
                 Ok(count) => self.decoder.push(&buffer[..count]),
                 Err(Errno::AGAIN) => wait(&self.device, PollFlags::IN),
-                Err(_) => std::thread::sleep(LOOK_AGAIN),
+                Err(_) => std::thread::sleep(RETRY_EVERY),
             }
         }
     }
@@ -108,15 +108,15 @@ fn write_all(device: &OwnedFd, messages: &Receiver<FromAgent>) {
         while !rest.is_empty() {
             match rustix::io::write(device, rest) {
                 Ok(count) => rest = &rest[count..],
-                Err(Errno::AGAIN) if host_is_there(device) => wait(device, PollFlags::OUT),
-                // Dropped, unless it is half sent: the stream heals at the next frame.
+                Err(Errno::AGAIN) if host_is_connected(device) => wait(device, PollFlags::OUT),
+                // Drops the message. If half of it was sent, the host's decoder resynchronizes at the next frame.
                 Err(_) => break,
             }
         }
     }
 }
 
-/// What to send instead of a reply that fits in no frame.
+/// The reply to send instead of one that is too long for a frame.
 fn too_long(message: FromAgent, why: &str) -> Vec<u8> {
     let FromAgent::Reply(mut reply) = message else { return Vec::new() };
     let kind = vm_protocol::ErrorKind::Failed;
@@ -124,15 +124,15 @@ fn too_long(message: FromAgent, why: &str) -> Vec<u8> {
     vm_protocol::encode(&FromAgent::Reply(reply)).unwrap_or_default()
 }
 
-fn host_is_there(device: &OwnedFd) -> bool {
+fn host_is_connected(device: &OwnedFd) -> bool {
     let mut polled = [PollFd::from_borrowed_fd(device.as_fd(), PollFlags::OUT)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     poll(&mut polled, Some(&now)).is_ok() && !polled[0].revents().contains(PollFlags::HUP)
 }
 
 fn wait_for_host(device: &OwnedFd) {
-    while !host_is_there(device) {
-        std::thread::sleep(LOOK_AGAIN);
+    while !host_is_connected(device) {
+        std::thread::sleep(RETRY_EVERY);
     }
 }
 

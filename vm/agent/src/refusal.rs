@@ -1,18 +1,18 @@
-//! Answers that say no, and why.
+//! Refusals: why a request was not carried out.
 
 use vm_protocol::{ErrorKind, Refusal};
 
-/// An answer that says no.
+/// A refusal of this kind.
 pub fn refusal(kind: ErrorKind, message: String) -> Refusal {
     Refusal { kind, message }
 }
 
-/// To those who name an instance that does not run.
+/// For a request about an instance that does not run.
 pub fn no_such(name: &str) -> Refusal {
     refusal(ErrorKind::NoSuchInstance, format!("no instance {name} runs"))
 }
 
-/// To those for whom the system did not do something.
+/// For a request during which a system call failed.
 pub fn failed(what: &'static str) -> impl Fn(std::io::Error) -> Refusal {
     move |error| refusal(ErrorKind::Failed, format!("{what}: {error}"))
 }

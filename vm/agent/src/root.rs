@@ -1,6 +1,6 @@
-//! The root that an instance sees: Debian's disk as it is, or an image's, under a layer of its own that is gone when the instance
-//! is. It owns every file there and none elsewhere. Of the guest's devices, settings and counters it sees what programs need, and
-//! nothing that tells of others.
+//! An instance's root file system: Debian's disk or a container image, under a writable layer of its own that is discarded when
+//! the instance ends. The instance owns every file there and none elsewhere. Of the guest's devices, settings and counters it
+//! sees what programs need, and nothing about other instances.
 
 use std::ffi::CString;
 use std::fs;
@@ -19,19 +19,19 @@ use crate::plan::Plan;
 
 /// Where [`crate::boot`] leaves the root disk.
 pub const DISK: &str = "/run/mayfly/disk";
-/// Mounted in each instance's own view only: the writable layer, the disk as the instance owns it, and both together.
+/// Mount points in each instance's own mount namespace: the writable layer, the disk with mapped owners, and the overlay of both.
 const LAYER: &str = "/run/mayfly/layer";
 const LOWER: &str = "/run/mayfly/lower";
 const ROOT: &str = "/run/mayfly/root";
-/// What [`enter`] needs to be there.
+/// Folders that [`enter`] needs.
 pub const FOLDERS: [&str; 3] = [LAYER, LOWER, ROOT];
 
-/// What is not an image's.
+/// Folders that are the instance's own also in a container image.
 const OWN: [&str; 4] = ["/dev", "/proc", "/sys", "/tmp"];
 const HOSTS: &str = "127.0.0.1 localhost\n";
 const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
 
-/// Says what others in the guest do, or acts on all of it.
+/// Files in /proc that show what other instances do, or act on the whole guest.
 const HIDDEN: [&str; 19] = [
     "acpi",
     "buddyinfo",
@@ -54,13 +54,13 @@ const HIDDEN: [&str; 19] = [
     "zoneinfo",
 ];
 
-/// What runtimes ask of the machine.
+/// Parts of /sys that language runtimes read.
 const SHOWN: [&str; 3] = ["devices/system/cpu", "kernel/mm/transparent_hugepage", "kernel/mm/upm"];
 
-/// Assembles the root and moves into it. Runs as process 1 of the instance, in namespaces of its own, as the guest's root.
+/// Mounts the root and moves into it. Runs as process 1 of the instance, in namespaces of its own, as the guest's root user.
 pub fn enter(plan: &Plan) -> io::Result<()> {
-    let quiet = MountFlags::NODEV | MountFlags::NOSUID;
-    tmpfs(LAYER, quiet, &format!("size={},mode=755", plan.layer_bytes))?;
+    let flags = MountFlags::NODEV | MountFlags::NOSUID;
+    tmpfs(LAYER, flags, &format!("size={},mode=755", plan.layer_bytes))?;
     let owner = plan.identity.owner;
     for (name, mode) in [("upper", 0o755), ("work", 0o755), ("tmp", 0o1777), ("shm", 0o1777)] {
         let path = Path::new(LAYER).join(name);
@@ -68,11 +68,11 @@ pub fn enter(plan: &Plan) -> io::Result<()> {
         fs::set_permissions(&path, fs::Permissions::from_mode(mode))?;
         chown(&path, Some(owner), Some(owner))?;
     }
-    show_as(plan.users, plan.root.as_deref().unwrap_or(DISK))?;
+    mount_with_owner(plan.users, plan.root.as_deref().unwrap_or(DISK))?;
     let layers = format!("lowerdir={LOWER},upperdir={LAYER}/upper,workdir={LAYER}/work");
-    mount("overlay", ROOT, "overlay", quiet, Some(CString::new(layers)?.as_c_str()))?;
+    mount("overlay", ROOT, "overlay", flags, Some(CString::new(layers)?.as_c_str()))?;
     match plan.root {
-        Some(_) => image_places(plan.resolvers.as_deref().unwrap_or_default())?,
+        Some(_) => make_image_folders(plan.resolvers.as_deref().unwrap_or_default())?,
         None => bind(Path::new("/opt/mayfly"), &inside("/opt/mayfly"), true)?,
     }
     if let (None, Some(resolvers)) = (&plan.root, &plan.resolvers) {
@@ -99,16 +99,16 @@ fn tmpfs(target: impl rustix::path::Arg, flags: MountFlags, options: &str) -> io
     Ok(mount("tmpfs", target, "tmpfs", flags, Some(CString::new(options)?.as_c_str()))?)
 }
 
-/// A folder of a disk with every file owned by who is root in this user namespace.
-fn show_as(users: RawFd, folder: &str) -> io::Result<()> {
+/// Mounts a folder of a disk at [`LOWER`], with the owner of every file mapped to this user namespace's root.
+fn mount_with_owner(users: RawFd, folder: &str) -> io::Result<()> {
     let tree = open_tree(CWD, folder, OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC)?;
     map_users(&tree, users)?;
     Ok(move_mount(tree, "", CWD, LOWER, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
 }
 
-/// In an image's root, the folders that are the instance's own, whatever the image has there: a link of it would lead out of the
-/// root, which nobody has entered yet.
-fn image_places(resolvers: &str) -> io::Result<()> {
+/// Makes the instance's own folders in a container image's root, replacing whatever the image has there. A symbolic link of the
+/// image would lead outside, because this process has not moved into the root yet.
+fn make_image_folders(resolvers: &str) -> io::Result<()> {
     for name in OWN {
         let path = inside(name);
         match fs::symlink_metadata(&path) {
@@ -158,7 +158,7 @@ fn map_users(tree: &OwnedFd, users: RawFd) -> io::Result<()> {
     if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Shows a file or folder at another place as well, which is made if it is not there.
+/// Bind-mounts a file or folder; makes the target if it does not exist.
 fn bind(source: &Path, target: &Path, read_only: bool) -> io::Result<()> {
     if source.is_dir() {
         fs::create_dir_all(target)?;
@@ -192,7 +192,7 @@ fn devices() -> io::Result<()> {
     Ok(())
 }
 
-/// `/proc` of its own processes; settings read-only, what is everybody's empty.
+/// Mounts a `/proc` with the instance's own processes only, read-only settings, and empty files in place of [`HIDDEN`].
 fn process_files() -> io::Result<()> {
     let folder = inside("/proc");
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
@@ -208,7 +208,7 @@ fn process_files() -> io::Result<()> {
     bind(&folder.join("sys"), &folder.join("sys"), true)
 }
 
-/// A `/sys` with little in it, and its own control group, to read.
+/// Mounts a minimal read-only `/sys`, with the instance's own control group.
 fn system_files() -> io::Result<()> {
     let folder = inside("/sys");
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;

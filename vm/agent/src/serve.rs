@@ -1,4 +1,4 @@
-//! What the host asks, done: one thread a request, so that one that waits holds up no other.
+//! Carries out the host's requests: one thread for each, so that a request that waits delays no other.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -13,18 +13,18 @@ use vm_protocol::{
     Request, Spawn, Stats,
 };
 
-use crate::boot::hoard_no_pages;
+use crate::boot::limit_cpu_page_lists;
 use crate::cgroup;
-use crate::confine::{OwnedSource, Share};
+use crate::confine::{OwnedMemorySource, Share};
 use crate::instance::Allowance;
 use crate::instances::Instances;
 use crate::memory::{self, bind_to_node};
 use crate::partition::{Partitions, has_node, preload};
-use crate::port::{Incoming, Outbox, Port};
+use crate::port::{Incoming, Port, SendQueue};
 use crate::refusal::refusal;
 use crate::relay::Streams;
 
-/// Requests under way at one time; a host that sends more is told so.
+/// How many requests may be under way; further ones are refused.
 const MOST_REQUESTS: usize = 512;
 const STACK_BYTES: usize = 256 << 10;
 const HOTMEM: &str = "/sys/kernel/mm/hotmem";
@@ -34,7 +34,7 @@ struct Server {
     layout: Mutex<Option<Layout>>,
     instances: Arc<Instances>,
     partitions: Partitions,
-    outbox: Outbox,
+    to_host: SendQueue,
     under_way: AtomicUsize,
 }
 
@@ -44,27 +44,27 @@ pub fn serve() -> ! {
     if let Err(error) = cgroup::set_up() {
         panic!("control groups: {error}");
     }
-    let (mut port, outbox) = Port::open();
+    let (mut port, to_host) = Port::open();
     let server = Arc::new(Server {
         agent: describe(),
         layout: Mutex::default(),
-        instances: Instances::new(outbox.clone(), Streams::open()),
+        instances: Instances::new(to_host.clone(), Streams::open()),
         partitions: Partitions::default(),
-        outbox,
+        to_host,
         under_way: AtomicUsize::new(0),
     });
-    server.outbox.send(FromAgent::Event(Event::Ready(server.agent.clone())));
+    server.to_host.send(FromAgent::Event(Event::Ready(server.agent.clone())));
     loop {
         match port.receive() {
             Incoming::Frame(text) => take(&server, &text),
             Incoming::Garbage(what) => server.reply(0, Err(refusal(ErrorKind::Malformed, what))),
-            // Instances go on; a host that comes back says hello.
-            Incoming::Gone => {}
+            // Instances keep running; a host that reconnects says hello.
+            Incoming::Disconnected => {}
         }
     }
 }
 
-/// Out of memory, the kernel ends others first; and the agent's pages stay in memory.
+/// Makes the out-of-memory killer choose other processes first.
 fn protect() {
     if parent_id() == 1
         && let Err(error) = fs::write("/proc/self/oom_score_adj", "-1000")
@@ -94,11 +94,11 @@ fn take(server: &Arc<Server>, text: &[u8]) {
         }
     };
     let id = request.id;
-    // In this thread: threads inherit the memory policy that it sets.
+    // In this thread, because threads started later inherit the memory policy that hello sets.
     if let Operation::Hello { version, layout } = request.op {
         return server.reply(id, server.hello(version, layout));
     }
-    // Before the next request is looked at: a later one may be about this instance.
+    // Before the next request is read, which may be about this instance.
     let reserved = match &request.op {
         Operation::Spawn(order) => match server.admit(order) {
             Ok(()) => Some(order.instance.clone()),
@@ -128,7 +128,7 @@ fn take(server: &Arc<Server>, text: &[u8]) {
 impl Server {
     fn reply(&self, id: u64, outcome: Result<Answer, Refusal>) {
         let outcome = outcome.map_or_else(Outcome::Error, Outcome::Ok);
-        self.outbox.send(FromAgent::Reply(Reply { id, outcome }));
+        self.to_host.send(FromAgent::Reply(Reply { id, outcome }));
     }
 
     fn hello(&self, version: u32, layout: Layout) -> Result<Answer, Refusal> {
@@ -142,18 +142,18 @@ impl Server {
         match layout.mode {
             Mode::Hotmem => {
                 drop(hotmem_device()?);
-                hoard_no_pages();
+                limit_cpu_page_lists();
             }
-            // The agent and what it reads stay out of the partitions.
+            // Keeps the agent and the page cache that it fills out of the partitions.
             Mode::Nodes => {
                 bind_to_node(&[0, layout.shared_node()]).map_err(|error| {
                     refusal(ErrorKind::WrongKernel, format!("the kernel refuses memory policies: {error}"))
                 })?;
-                hoard_no_pages();
+                limit_cpu_page_lists();
             }
             Mode::Plain | Mode::Static => {}
         }
-        // A shared partition of its own is filled when it is plugged.
+        // A separate shared partition is preloaded when it is plugged.
         let preloads = layout.mode == Mode::Nodes && layout.shared_bytes == 0;
         let former = self.layout.lock().expect("not poisoned").replace(layout);
         if former.is_none() && preloads {
@@ -211,7 +211,7 @@ impl Server {
             }
             Operation::Shutdown => {
                 self.instances.stop_all();
-                // After the answer has left.
+                // After the answer was sent.
                 std::thread::spawn(move || {
                     std::thread::sleep(milliseconds(50));
                     rustix::fs::sync();
@@ -222,8 +222,8 @@ impl Server {
         }
     }
 
-    /// Reserves an instance's name and partition, in this order: whoever closes a partition looks for users afterwards,
-    /// so that one of the two sees the other.
+    /// Reserves an instance's name and partition, then checks that the partition is open. The thread that unplugs closes the
+    /// partition, then checks for users; so at least one of the two sees the other.
     fn admit(&self, order: &Spawn) -> Result<(), Refusal> {
         let layout = self.layout()?;
         self.instances.reserve(order, has_node(layout.mode))?;
@@ -252,13 +252,13 @@ impl Server {
         let at_most = |limit: Option<u64>| limit.map_or(bytes, |limit| bytes.min(limit));
         let nodes: Vec<_> = partitions.iter().map(|partition| layout.node_of(*partition)).collect();
         let source = match layout.mode {
-            Mode::Nodes => OwnedSource::Nodes(nodes.clone()),
-            Mode::Hotmem if more.is_empty() => OwnedSource::Hotmem(hotmem_device()?, nodes[0]),
+            Mode::Nodes => OwnedMemorySource::Nodes(nodes.clone()),
+            Mode::Hotmem if more.is_empty() => OwnedMemorySource::Hotmem(hotmem_device()?, nodes[0]),
             Mode::Hotmem => {
                 let message = "mode hotmem: the kernel gives an instance one partition".to_string();
                 return Err(refusal(ErrorKind::CannotStart, message));
             }
-            Mode::Plain | Mode::Static => OwnedSource::Anywhere,
+            Mode::Plain | Mode::Static => OwnedMemorySource::Anywhere,
         };
         let apart = has_node(layout.mode);
         Ok(Allowance {

@@ -1,5 +1,5 @@
-//! User namespaces, one for each partition. An instance is root in its own, which is nobody in the guest: files of the
-//! guest's are not its, nor are those of other instances, and a capability would be worth nothing outside.
+//! User namespaces, one for each partition. An instance's root is an unprivileged user in the guest: it owns no files of the
+//! guest or of other instances, and its capabilities have no effect outside the namespace.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 use crate::plan::Identity;
 
-/// Those that exist. A namespace has no state that one instance could leave for the next.
+/// Cached namespaces. A namespace has no state that one instance could leave for the next.
 static MADE: Mutex<Option<HashMap<Identity, Arc<OwnedFd>>>> = Mutex::new(None);
 
 /// The namespace of this identity.
@@ -21,7 +21,7 @@ pub fn namespace(identity: Identity) -> io::Result<Arc<OwnedFd>> {
     if let Some(namespace) = made.get(&identity) {
         return Ok(Arc::clone(namespace));
     }
-    // A worker's functions come and go with users of their own.
+    // Each function of a worker has a user of its own, so the cache would grow.
     if made.len() > 256 {
         made.clear();
     }
@@ -30,25 +30,25 @@ pub fn namespace(identity: Identity) -> io::Result<Arc<OwnedFd>> {
     Ok(namespace)
 }
 
-/// A namespace begins as that of a process, which lives until its users are set: that has to be done from outside.
+/// Makes a namespace. A child process creates it and waits while this process, from outside, writes its user maps.
 fn make(identity: Identity) -> io::Result<OwnedFd> {
-    let (entered, tell) = io::pipe()?;
-    // SAFETY: the child only makes system calls, and ends without running anything of this process's.
+    let (entered, report) = io::pipe()?;
+    // SAFETY: the child only makes system calls, and is killed without running other code of this process.
     let child = unsafe { libc::fork() };
     if child == 0 {
         // SAFETY: as above.
         unsafe {
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
             let outcome = [u8::from(libc::unshare(libc::CLONE_NEWUSER) == 0)];
-            libc::write(std::os::fd::AsRawFd::as_raw_fd(&tell), outcome.as_ptr().cast(), 1);
+            libc::write(std::os::fd::AsRawFd::as_raw_fd(&report), outcome.as_ptr().cast(), 1);
             loop {
                 libc::pause();
             }
         }
     }
     let child = Pid::from_raw(child).ok_or_else(io::Error::last_os_error)?;
-    drop(tell);
-    let adopt = || {
+    drop(report);
+    let open = || {
         let mut outcome = [0];
         rustix::io::read(&entered, &mut outcome)?;
         if outcome == [0] {
@@ -59,7 +59,7 @@ fn make(identity: Identity) -> io::Result<OwnedFd> {
         fs::write(format!("{process}/gid_map"), identity.map())?;
         Ok(File::open(format!("{process}/ns/user"))?.into())
     };
-    let namespace = adopt();
+    let namespace = open();
     let _ = kill_process(child, Signal::KILL);
     let _ = waitpid(Some(child), WaitOptions::empty());
     namespace

@@ -1,8 +1,8 @@
 //! Frames: a length (u32, little endian, at most 1 MiB) and that many bytes of JSON, always one object.
 //!
-//! The stream heals itself. A length below 2^24 ends in a zero byte and is followed by `{`; JSON text never holds a
-//! zero byte. So wherever the bytes `00 7b` stand, a frame starts three bytes before them, and a reader that met
-//! garbage, or half a frame whose writer died, goes on at the next one.
+//! The stream is self-synchronizing. A length below 2^24 ends in a zero byte and is followed by `{`, and JSON text never
+//! contains a zero byte. So wherever the bytes `00 7b` occur, a frame starts three bytes before them. After garbage, or half
+//! a frame whose writer died, a reader continues at the next frame.
 
 use std::fmt;
 
@@ -64,11 +64,11 @@ pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, FrameError> {
     Ok(frame)
 }
 
-/// Takes bytes as they come and gives frames back. It holds at most one frame and what was pushed last.
+/// Turns bytes, as they arrive, into frames. It buffers at most one frame and the bytes pushed last.
 #[derive(Debug, Default)]
 pub struct Decoder {
     buffer: Vec<u8>,
-    /// Bytes at the front of `buffer` that are already dealt with.
+    /// Bytes at the front of `buffer` that were consumed.
     start: usize,
     /// Bytes of the frame at `start` in which no other frame starts.
     scanned: usize,
@@ -76,7 +76,7 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// A decoder that has seen nothing.
+    /// A decoder with an empty buffer.
     pub fn new() -> Decoder {
         Decoder::default()
     }
@@ -90,7 +90,7 @@ impl Decoder {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// Forgets half a frame: the peer that sent it is gone.
+    /// Discards half a frame, because the peer that sent it has disconnected.
     pub fn reset(&mut self) {
         *self = Decoder::default();
     }
@@ -98,7 +98,7 @@ impl Decoder {
     /// The JSON text of the next frame, or `None` until more bytes come.
     ///
     /// # Errors
-    /// Bytes were dropped. The next call goes on behind them.
+    /// Bytes were dropped. The next call continues after them.
     pub fn next_frame(&mut self) -> Result<Option<Vec<u8>>, FrameError> {
         loop {
             let pending = &self.buffer[self.start..];
@@ -110,7 +110,7 @@ impl Decoder {
                 self.drop_bytes(next);
                 continue;
             };
-            // A frame inside this one: the rest of this one never came.
+            // Another frame starts inside this one: the rest of this one was never sent.
             let end = pending.len().min(HEADER_BYTES + bytes);
             if let Some(inner) = find_start(&pending[..end], self.scanned.max(1)) {
                 self.drop_bytes(inner);
@@ -150,12 +150,12 @@ fn frame_length(bytes: &[u8]) -> Option<usize> {
     (bytes[HEADER_BYTES] == b'{' && (2..=MAX_FRAME_BYTES).contains(&length)).then_some(length)
 }
 
-/// Where the first frame at `from` or behind it starts.
+/// Where the first frame at or after `from` starts.
 fn find_start(bytes: &[u8], from: usize) -> Option<usize> {
     (from..bytes.len().saturating_sub(HEADER_BYTES)).find(|&at| frame_length(&bytes[at..]).is_some())
 }
 
-/// Where to look next: the next frame, or the bytes at the end that may begin one.
+/// Where to scan next: the next frame, or the bytes at the end that may begin one.
 fn next_start(bytes: &[u8], from: usize) -> usize {
     find_start(bytes, from).unwrap_or(bytes.len() - HEADER_BYTES).max(from)
 }

@@ -1,4 +1,4 @@
-//! What was fixed when a VM was made: its mode, its partitions and their sizes.
+//! A VM's layout, fixed at boot: its mode, its partitions and their sizes.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 pub enum Mode {
     /// A NUMA node per partition, on any kernel; the agent binds instances to their node.
     Nodes,
-    /// A NUMA node per partition, on Mayfly's kernel, which keeps everybody else out of it (HotMem §4).
+    /// A NUMA node per partition, on Mayfly's kernel, which keeps all other processes out of it (HotMem §4).
     Hotmem,
     /// One virtio-mem device for all (the paper's *vanilla*). A partition is only a number.
     Plain,
@@ -16,15 +16,14 @@ pub enum Mode {
     Static,
 }
 
-/// What was fixed when the VM was made (HotMem §4.1, "VM creation").
+/// A VM's layout, fixed at boot (HotMem §4.1, "VM creation").
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layout {
     /// How its memory is made elastic.
     pub mode: Mode,
-    /// What an instance may use, for each partition. As many as these are the most instances at one time: the
-    /// concurrency factor N.
+    /// The size of each partition. Their number is the concurrency factor N: the most instances that may run at one time.
     pub partition_bytes: Vec<u64>,
-    /// What instances share: file-backed pages. 0: they share boot memory.
+    /// The size of the shared partition, for file-backed pages. 0: these lie in boot memory.
     pub shared_bytes: u64,
 }
 
@@ -34,12 +33,12 @@ impl Layout {
         self.partition_bytes.len() as u32
     }
 
-    /// The size of a partition; one that there is not has none.
+    /// The size of a partition; 0 if there is no such partition.
     pub fn bytes_of(&self, partition: u32) -> u64 {
         self.partition_bytes.get(partition as usize).copied().unwrap_or(0)
     }
 
-    /// All that can be plugged.
+    /// All memory that can be plugged.
     pub fn all_bytes(&self) -> u64 {
         self.partition_bytes.iter().fold(self.shared_bytes, |sum, bytes| sum.saturating_add(*bytes))
     }

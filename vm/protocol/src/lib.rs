@@ -1,9 +1,9 @@
-//! What the host and the guest agent say to each other over a virtio-serial port (HotMem §4.1, Figure 4).
+//! The protocol between the host and the guest agent, over a virtio-serial port (HotMem §4.1, Figure 4).
 //!
 //! A frame is a length and one JSON object ([`frame`]). The host sends [`Request`]s; the agent answers each one
-//! with a [`Reply`] that carries its `id`, in any order, and reports what happens by itself as [`Event`]s.
+//! with a [`Reply`] that carries its `id`, in any order, and sends [`Event`]s that no request caused.
 //!
-//! Partitions are numbered from 0; [`Layout::node_of`] tells the NUMA node of each.
+//! Partitions are numbered from 0; [`Layout::node_of`] returns the NUMA node of each.
 
 pub mod frame;
 pub mod layout;
@@ -17,7 +17,7 @@ pub use layout::{Layout, Mode};
 pub use message::*;
 pub use stats::{Merged, NodeStats, Stats};
 
-/// Rises with every change that an older peer would misunderstand.
+/// Incremented with every change that an older peer would misunderstand.
 pub const VERSION: u32 = 8;
 
 /// The virtio-serial port: `/dev/virtio-ports/org.mayfly.agent` in the guest.

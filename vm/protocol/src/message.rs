@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::layout::Layout;
 use crate::stats::Stats;
 
-/// What the host asks, with the number that the reply will carry.
+/// A request of the host, with the id that the reply will carry.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Request {
     /// Chosen by the host; never used twice on one connection.
@@ -17,7 +17,7 @@ pub struct Request {
     pub op: Operation,
 }
 
-/// What the host asks.
+/// The operation that a request asks for.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
 pub enum Operation {
@@ -28,7 +28,7 @@ pub enum Operation {
         /// How the VM was made.
         layout: Layout,
     },
-    /// Waits until the partition's memory is online (QEMU's `size` changes before that) and makes it free to take.
+    /// Waits until the partition's memory is online (QEMU's `size` changes before that) and opens it to instances.
     /// `partition` is `None` for the shared partition and, in mode `plain`, for the one device.
     /// Answer: [`Answer::Confirmed`].
     PlugConfirm {
@@ -41,26 +41,26 @@ pub enum Operation {
     },
     /// Starts an instance. Answer: [`Answer::Spawned`].
     Spawn(Spawn),
-    /// Ends an instance and all its processes: SIGTERM, after `grace_ms` SIGKILL. The answer comes when every one of
-    /// them is gone: [`Answer::Stopped`]. Its [`Event::Exited`] comes as well, before the answer.
+    /// Ends an instance and all its processes: SIGTERM, after `grace_ms` SIGKILL. The answer is sent when all of them have
+    /// ended: [`Answer::Stopped`]. Its [`Event::Exited`] is sent before the answer.
     Stop {
         /// Which one.
         instance: String,
         /// Between SIGTERM and SIGKILL; 0: SIGKILL at once.
         grace_ms: u64,
     },
-    /// Stops all that runs in an instance, or lets it go on. Answer: [`Answer::Done`]. One that is stopped ends as any other.
+    /// Freezes all processes of an instance, or thaws them. Answer: [`Answer::Done`]. A frozen instance can be stopped.
     Freeze {
         /// Which one.
         instance: String,
-        /// Whether it is stopped from now on.
+        /// Freeze or thaw.
         frozen: bool,
     },
-    /// What runs. Answer: [`Answer::Instances`].
+    /// Lists the running instances. Answer: [`Answer::Instances`].
     List,
-    /// Memory by partition, and the kernel's counters. Answer: [`Answer::Stats`].
+    /// Returns memory by partition, and the kernel's counters. Answer: [`Answer::Stats`].
     Stats,
-    /// What an instance wrote to stdout and stderr, from a byte position on. Answer: [`Answer::Output`].
+    /// Returns an instance's output to stdout and stderr, from a byte position on. Answer: [`Answer::Output`].
     /// Kept for the last 64 instances that ended.
     Output {
         /// Which one.
@@ -77,13 +77,13 @@ pub enum Operation {
         /// Close it afterwards.
         close: bool,
     },
-    /// Closes a partition to new instances, checks that nobody uses it, and moves or drops what else lies there (page
-    /// cache). A used one is refused with [`ErrorKind::Busy`] and stays open. Answer: [`Answer::Prepared`].
+    /// Closes a partition to new instances, checks that no instance uses it, and moves or drops page cache that lies there.
+    /// A used one is refused with [`ErrorKind::Busy`] and stays open. Answer: [`Answer::Prepared`].
     PrepareUnplug {
         /// Which one.
         partition: u32,
     },
-    /// Opens a prepared partition again: the unplug was given up. Answer: [`Answer::Done`].
+    /// Opens a prepared partition again, after an unplug was given up. Answer: [`Answer::Done`].
     CancelUnplug {
         /// Which one.
         partition: u32,
@@ -98,7 +98,7 @@ pub enum Operation {
         /// When to give up with [`ErrorKind::TimedOut`].
         timeout_ms: u64,
     },
-    /// Stops all instances and powers the VM off. Answer: [`Answer::Done`], before the power goes.
+    /// Stops all instances and powers the VM off. Answer: [`Answer::Done`], before the power-off.
     Shutdown,
 }
 
@@ -109,8 +109,8 @@ pub struct Spawn {
     pub instance: String,
     /// Where its memory comes from. `None`: outside all partitions, from boot memory (tools, not instances).
     pub partition: Option<u32>,
-    /// Further partitions of which its memory may be, all of them its own; not in mode `hotmem`, where the kernel gives an
-    /// address space one.
+    /// Further partitions for its memory, for it alone. Not in mode `hotmem`, where the kernel gives an address space one
+    /// partition.
     #[serde(default)]
     pub more: Vec<u32>,
     /// The program and its arguments.
@@ -127,46 +127,46 @@ pub struct Spawn {
     /// How much of their time it may use, in thousandths of a vCPU (HotMem Table 1); all by default.
     #[serde(default)]
     pub vcpus_milli: Option<u32>,
-    /// For a function of the worker's: it has code that others have not, may call the host, and does not own its root.
+    /// Set for a worker's function: it sees its own code, may call the host, and does not own its root.
     #[serde(default)]
     pub confinement: Option<Box<Confinement>>,
 }
 
 impl Spawn {
-    /// All partitions that are its own; none for a tool.
+    /// All its partitions; none for a tool.
     pub fn partitions(&self) -> Vec<u32> {
         self.partition.into_iter().chain(self.more.iter().copied()).collect()
     }
 }
 
-/// How a function of the worker's runs in the guest.
+/// How a worker's function runs in the guest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Confinement {
-    /// User and group, without any capability.
+    /// User and group; it has no capabilities.
     pub user: u32,
-    /// The TCP port on the loopback device of its own network whose connections go to the host ([`crate::relay`]).
+    /// The TCP port on its loopback device whose connections the agent forwards to the host ([`crate::relay`]).
     pub port: u16,
-    /// A way out besides, if it has one.
+    /// Its network device, if it has network access.
     #[serde(default)]
     pub network: Option<Network>,
-    /// The folder of the code disk that is its root: that of a container image. The guest's own by default.
+    /// The folder of the code disk that is its root, for a container image. The guest's root disk by default.
     #[serde(default)]
     pub root: Option<String>,
-    /// Folders and files of the code disk that it sees, and where. It sees no others of it.
+    /// The folders and files of the code disk that it sees: source and target.
     pub binds: Vec<(String, String)>,
-    /// Without ASLR, so that pages with pointers are alike in all instances of a function and can be merged.
+    /// Without ASLR, so that pages with pointers are equal in all instances of a function and can be merged.
     #[serde(default)]
     pub fixed_layout: bool,
-    /// What it may use of what it was given.
+    /// Its limits.
     pub limits: Limits,
 }
 
-/// An interface whose packets go to the host ([`crate::relay`]).
+/// A network device whose packets the agent forwards to the host ([`crate::relay`]).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Network {
-    /// Its address, of a net of four.
+    /// Its address, in a subnet of four.
     pub address: std::net::Ipv4Addr,
-    /// What `/etc/resolv.conf` says.
+    /// Content of `/etc/resolv.conf`.
     pub resolvers: String,
 }
 
@@ -175,52 +175,52 @@ pub struct Network {
 pub struct Limits {
     /// Memory of its processes.
     pub memory_bytes: u64,
-    /// Its files in memory: /tmp and what else it writes.
+    /// Its files in memory: /tmp and its writable layer.
     pub file_bytes: u64,
-    /// Its part of the vCPUs where they are short, 1 to 10000; 100 is what others have.
+    /// Its share of the vCPUs when they are short, 1 to 10000; the default of others is 100.
     pub cpu_weight: u32,
 }
 
-/// What the agent sends: a reply or an event.
+/// A message of the agent: a reply or an event.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum FromAgent {
-    /// To a request.
+    /// A reply to a request.
     Reply(Reply),
-    /// By itself.
+    /// An event that no request caused.
     Event(Event),
 }
 
 /// The reply to one request: `{"id": 7, "ok": {...}}` or `{"id": 7, "error": {"kind": ..., "message": ...}}`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Reply {
-    /// The request's. 0 if the request could not be read so far: only with [`ErrorKind::Malformed`].
+    /// The request's id. 0 if it could not be read: only with [`ErrorKind::Malformed`].
     pub id: u64,
-    /// What came of it.
+    /// The result.
     #[serde(flatten)]
     pub outcome: Outcome,
 }
 
-/// What came of a request.
+/// The result of a request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// It was done.
+    /// Success.
     Ok(Answer),
-    /// It was not.
+    /// Failure.
     Error(Refusal),
 }
 
-/// Why a request was not done.
+/// Why a request failed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refusal {
     /// For programs.
     pub kind: ErrorKind,
-    /// One line for people: what is wrong and where.
+    /// One line for users: what is wrong and where.
     pub message: String,
 }
 
-/// Why a request was not done, for programs.
+/// Why a request failed, for programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ErrorKind {
@@ -234,7 +234,7 @@ pub enum ErrorKind {
     NotPlugged,
     /// The partition is used, or is being unplugged.
     Busy,
-    /// Nobody uses the partition, and yet pages of it are in use. The message is only the reason.
+    /// No instance uses the partition, and yet pages of it are in use. The message is only the reason.
     Held,
     /// No instance of that name.
     NoSuchInstance,
@@ -248,7 +248,7 @@ pub enum ErrorKind {
     Failed,
 }
 
-/// What a request gave.
+/// The answer to a request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "answer", rename_all = "snake_case")]
 pub enum Answer {
@@ -256,11 +256,11 @@ pub enum Answer {
     Hello(Agent),
     /// To [`Operation::PlugConfirm`] and [`Operation::UnplugConfirm`].
     Confirmed {
-        /// What is online now.
+        /// How much is online now.
         online_bytes: u64,
         /// How long the agent waited for it.
         waited_ns: u64,
-        /// Why a partition that nobody uses is not empty, if it is not.
+        /// Why an unused partition is not empty, if it is not.
         #[serde(default)]
         held: Option<String>,
     },
@@ -268,7 +268,7 @@ pub enum Answer {
     Spawned {
         /// Its first process in the guest.
         pid: u32,
-        /// The extensions that were started beside its program (Lambda's, in /opt/extensions).
+        /// The Lambda extensions that were started beside its program (in /opt/extensions).
         #[serde(default)]
         extensions: Vec<String>,
     },
@@ -279,32 +279,32 @@ pub enum Answer {
     },
     /// To [`Operation::List`].
     Instances {
-        /// Those that run.
+        /// The running instances.
         instances: Vec<InstanceInfo>,
     },
     /// To [`Operation::Stats`].
     Stats(Stats),
     /// To [`Operation::Output`].
     Output {
-        /// What is kept from there on, at most 256 KiB; bytes that are not UTF-8 are replaced.
+        /// The output kept from there on, at most 256 KiB; bytes that are not UTF-8 are replaced.
         text: String,
-        /// Where `text` starts: later than asked for when older output is gone.
+        /// Where `text` starts: later than requested if older output was discarded.
         from: u64,
-        /// Where to ask next.
+        /// Where to continue.
         next: u64,
-        /// Nothing more will come.
+        /// The output has ended.
         ended: bool,
     },
     /// To [`Operation::PrepareUnplug`].
     Prepared {
-        /// Pages that still lay in the empty partition (page cache) and were dropped or moved.
+        /// Page cache that was left in the partition and was dropped or moved, in pages.
         dropped_pages: u64,
     },
-    /// To what has nothing to tell.
+    /// To requests without a result.
     Done,
 }
 
-/// Who answers.
+/// The agent that answers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Agent {
     /// The agent's [`crate::VERSION`].
@@ -319,13 +319,13 @@ pub struct Agent {
     pub boot_ns: u64,
 }
 
-/// What happens without being asked for.
+/// A report that no request caused.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event {
-    /// An agent has started. Before it says so it kills what instances a former agent left.
+    /// An agent has started. Before it sends this, it kills the instances that a former agent left.
     Ready(Agent),
-    /// All processes of an instance are gone.
+    /// All processes of an instance have ended.
     Exited {
         /// Which one.
         instance: String,
@@ -333,23 +333,24 @@ pub enum Event {
         partition: Option<u32>,
         /// How its first process ended.
         reason: ExitReason,
-        /// What is left of it in its partition, and who has it: nobody can have the partition until that is gone.
+        /// Pages of it still in use in its partition, and which process holds them. Until they are free no instance can have
+        /// the partition.
         #[serde(default)]
         held: Option<String>,
     },
-    /// Nobody uses a partition, and yet it is not empty: one of the further ones of an instance that has just ended.
+    /// A further partition of an instance that has just ended is unused, and yet not empty.
     Held {
         /// Which one.
         partition: u32,
-        /// What is left of it, and who has it.
+        /// Which pages are still in use, and which process holds them.
         why: String,
     },
-    /// What was left in a partition is gone.
+    /// A held partition is empty now.
     Released {
         /// Which one.
         partition: u32,
     },
-    /// Something a person may want to know.
+    /// A message for the log.
     Notice {
         /// One line.
         message: String,
@@ -370,32 +371,32 @@ pub enum ExitReason {
         /// This one.
         signal: i32,
     },
-    /// An extension ended, and with it the instance.
+    /// An extension ended, which ended the instance.
     Extension {
         /// Which one.
         name: String,
-        /// In this way.
+        /// How the extension ended.
         how: Box<ExitReason>,
     },
-    /// It needed more memory than its partition has and was killed (HotMem §4).
+    /// It needed more memory than its partition has, and the kernel killed it (HotMem §4).
     Overflow,
-    /// The agent that watched it died.
+    /// The agent that supervised it died.
     AgentLost,
 }
 
-/// An instance that runs.
+/// A running instance.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InstanceInfo {
     /// Its name.
     pub instance: String,
-    /// Where its memory comes from.
+    /// The partition that its memory comes from.
     pub partition: Option<u32>,
-    /// And where more of it does.
+    /// Further partitions that its memory comes from.
     #[serde(default)]
     pub more: Vec<u32>,
     /// Its first process.
     pub pid: u32,
-    /// All its processes.
+    /// How many processes it has.
     pub processes: u32,
     /// Since its start.
     pub age_ns: u64,

@@ -1,29 +1,29 @@
-//! Connections of functions in the guest, carried to the host over a virtio-serial port of their own: the worker serves
-//! Lambda's Runtime API there. And packets of those that reach the outside world.
+//! The relay: forwards connections of functions in the guest to the host, where the worker serves Lambda's Runtime API, over a
+//! virtio-serial port of its own. It also forwards the packets of functions that have network access.
 //!
 //! A frame is a header of eight bytes and at most [`MOST_BYTES`]. The agent opens a stream for each connection that it
-//! accepts on behalf of an instance, and either side closes it. Neither sends more bytes of a stream than it was granted ([`crate::window`]),
-//! so that what one reader leaves lying holds up no other stream.
+//! accepts for an instance, and either side closes it. Neither side sends more bytes of a stream than it was granted
+//! ([`crate::window`]), so that a slow reader of one stream delays no other stream.
 
 /// The virtio-serial port.
 pub const PORT: &str = "org.mayfly.relay";
 /// Bytes of one frame, at most.
 pub const MOST_BYTES: usize = 64 << 10;
-/// Of a frame's header.
+/// Size of a frame's header.
 pub const HEADER_BYTES: usize = 8;
 
-/// What a frame is.
+/// The kind of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// A new stream, from the agent; the bytes are the instance's name.
     Open,
-    /// The same for a stream of packets: each frame of data is one (IPv4), either way, and may get lost. Nothing is granted.
+    /// The same for a stream of packets: each data frame, either way, is one IPv4 packet and may get lost. There are no grants.
     Link,
     /// Bytes of the stream.
     Data,
-    /// So many more bytes of the stream may be sent: four bytes, the lowest first.
+    /// How many more bytes of the stream may be sent: four bytes, little endian.
     Grant,
-    /// No more bytes will come or be taken.
+    /// The stream is closed both ways.
     Close,
 }
 
@@ -32,14 +32,14 @@ pub enum Kind {
 pub struct Header {
     /// Which stream; the agent never uses a number twice.
     pub stream: u32,
-    /// What it is.
+    /// Its kind.
     pub kind: Kind,
     /// How many bytes follow.
     pub bytes: usize,
 }
 
 impl Header {
-    /// As it is sent.
+    /// Its bytes on the wire.
     pub fn encode(self) -> [u8; HEADER_BYTES] {
         let kind = match self.kind {
             Kind::Open => b'O',
@@ -53,7 +53,7 @@ impl Header {
         [kind, a, b, c, d, e, f, g]
     }
 
-    /// Reads one. `None`: it is none, and the two sides are out of step.
+    /// Parses a header. `None`: these bytes are none, so the two sides are out of step.
     pub fn decode(bytes: [u8; HEADER_BYTES]) -> Option<Header> {
         let [kind, a, b, c, d, e, f, g] = bytes;
         let kind = match kind {
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn headers_come_back_as_they_were() {
+    fn headers_decode_as_encoded() {
         for kind in [Kind::Open, Kind::Link, Kind::Data, Kind::Grant, Kind::Close] {
             let header = Header { stream: 0x0102_0304, kind, bytes: MOST_BYTES };
             assert_eq!(Header::decode(header.encode()), Some(header));

@@ -1,4 +1,4 @@
-//! Memory in the guest, as the agent tells it.
+//! Memory in the guest, as the agent reports it.
 
 use std::collections::BTreeMap;
 
@@ -16,17 +16,17 @@ pub struct Stats {
     /// The counters of `/sys/kernel/mm/hotmem`, on a kernel that has them.
     #[serde(default)]
     pub hotmem: BTreeMap<String, u64>,
-    /// What the kernel's UPM has merged, where it has one.
+    /// Pages that the kernel's UPM has merged, if the kernel has it.
     #[serde(default)]
     pub merged: Merged,
 }
 
-/// Pages that the kernel keeps once for all who advised them (UPM). With HotMem they lie in the shared partition.
+/// Pages that the kernel keeps once for all processes that advised them (UPM). With HotMem they lie in the shared partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Merged {
-    /// What they occupy.
+    /// Memory that they occupy.
     pub bytes: u64,
-    /// What they stand for: each as often as it is mapped by an advice.
+    /// Memory that they replace: each page counted as often as it was advised.
     pub advised_bytes: u64,
 }
 
@@ -35,11 +35,11 @@ pub struct Merged {
 pub struct NodeStats {
     /// Its number in the guest.
     pub node: u32,
-    /// The partition it is, if it is one.
+    /// Its partition, if the node is one.
     pub partition: Option<u32>,
-    /// What is online.
+    /// Online memory.
     pub total_bytes: u64,
-    /// What nobody uses.
+    /// Free memory.
     pub free_bytes: u64,
     /// Anonymous memory of processes.
     pub anonymous_bytes: u64,

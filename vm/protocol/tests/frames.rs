@@ -1,4 +1,4 @@
-//! Frames survive any cut, any garbage and any peer that dies in the middle of one.
+//! The decoder copes with any fragmentation, any garbage, and peers that die in the middle of a frame.
 
 use proptest::prelude::*;
 use vm_protocol::*;
@@ -35,7 +35,7 @@ fn requests() -> impl Strategy<Value = Request> {
     (any::<u64>(), operation).prop_map(|(id, op)| Request { id, op })
 }
 
-/// Everything the decoder makes of `bytes` that arrive in pieces of the given lengths: requests, and dropped bytes.
+/// Decodes `bytes` that arrive in pieces of the given lengths: requests, and the number of dropped bytes.
 fn decode(bytes: &[u8], pieces: &[usize]) -> (Vec<Request>, u64) {
     let mut decoder = Decoder::new();
     let (mut requests, mut dropped) = (Vec::new(), 0);
@@ -58,13 +58,13 @@ fn decode(bytes: &[u8], pieces: &[usize]) -> (Vec<Request>, u64) {
 
 proptest! {
     #[test]
-    fn any_cut(sent in prop::collection::vec(requests(), 1..8), pieces in prop::collection::vec(1usize..50, 1..20)) {
+    fn decodes_fragmented_frames(sent in prop::collection::vec(requests(), 1..8), pieces in prop::collection::vec(1usize..50, 1..20)) {
         let bytes: Vec<u8> = sent.iter().flat_map(|request| encode(request).unwrap()).collect();
         prop_assert_eq!(decode(&bytes, &pieces), (sent, 0));
     }
 
     #[test]
-    fn half_a_frame_costs_only_itself(
+    fn half_a_frame_loses_only_itself(
         sent in prop::collection::vec(requests(), 2..6), lost in 2usize..300, pieces in prop::collection::vec(1usize..50, 1..20),
     ) {
         let first = encode(&sent[0]).unwrap();
@@ -75,11 +75,11 @@ proptest! {
     }
 
     #[test]
-    fn garbage_between_frames(
+    fn skips_garbage_between_frames(
         sent in prop::collection::vec(requests(), 1..5), garbage in prop::collection::vec(any::<u8>(), 0..2000),
         pieces in prop::collection::vec(1usize..500, 1..20),
     ) {
-        // No byte that could be taken for a header's end: what is left must be found whole.
+        // No byte that looks like a header's end, so every frame must be found.
         let garbage: Vec<u8> = garbage.into_iter().map(|byte| if byte == b'{' { b'x' } else { byte }).collect();
         let mut bytes = Vec::new();
         for request in &sent {
@@ -135,14 +135,14 @@ fn replies_and_events_look_as_documented() {
 }
 
 #[test]
-fn a_message_too_long_is_not_sent() {
+fn too_long_message_is_not_encoded() {
     let op = Operation::Input { instance: "a".into(), text: "x".repeat(MAX_FRAME_BYTES), close: false };
     assert!(matches!(encode(&Request { id: 1, op }), Err(FrameError::TooLong { .. })));
     assert_eq!(encode(&7), Err(FrameError::NotAnObject));
 }
 
 #[test]
-fn a_frame_of_the_greatest_length_passes_and_a_longer_one_is_dropped() {
+fn longest_frame_decodes_and_longer_one_is_dropped() {
     let text = |length: usize| format!("{{\"a\":\"{}\"}}", "x".repeat(length - 8)).into_bytes();
     let frame = |length: usize| [&(length as u32).to_le_bytes()[..], &text(length)].concat();
     let mut decoder = Decoder::new();

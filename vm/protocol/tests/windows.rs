@@ -1,5 +1,5 @@
-//! Streams' windows: whatever order things happen in, bytes arrive whole and in order, no end keeps more than a window, and none waits
-//! for ever; and whoever ignores them is found out.
+//! Stream windows: in any order of steps all bytes arrive in order, no end queues more than a window, and none waits for ever;
+//! and a peer that ignores its window is detected.
 
 use std::collections::VecDeque;
 
@@ -7,16 +7,16 @@ use proptest::prelude::*;
 use vm_protocol::relay::MOST_BYTES;
 use vm_protocol::window::{Overrun, WINDOW_BYTES, Window};
 
-/// What a sender has to send in a case.
+/// How much each end sends in a case.
 const WHOLE_BYTES: usize = 4 * WINDOW_BYTES + 12_345;
 
 #[derive(Debug, Clone)]
 enum Step {
-    /// An end has so much to send, if it may.
+    /// An end sends this much, if its window allows.
     Send(usize, usize),
-    /// The first frame on the line to an end arrives there.
+    /// The first frame on the way to an end arrives there.
     Arrive(usize),
-    /// An end's reader takes the next part, and is done with what it had before.
+    /// An end's reader takes the next part, and has finished the one before.
     Read(usize),
 }
 
@@ -36,17 +36,17 @@ enum Frame {
     Grant([u8; 4]),
 }
 
-/// One end with its reader and writer, and the line that leads to it.
+/// One end with its reader and writer, and the frames on the way to it.
 #[derive(Default)]
 struct End {
     window: Window,
     line: VecDeque<Frame>,
     sent: usize,
     arrived: usize,
-    /// Of these, those with which the reader is done.
+    /// Of these, the bytes that the reader has finished.
     read: usize,
     reading: usize,
-    /// What the reader found, against what was to come.
+    /// Whether the reader has found the expected bytes.
     intact: bool,
 }
 
@@ -113,7 +113,7 @@ proptest! {
         for step in &steps {
             both.step(step);
         }
-        // Whatever has happened: as long as readers read, everything arrives.
+        // From any state: as long as readers read, everything arrives.
         let mut rest = true;
         while rest {
             rest = false;
@@ -129,7 +129,7 @@ proptest! {
     }
 
     #[test]
-    fn who_sends_more_than_granted_is_found_out(sizes in prop::collection::vec(1..=MOST_BYTES, 1..200)) {
+    fn sending_more_than_granted_is_detected(sizes in prop::collection::vec(1..=MOST_BYTES, 1..200)) {
         let mut window = Window::default();
         let (mut kept, mut parts) = (0, 0);
         for bytes in sizes {
@@ -147,18 +147,18 @@ proptest! {
 }
 
 #[test]
-fn who_grants_more_than_was_sent_is_found_out() {
+fn granting_more_than_was_sent_is_detected() {
     let mut window = Window::default();
     assert_eq!(window.granted(&1_u32.to_le_bytes()), Err(Overrun));
     window.sent(window.room());
     assert_eq!(window.granted(&(MOST_BYTES as u32 + 1).to_le_bytes()), Err(Overrun));
     assert_eq!(window.granted(&u32::MAX.to_le_bytes()), Err(Overrun));
-    assert_eq!(window.granted(&[1, 0, 0]), Err(Overrun), "no number");
+    assert_eq!(window.granted(&[1, 0, 0]), Err(Overrun), "not four bytes");
     assert_eq!(window.granted(&(MOST_BYTES as u32).to_le_bytes()), Ok(()));
 }
 
 #[test]
-fn a_window_of_single_bytes_takes_little_more_memory_than_a_window() {
+fn window_of_single_bytes_takes_at_most_two_windows_of_memory() {
     let mut window = Window::default();
     for at in 0..WINDOW_BYTES {
         window.arrive(vec![byte(at)]).unwrap();

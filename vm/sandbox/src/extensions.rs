@@ -1,5 +1,5 @@
-//! Lambda's external extensions: the programs in /opt/extensions, started beside the runtime by process 1 of an instance. The
-//! same holds for the worker's sandboxes on the host and for instances in a VM.
+//! Lambda's external extensions: the programs in /opt/extensions, which process 1 of an instance starts beside the runtime. The
+//! worker's sandboxes on the host and instances in a VM use the same code.
 
 use std::fs;
 use std::io::{Error, ErrorKind, Result};
@@ -8,21 +8,21 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
-/// More an instance may not have.
+/// How many extensions an instance may have.
 pub const MOST: usize = 10;
 const FOLDER: &str = "/opt/extensions";
 const NAME_BYTES: usize = 128;
-/// What is preloaded is for the function, not for these.
+/// Preloaded libraries are for the function, not for extensions.
 const PRELOAD: &str = "LD_PRELOAD";
 
-/// Those that run.
+/// The extensions that run: process and name.
 #[derive(Debug, Default)]
 pub struct Extensions(Vec<(u32, String)>);
 
-/// The programs that there are, by name.
+/// The names of the programs in the folder, sorted.
 ///
 /// # Errors
-/// They cannot be read, or are more than Lambda allows.
+/// The folder cannot be read, or has more programs than Lambda allows.
 pub fn names() -> Result<Vec<String>> {
     let entries = match fs::read_dir(FOLDER) {
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
@@ -63,7 +63,7 @@ pub fn start<'a>(
     let start = |name: &String| {
         let program = Path::new(FOLDER).join(name);
         let mut command = Command::new(&program);
-        // Process 1 waits for all that end.
+        // Process 1 reaps it.
         let child =
             command.env_clear().envs(environment.iter().copied()).current_dir("/").process_group(0).spawn();
         child
@@ -79,8 +79,8 @@ fn at(what: &str) -> impl Fn(Error) -> Error {
 }
 
 impl Extensions {
-    /// A process has ended, with this status of `wait`: the extension that it was, if the instance is over with it. One that has done its work
-    /// may end, but not the last: that is how a worker knows that all have.
+    /// A process has ended with this status of `wait`. Returns the extension that it was, if its end ends the instance: it failed,
+    /// or it was the last one. An extension that has done its work may exit with 0; once the last has, all are done.
     pub fn ended(&mut self, process: u32, status: i32) -> Option<String> {
         let index = self.0.iter().position(|(child, _)| *child == process)?;
         let (_, name) = self.0.remove(index);
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_that_fails_and_the_last_end_the_instance() {
+    fn failed_extension_or_last_extension_ends_the_instance() {
         let three = || Extensions(vec![(1, "a".into()), (2, "b".into()), (3, "c".into())]);
         let mut extensions = three();
         assert_eq!(extensions.ended(4, 1), None, "a child of the function's");

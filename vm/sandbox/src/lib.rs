@@ -1,11 +1,10 @@
-//! What process 1 of an instance does inside its sandbox, by the same code for the worker's sandboxes on the host and for
-//! instances in a VM.
+//! Code of process 1 of an instance, shared by the worker's sandboxes on the host and instances in a VM.
 //!
-//! | module | what it is |
+//! | module | content |
 //! |---|---|
 //! | [`syscalls`] | the system calls that an instance may make |
-//! | [`network`] | the loopback device of a network of its own |
-//! | [`extensions`] | the programs beside the runtime |
+//! | [`network`] | loopback and TUN devices of a network namespace |
+//! | [`extensions`] | Lambda extensions: programs beside the runtime |
 
 pub mod extensions;
 pub mod network;

@@ -1,5 +1,5 @@
-//! The network of an instance, which begins with a loopback device that is down; and tunnels, by which packets of one in a VM come
-//! to the host.
+//! The network namespace of an instance: its loopback device, which is down at first, and the TUN device through which packets of
+//! an instance in a VM reach the host.
 
 use std::ffi::{CString, c_int, c_short, c_ulong, c_void};
 use std::fs::File;
@@ -10,23 +10,23 @@ use std::os::unix::fs::OpenOptionsExt;
 
 /// The longest packet of a tunnel.
 pub const PACKET_BYTES: usize = 1500;
-/// A tunnel's net has four addresses.
+/// A tunnel's subnet has four addresses.
 const NET_MASK: Ipv4Addr = Ipv4Addr::new(255, 255, 255, 252);
 
 /// Brings up the loopback device of this thread's network namespace.
 ///
 /// # Errors
-/// It is not there, or not this process's to bring up.
+/// There is none, or this process lacks the capability.
 pub fn loopback_up() -> Result<()> {
     up(&any_socket()?, "lo")
 }
 
-/// Makes a tunnel in this thread's network namespace: an interface of this name with this address, which is up. A packet that
-/// goes out there is read from the file, one at a time, and what is written to the file has come in. Neither blocks. The
-/// interface is gone when the file is.
+/// Makes a TUN device of this name and address in this thread's network namespace, and brings it up. A read of the file returns
+/// one packet sent there; a write to it is a packet received there. Neither blocks. The device is removed when the file is
+/// closed.
 ///
 /// # Errors
-/// There is such an interface already, or it is not this process's to make.
+/// There is a device of that name, or this process lacks the capability.
 pub fn tunnel(name: &str, address: Ipv4Addr) -> Result<File> {
     let file = File::options().read(true).write(true).custom_flags(libc::O_NONBLOCK).open("/dev/net/tun")?;
     let flags = (libc::IFF_TUN | libc::IFF_NO_PI) as c_short;
@@ -56,11 +56,11 @@ struct Route {
     round_trip: u16,
 }
 
-/// Has all that leads nowhere else in this thread's network namespace go by this tunnel.
+/// Makes this device the default route of this thread's network namespace.
 ///
 /// # Errors
-/// There is no such interface, or it is down.
-pub fn lead_out_by(name: &str) -> Result<()> {
+/// There is no such device, or it is down.
+pub fn set_default_route(name: &str) -> Result<()> {
     let (socket, name) = (any_socket()?, CString::new(name)?);
     let anywhere = socket_address(Ipv4Addr::UNSPECIFIED);
     let route = Route {
@@ -85,7 +85,7 @@ pub fn lead_out_by(name: &str) -> Result<()> {
     }
 }
 
-/// Interfaces are set up by a socket, whichever it is.
+/// Any socket, for the ioctls that configure interfaces.
 fn any_socket() -> Result<UdpSocket> {
     UdpSocket::bind(("0.0.0.0", 0))
 }
@@ -95,7 +95,7 @@ fn up(socket: &UdpSocket, name: &str) -> Result<()> {
     set(socket, libc::SIOCSIFFLAGS, name, |value| value.ifru_flags = flags)
 }
 
-/// A request about an interface of this name.
+/// Makes an ioctl about the interface of this name.
 fn set(
     to: &impl AsRawFd,
     request: c_ulong,
@@ -134,23 +134,23 @@ mod tests {
 
     use super::*;
 
-    /// Gives this thread a network namespace; false, and said, where there is none to be had.
-    fn apart() -> bool {
+    /// Gives this thread a network namespace; if the kernel refuses, prints that and returns false.
+    fn enter_network_namespace() -> bool {
         // SAFETY: takes nothing.
         let as_user = if unsafe { libc::geteuid() } == 0 { 0 } else { libc::CLONE_NEWUSER };
         // SAFETY: changes the namespaces of this thread only.
         if unsafe { libc::unshare(libc::CLONE_NEWNET | as_user) } == 0 {
             return true;
         }
-        // Not by eprintln, which the test program keeps to itself: what was left out must be seen.
+        // Not by eprintln, whose output the test harness captures: a skipped test must be visible.
         let why = Error::last_os_error();
-        writeln!(std::io::stderr(), "\nskipped: vm-sandbox: no network namespace to be had: {why}").unwrap();
+        writeln!(std::io::stderr(), "\nskipped: vm-sandbox: no network namespace: {why}").unwrap();
         false
     }
 
     #[test]
-    fn what_listens_is_reached_once_the_device_is_up() {
-        if !apart() {
+    fn loopback_connects_once_up() {
+        if !enter_network_namespace() {
             return;
         }
         let reaches = || {
@@ -163,14 +163,14 @@ mod tests {
     }
 
     #[test]
-    fn what_leads_nowhere_else_goes_by_the_tunnel() {
-        if !apart() {
+    fn default_route_leads_through_tunnel() {
+        if !enter_network_namespace() {
             return;
         }
         let own = Ipv4Addr::new(100, 64, 0, 2);
         let mut file = match tunnel("eth0", own) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                writeln!(std::io::stderr(), "\nskipped: vm-sandbox: no tunnels to be had: {error}").unwrap();
+                writeln!(std::io::stderr(), "\nskipped: vm-sandbox: no TUN devices: {error}").unwrap();
                 return;
             }
             made => made.unwrap(),
@@ -180,7 +180,7 @@ mod tests {
             socket.send_to(b"hello", ("192.0.2.7", 9))
         };
         assert!(send().is_err(), "no way there");
-        lead_out_by("eth0").unwrap();
+        set_default_route("eth0").unwrap();
         send().unwrap();
         // The kernel may send packets of its own first, in another protocol.
         let mut packet = [0; PACKET_BYTES];

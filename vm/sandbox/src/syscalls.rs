@@ -1,12 +1,11 @@
-//! The system calls that an instance may make: what programs ordinarily use, nothing that manages the machine. The same
-//! list holds for the worker's sandboxes on the host and for instances in a VM.
+//! The seccomp filter of an instance: it allows the system calls that ordinary programs use, and none that manage the machine.
+//! The worker's sandboxes on the host and instances in a VM use the same list.
 //!
-//! Everything not listed fails with ENOSYS, as on an older kernel, so that libraries fall back. Left out on
-//! purpose: ptrace and reading other processes' memory, keyrings, bpf, perf, io_uring, mounting, namespaces, modules,
-//! clocks, writing out whole file systems (`sync` waits for everybody's disks), and new address families beyond Unix and IP.
+//! Calls that are not listed fail with ENOSYS, as on an older kernel, so that libraries fall back. Left out on purpose: ptrace and reading other processes' memory, keyrings, bpf, perf, io_uring, mounting, namespaces, modules,
+//! clocks, writing out whole file systems (`sync` waits for all disks of the host), and new address families beyond Unix and IP.
 //!
-//! Merging pages needs userfaultfd. Only the kind that stops no system call is allowed (`UFFD_USER_MODE_ONLY`): with the
-//! other an instance could hold the kernel up in the middle of copying, which many exploits of races are built on.
+//! Merging pages needs userfaultfd. Only `UFFD_USER_MODE_ONLY` is allowed, which stops no system call: otherwise an instance
+//! could stop the kernel in the middle of a copy, which many exploits of race conditions rely on.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +15,7 @@ use seccompiler::{
     SeccompCondition as Condition, SeccompFilter, SeccompRule as Rule, TargetArch,
 };
 
-/// Allowed whatever the arguments.
+/// Allowed with any arguments.
 #[rustfmt::skip]
 const ALLOWED: &[i64] = &[
     // Files.
@@ -41,7 +40,7 @@ const ALLOWED: &[i64] = &[
     SYS_mmap, SYS_mprotect, SYS_munmap, SYS_brk, SYS_mremap, SYS_msync, SYS_mincore, SYS_madvise, SYS_mlock,
     SYS_mlock2, SYS_munlock, SYS_mlockall, SYS_munlockall, SYS_membarrier, SYS_get_mempolicy, SYS_pkey_alloc, SYS_pkey_free, SYS_pkey_mprotect, SYS_shmget, SYS_shmat, SYS_shmctl, SYS_shmdt,
     SYS_semget, SYS_semop, SYS_semctl, SYS_semtimedop, SYS_rseq,
-    // Processes and threads. `clone` is looked at below.
+    // Processes and threads. `clone` is filtered by its flags below.
     SYS_fork, SYS_vfork, SYS_execve, SYS_execveat, SYS_exit, SYS_exit_group, SYS_wait4, SYS_waitid, SYS_kill,
     SYS_tkill, SYS_tgkill, SYS_getpid, SYS_getppid, SYS_gettid, SYS_getpgid, SYS_setpgid, SYS_getpgrp, SYS_getsid,
     SYS_setsid, SYS_getuid, SYS_geteuid, SYS_getgid, SYS_getegid, SYS_getresuid, SYS_getresgid, SYS_getgroups,
@@ -58,7 +57,7 @@ const ALLOWED: &[i64] = &[
     SYS_getitimer, SYS_setitimer, SYS_nanosleep, SYS_clock_nanosleep, SYS_clock_gettime, SYS_clock_getres,
     SYS_gettimeofday, SYS_time, SYS_timer_create, SYS_timer_settime, SYS_timer_gettime, SYS_timer_getoverrun,
     SYS_timer_delete, SYS_restart_syscall,
-    // Sockets. `socket` is looked at below.
+    // Sockets. `socket` is filtered by its address family below.
     SYS_connect, SYS_accept, SYS_accept4, SYS_bind, SYS_listen, SYS_socketpair, SYS_shutdown, SYS_getsockname,
     SYS_getpeername, SYS_getsockopt, SYS_setsockopt, SYS_sendto, SYS_recvfrom, SYS_sendmsg, SYS_recvmsg,
     SYS_sendmmsg, SYS_recvmmsg,
@@ -79,11 +78,11 @@ const USER_MODE_ONLY: u64 = 1;
 /// Input that a terminal would take as typed by its user.
 const TYPE_INTO_TERMINAL: u64 = 0x5412;
 
-/// Calls that choose the NUMA node that memory comes from. On the host they are harmless; in a VM the node is the
-/// instance's partition.
+/// Calls that choose the NUMA node of memory. They are harmless on the host; in a VM the node is the instance's partition, which
+/// it must not leave.
 const PLACEMENT: &[i64] = &[SYS_set_mempolicy, SYS_mbind];
 
-/// Whether an instance may say which NUMA node its memory comes from.
+/// Whether an instance may choose the NUMA node of its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Placement {
     /// It may.
@@ -92,7 +91,7 @@ pub enum Placement {
     Fixed,
 }
 
-/// Confines this process and all it starts, for good.
+/// Applies the filter to this process and all that it starts, irrevocably.
 ///
 /// # Errors
 /// The kernel has no seccomp, or `no_new_privs` is not set.

@@ -1,8 +1,8 @@
-//! Connections of confined instances, carried to the host (vm-protocol's `relay`).
+//! Forwards connections of confined instances to the host (vm-protocol's `relay`).
 //!
-//! Each such instance has a network of its own with a loopback device, and a tunnel if it reaches further. The agent listens there, so that
-//! the instance reaches the host's one service for it and nothing else. A reader and a writer thread serve each
-//! connection, neither of which goes on before there is room in the window of the other side.
+//! Each such instance has a network namespace with a loopback device, and a TUN device if it has network access. The agent
+//! listens on the loopback device, so the instance reaches one service of the host and nothing else. A reader and a writer
+//! thread serve each connection; each waits until there is room in the receiver's window.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -21,30 +21,30 @@ use vm_protocol::relay::{HEADER_BYTES, Header, Kind, MOST_BYTES, PORT};
 use vm_protocol::window::{Overrun, WINDOW_BYTES};
 use vm_sandbox::network;
 
-use crate::flow_control::{Connections, Flow};
+use crate::flow_control::{Connection, Connections};
 use crate::port;
 
 pub const STACK_BYTES: usize = 128 << 10;
-/// What an instance knows its tunnel by.
-const OUTSIDE: &str = "eth0";
-/// Before the next try where a connection could not be accepted.
+/// The name of an instance's TUN device.
+const TUNNEL: &str = "eth0";
+/// Before the next attempt when a connection could not be accepted.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Where what comes from the host goes.
+/// Where data from the host goes.
 pub enum Stream {
-    Bytes(Arc<Flow>),
+    Bytes(Arc<Connection>),
     Packets(Arc<File>),
 }
 
-/// Those of all instances, over one line to the host.
+/// The streams of all instances, over one virtio-serial port.
 pub struct Streams {
     writer: Mutex<File>,
     streams: Mutex<HashMap<u32, Stream>>,
     next: AtomicU32,
 }
 
-/// Listens for one instance. Dropping it ends that, once the instance's processes are gone; its connections end with them, for what
-/// they have sent may lie in the instance's memory until it is read.
+/// Listens for one instance. It is dropped when the instance's processes have ended. That closes its connections, because data
+/// that they have sent may lie in the instance's memory until it is read.
 pub struct Listener {
     listener: TcpListener,
     relay: Arc<Streams>,
@@ -53,21 +53,21 @@ pub struct Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // SAFETY: passes numbers; the listener is open. It wakes the thread that accepts.
+        // SAFETY: passes numbers; the listener is open. This wakes the thread that accepts.
         unsafe { libc::shutdown(self.listener.as_raw_fd(), libc::SHUT_RDWR) };
         self.connections.end();
         for stream in self.relay.streams.lock().expect("not poisoned").values() {
-            if let Stream::Bytes(flow) = stream
-                && flow.is_of(&self.connections)
+            if let Stream::Bytes(connection) = stream
+                && connection.is_of(&self.connections)
             {
-                flow.wake();
+                connection.wake();
             }
         }
     }
 }
 
 impl Streams {
-    /// Opens the line, if the host has made one.
+    /// Opens the port, if the VM has one.
     pub fn open() -> Option<Arc<Streams>> {
         let device = File::from(port::find_named(PORT)?);
         rustix::fs::fcntl_setfl(&device, rustix::fs::OFlags::empty()).ok()?;
@@ -76,7 +76,7 @@ impl Streams {
 
     fn over(device: File) -> Option<Arc<Streams>> {
         let reader = device.try_clone().ok()?;
-        // An agent that comes after another must not use its numbers: the host may still know them.
+        // Random, because the host may still have streams of an agent that died.
         let mut seed = [0; 4];
         let _ = rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty());
         let relay = Arc::new(Streams {
@@ -84,13 +84,13 @@ impl Streams {
             streams: Mutex::default(),
             next: AtomicU32::new(u32::from_le_bytes(seed)),
         });
-        let filled = Arc::clone(&relay);
-        Builder::new().stack_size(2 * STACK_BYTES).spawn(move || filled.deliver(reader)).ok()?;
+        let receiving = Arc::clone(&relay);
+        Builder::new().stack_size(2 * STACK_BYTES).spawn(move || receiving.receive_all(reader)).ok()?;
         Some(relay)
     }
 
-    /// What the host sends, to the connections it is for.
-    fn deliver(&self, mut reader: File) {
+    /// Passes frames from the host to their streams, until the port closes.
+    fn receive_all(&self, mut reader: File) {
         let mut head = [0; HEADER_BYTES];
         while reader.read_exact(&mut head).is_ok() {
             let Some(header) = Header::decode(head) else {
@@ -101,31 +101,31 @@ impl Streams {
             if reader.read_exact(&mut bytes).is_err() {
                 return;
             }
-            if self.hear(header, bytes).is_err() {
-                eprintln!("vm-agent: the host does not keep to a connection's window: it ends");
+            if self.receive(header, bytes).is_err() {
+                eprintln!("vm-agent: the host exceeds a connection's window; closing it");
                 self.forget(header.stream);
             }
         }
     }
 
-    fn hear(&self, header: Header, bytes: Vec<u8>) -> std::result::Result<(), Overrun> {
+    fn receive(&self, header: Header, bytes: Vec<u8>) -> std::result::Result<(), Overrun> {
         let streams = self.streams.lock().expect("not poisoned");
         match (header.kind, streams.get(&header.stream)) {
-            (Kind::Data, Some(Stream::Bytes(flow))) => return flow.arrive(bytes),
-            (Kind::Grant, Some(Stream::Bytes(flow))) => return flow.granted(&bytes),
-            // One that is not taken is lost, as packets may be.
+            (Kind::Data, Some(Stream::Bytes(connection))) => return connection.arrive(bytes),
+            (Kind::Grant, Some(Stream::Bytes(connection))) => return connection.granted(&bytes),
+            // A packet that cannot be written is lost, as packets may be.
             (Kind::Data, Some(Stream::Packets(device))) => drop((&**device).write(&bytes)),
             (Kind::Close, Some(_)) => {
                 drop(streams);
                 self.forget(header.stream);
             }
-            // It was closed here a moment ago.
+            // This end has just closed it.
             _ => {}
         }
         Ok(())
     }
 
-    /// Opens a stream on behalf of an instance, and gives its number.
+    /// Opens a stream for an instance; returns its number.
     pub fn open_stream(&self, kind: Kind, instance: &str, stream: Stream) -> Result<u32> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         self.streams.lock().expect("not poisoned").insert(number, stream);
@@ -133,7 +133,7 @@ impl Streams {
         Ok(number)
     }
 
-    /// Nothing more will come or be taken.
+    /// Closes a stream both ways.
     pub fn close_stream(&self, number: u32) {
         self.forget(number);
         let _ = self.send(number, Kind::Close, &[]);
@@ -141,8 +141,8 @@ impl Streams {
 
     fn forget(&self, number: u32) {
         let stream = self.streams.lock().expect("not poisoned").remove(&number);
-        if let Some(Stream::Bytes(flow)) = stream {
-            flow.close();
+        if let Some(Stream::Bytes(connection)) = stream {
+            connection.close();
         }
     }
 
@@ -167,108 +167,110 @@ impl Streams {
                     Ok((connection, _)) => connection,
                     // It was shut down.
                     Err(error) if error.raw_os_error() == Some(libc::EINVAL) => return,
-                    // The caller went away, or descriptors are used up for now.
+                    // The client has disconnected, or descriptors are used up for now.
                     Err(_) => {
                         std::thread::sleep(PAUSE);
                         continue;
                     }
                 };
-                if let Some(flow) = connections.begin() {
-                    relay.carry(&instance, connection, flow);
+                if let Some(window) = connections.open() {
+                    relay.forward(&instance, connection, window);
                 }
             }
         })?;
         Ok(guard)
     }
 
-    /// Carries one connection; whatever fails ends it.
-    fn carry(self: &Arc<Self>, instance: &str, connection: TcpStream, flow: Arc<Flow>) {
-        let _ = connection.set_nodelay(true);
-        let Ok(to_instance) = connection.try_clone() else { return };
-        let Ok(number) = self.open_stream(Kind::Open, instance, Stream::Bytes(Arc::clone(&flow))) else {
+    /// Forwards one connection; any failure closes it.
+    fn forward(self: &Arc<Self>, instance: &str, socket: TcpStream, connection: Arc<Connection>) {
+        let _ = socket.set_nodelay(true);
+        let Ok(to_instance) = socket.try_clone() else { return };
+        let Ok(number) = self.open_stream(Kind::Open, instance, Stream::Bytes(Arc::clone(&connection)))
+        else {
             return;
         };
-        let (giver, given) = (Arc::clone(self), Arc::clone(&flow));
-        let giving =
-            Builder::new().stack_size(STACK_BYTES).spawn(move || giver.give(number, &given, to_instance));
+        let (writer, same) = (Arc::clone(self), Arc::clone(&connection));
+        let writing = Builder::new()
+            .stack_size(STACK_BYTES)
+            .spawn(move || writer.to_instance(number, &same, to_instance));
         let relay = Arc::clone(self);
-        let started = giving.and_then(|_| {
-            Builder::new().stack_size(STACK_BYTES).spawn(move || relay.take(number, &flow, connection))
+        let started = writing.and_then(|_| {
+            Builder::new().stack_size(STACK_BYTES).spawn(move || relay.to_host(number, &connection, socket))
         });
         if started.is_err() {
             self.close_stream(number);
         }
     }
 
-    /// What an instance sends, to the host.
-    fn take(&self, number: u32, flow: &Flow, mut connection: TcpStream) {
+    /// Sends an instance's data to the host.
+    fn to_host(&self, number: u32, connection: &Connection, mut socket: TcpStream) {
         let mut bytes = vec![0; MOST_BYTES];
-        while let Some(room) = flow.room()
-            && let Ok(count @ 1..) = connection.read(&mut bytes[..room])
+        while let Some(room) = connection.room()
+            && let Ok(count @ 1..) = socket.read(&mut bytes[..room])
         {
-            flow.sent(count);
+            connection.sent(count);
             if self.send(number, Kind::Data, &bytes[..count]).is_err() {
                 break;
             }
         }
-        // The other thread ends with it.
+        // This also ends the writer thread.
         self.close_stream(number);
     }
 
-    /// What the host sends, to an instance.
-    fn give(&self, number: u32, flow: &Flow, mut connection: TcpStream) {
-        while let Some(part) = flow.next() {
-            if connection.write_all(&part).is_err() {
+    /// Writes the host's data to an instance.
+    fn to_instance(&self, number: u32, connection: &Connection, mut socket: TcpStream) {
+        while let Some(part) = connection.next() {
+            if socket.write_all(&part).is_err() {
                 break;
             }
-            if let Some(grant) = flow.taken(part.len())
+            if let Some(grant) = connection.taken(part.len())
                 && self.send(number, Kind::Grant, &grant).is_err()
             {
                 break;
             }
         }
-        // The other thread's read ends with it.
-        let _ = connection.shutdown(Shutdown::Both);
+        // This also ends the reader thread.
+        let _ = socket.shutdown(Shutdown::Both);
     }
 }
 
-/// What there is of a network for the agent.
+/// The agent's ends of an instance's network.
 #[derive(Debug, Default)]
 pub struct Ends {
     /// Accepts connections to the host.
     pub listener: Option<TcpListener>,
-    /// Packets, if it has a way out.
+    /// Its TUN device, if it has network access.
     pub tunnel: Option<File>,
 }
 
-/// Starts a command as the first process of a PID namespace and in a network of its own, where this port leads to the host, and
-/// packets too if there is an address for that.
-pub fn spawn_apart(
+/// Starts a command in PID and network namespaces of its own, as their first process. There `port` leads to the host; with an
+/// `address` there is a TUN device, too.
+pub fn spawn_in_namespaces(
     mut command: Command,
     port: Option<u16>,
     address: Option<Ipv4Addr>,
 ) -> Result<(Child, Ends)> {
-    // A thread of its own is what changes namespaces; it ends with this.
-    let apart = std::thread::scope(|scope| {
-        let apart = move || {
-            // SAFETY: only this thread's network and its children's PIDs change; no descriptor table is split by that.
+    // In a thread of its own, which ends here, because a change of namespaces is the thread's.
+    let outcome = std::thread::scope(|scope| {
+        let spawn = move || {
+            // SAFETY: changes only this thread's network and its children's PID namespace; no descriptor table is unshared.
             unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET | UnshareFlags::NEWPID)? };
             network::loopback_up()?;
             let listener = port.map(|port| TcpListener::bind(("127.0.0.1", port))).transpose()?;
             if let Some(listener) = &listener {
-                // Connections have the same: what a slow one leaves in the kernel would grow to some MiB.
+                // Connections inherit this. By default the kernel would buffer some MiB for a slow one.
                 set_socket_recv_buffer_size(listener, WINDOW_BYTES)?;
                 set_socket_send_buffer_size(listener, WINDOW_BYTES)?;
             }
-            let tunnel = address.map(|address| network::tunnel(OUTSIDE, address)).transpose()?;
+            let tunnel = address.map(|address| network::tunnel(TUNNEL, address)).transpose()?;
             if tunnel.is_some() {
-                network::lead_out_by(OUTSIDE)?;
+                network::set_default_route(TUNNEL)?;
             }
             Ok((command.spawn()?, Ends { listener, tunnel }))
         };
-        Builder::new().stack_size(2 * STACK_BYTES).spawn_scoped(scope, apart).map(|thread| thread.join())
+        Builder::new().stack_size(2 * STACK_BYTES).spawn_scoped(scope, spawn).map(|thread| thread.join())
     });
-    apart?.unwrap_or_else(|_| Err(Error::other("the thread that starts instances panicked")))
+    outcome?.unwrap_or_else(|_| Err(Error::other("the thread that starts instances panicked")))
 }
 
 #[cfg(test)]

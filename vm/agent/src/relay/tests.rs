@@ -1,30 +1,30 @@
-//! The guest's end, against a host's side of the line that is spoken by hand.
+//! The guest's end of the relay, against a host whose frames the test sends.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
 use super::*;
 
-/// Silence, if it lasts so long.
+/// How long without a frame counts as silence.
 const SILENCE: Duration = Duration::from_secs(2);
-/// What must come may take so long.
+/// Timeout for frames that must come.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 struct Host(UnixStream);
 
 impl Host {
-    fn says(&mut self, stream: u32, kind: Kind, bytes: &[u8]) {
+    fn send(&mut self, stream: u32, kind: Kind, bytes: &[u8]) {
         self.0.write_all(&Header { stream, kind, bytes: bytes.len() }.encode()).unwrap();
         self.0.write_all(bytes).unwrap();
     }
 
     /// The next frame, which must come.
-    fn hears(&mut self) -> (u32, Kind, Vec<u8>) {
-        self.hears_within(PATIENCE).expect("something comes")
+    fn receive(&mut self) -> (u32, Kind, Vec<u8>) {
+        self.receive_within(PATIENCE).expect("a frame comes")
     }
 
-    /// The next frame; `None`: nothing comes for so long.
-    fn hears_within(&mut self, patience: Duration) -> Option<(u32, Kind, Vec<u8>)> {
+    /// The next frame; `None` if none comes in this time.
+    fn receive_within(&mut self, patience: Duration) -> Option<(u32, Kind, Vec<u8>)> {
         let mut head = [0; HEADER_BYTES];
         self.0.set_read_timeout(Some(patience)).unwrap();
         self.0.read_exact(&mut head[..1]).ok()?;
@@ -36,20 +36,20 @@ impl Host {
         Some((stream, kind, payload))
     }
 
-    /// So many bytes of a stream, and then nothing more.
-    fn hears_only(&mut self, stream: u32, wanted: usize) {
+    /// Receives this many bytes of a stream, and then nothing more.
+    fn receives_exactly(&mut self, stream: u32, wanted: usize) {
         let mut all = 0;
         while all < wanted {
-            let (number, kind, bytes) = self.hears();
+            let (number, kind, bytes) = self.receive();
             assert_eq!((number, kind), (stream, Kind::Data));
             all += bytes.len();
         }
         assert_eq!(all, wanted);
-        assert_eq!(self.hears_within(SILENCE), None);
+        assert_eq!(self.receive_within(SILENCE), None);
     }
 }
 
-/// An instance that listens by no process of its own: its connections are this test's.
+/// A listener without an instance: the test opens its connections.
 fn instance() -> (Host, Listener, impl Fn(&mut Host) -> (u32, TcpStream)) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let relay = Streams::over(File::from(OwnedFd::from(theirs))).unwrap();
@@ -58,41 +58,41 @@ fn instance() -> (Host, Listener, impl Fn(&mut Host) -> (u32, TcpStream)) {
     let serving = relay.serve("a", listener).unwrap();
     let connect = move |host: &mut Host| {
         let connection = TcpStream::connect(address).unwrap();
-        let (number, kind, name) = host.hears();
+        let (number, kind, name) = host.receive();
         assert_eq!((kind, &name[..]), (Kind::Open, &b"a"[..]));
         (number, connection)
     };
     (Host(ours), serving, connect)
 }
 
-/// Sends without end; what a connection does not take waits in a thread of its own.
-fn floods(connection: &TcpStream) {
+/// Sends without end, in a thread of its own.
+fn flood(connection: &TcpStream) {
     let mut connection = connection.try_clone().unwrap();
     std::thread::spawn(move || while connection.write_all(&[b'x'; MOST_BYTES]).is_ok() {});
 }
 
 #[test]
-fn a_host_that_reads_slowly_holds_up_one_connection_and_no_other() {
+fn slow_host_delays_only_that_connection() {
     let (mut host, _serving, connect) = instance();
     let (slow, flooded) = connect(&mut host);
-    floods(&flooded);
-    host.hears_only(slow, WINDOW_BYTES);
+    flood(&flooded);
+    host.receives_exactly(slow, WINDOW_BYTES);
     let (number, mut other) = connect(&mut host);
     other.write_all(b"ping").unwrap();
-    assert_eq!(host.hears(), (number, Kind::Data, b"ping".to_vec()));
-    host.says(number, Kind::Data, b"pong");
+    assert_eq!(host.receive(), (number, Kind::Data, b"ping".to_vec()));
+    host.send(number, Kind::Data, b"pong");
     let mut answer = [0; 4];
     other.read_exact(&mut answer).unwrap();
     assert_eq!(&answer, b"pong");
-    host.says(slow, Kind::Grant, &1000_u32.to_le_bytes());
-    host.hears_only(slow, 1000);
+    host.send(slow, Kind::Grant, &1000_u32.to_le_bytes());
+    host.receives_exactly(slow, 1000);
 }
 
 #[test]
-fn an_instance_that_reads_slowly_holds_up_one_connection_and_loses_nothing() {
+fn slow_instance_delays_only_that_connection_and_loses_no_data() {
     let (mut host, _serving, connect) = instance();
     let (number, mut slow) = connect(&mut host);
-    // Far more than the sockets hold, as it is granted; half of it waits.
+    // Far more than the sockets buffer, sent as it is granted; part of it waits.
     const WHOLE: usize = 64 << 20;
     let (mut credit, mut sent, mut waited) = (WINDOW_BYTES, 0, false);
     let reading = |mut slow: TcpStream| {
@@ -111,7 +111,7 @@ fn an_instance_that_reads_slowly_holds_up_one_connection_and_loses_nothing() {
     while sent < WHOLE {
         let count = credit.min(MOST_BYTES).min(WHOLE - sent);
         if count > 0 {
-            host.says(
+            host.send(
                 number,
                 Kind::Data,
                 &(sent..sent + count).map(|at| (at % 251) as u8).collect::<Vec<_>>(),
@@ -119,8 +119,8 @@ fn an_instance_that_reads_slowly_holds_up_one_connection_and_loses_nothing() {
             (credit, sent) = (credit - count, sent + count);
             continue;
         }
-        // Once somebody reads, something is granted.
-        let heard = if reader.is_none() { host.hears_within(SILENCE) } else { Some(host.hears()) };
+        // Once the reader thread runs, a grant must come.
+        let heard = if reader.is_none() { host.receive_within(SILENCE) } else { Some(host.receive()) };
         match heard {
             Some((_, kind, bytes)) => {
                 assert_eq!(kind, Kind::Grant);
@@ -129,32 +129,32 @@ fn an_instance_that_reads_slowly_holds_up_one_connection_and_loses_nothing() {
             None => {
                 waited = true;
                 let (other_number, mut other) = connect(&mut host);
-                host.says(other_number, Kind::Data, b"pong");
+                host.send(other_number, Kind::Data, b"pong");
                 let mut answer = [0; 4];
                 other.read_exact(&mut answer).unwrap();
                 assert_eq!(&answer, b"pong");
                 drop(other);
-                assert_eq!(host.hears(), (other_number, Kind::Close, vec![]));
+                assert_eq!(host.receive(), (other_number, Kind::Close, vec![]));
                 reader = Some(reading(slow.try_clone().unwrap()));
             }
         }
     }
-    host.says(number, Kind::Close, &[]);
+    host.send(number, Kind::Close, &[]);
     assert!(waited, "it took {WHOLE} bytes unread");
     assert_eq!(reader.unwrap().join().unwrap(), WHOLE);
     assert_eq!(slow.read(&mut [0]).unwrap(), 0);
 }
 
 #[test]
-fn a_host_that_ignores_a_window_loses_that_connection_and_no_other() {
+fn host_that_exceeds_a_window_loses_only_that_connection() {
     let (mut host, _serving, connect) = instance();
     let (first, mut cut) = connect(&mut host);
     let (second, mut kept) = connect(&mut host);
     for _ in 0..1000 {
-        host.says(first, Kind::Data, &[0; MOST_BYTES]);
+        host.send(first, Kind::Data, &[0; MOST_BYTES]);
     }
     let mut closed = false;
-    while let Some((number, kind, _)) = host.hears_within(if closed { SILENCE } else { PATIENCE }) {
+    while let Some((number, kind, _)) = host.receive_within(if closed { SILENCE } else { PATIENCE }) {
         assert!(number == first && matches!(kind, Kind::Grant | Kind::Close));
         closed |= kind == Kind::Close;
     }
@@ -162,21 +162,21 @@ fn a_host_that_ignores_a_window_loses_that_connection_and_no_other() {
     let mut bytes = Vec::new();
     cut.read_to_end(&mut bytes).unwrap();
     assert!(bytes.len() < 1000 * MOST_BYTES);
-    host.says(second, Kind::Data, b"pong");
+    host.send(second, Kind::Data, b"pong");
     let mut answer = [0; 4];
     kept.read_exact(&mut answer).unwrap();
     assert_eq!(&answer, b"pong");
 }
 
 #[test]
-fn what_an_ended_instance_sent_is_waited_for_no_longer() {
+fn drops_output_after_instance_end() {
     let (mut host, serving, connect) = instance();
     let (number, connection) = connect(&mut host);
-    floods(&connection);
-    host.hears_only(number, WINDOW_BYTES);
+    flood(&connection);
+    host.receives_exactly(number, WINDOW_BYTES);
     drop(serving);
-    assert_eq!(host.hears(), (number, Kind::Close, vec![]));
-    // Nor does anything of it lie in the socket any more.
-    let gone = (&connection).write_all(&[0; 64 << 20]);
-    assert!(gone.is_err());
+    assert_eq!(host.receive(), (number, Kind::Close, vec![]));
+    // Its data in the socket is dropped, too.
+    let closed = (&connection).write_all(&[0; 64 << 20]);
+    assert!(closed.is_err());
 }
