@@ -1,4 +1,4 @@
-"""The kernel that the tests boot, and how much they try."""
+"""The kernel that the tests boot, and how many operations they try."""
 
 import os
 import random
@@ -53,11 +53,11 @@ def kernel(pytestconfig):
     folder = pytestconfig.option.kernel
     if not folder:
         command = [KERNEL / "build", *(["--debug"] if pytestconfig.option.soak else [])]
-        # That it is being built, which takes minutes, is to be seen.
+        # Not captured, so that the user sees that it is being built, which takes minutes.
         with pytestconfig.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
             built = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         folder = Path(built.stdout.strip())
-        os.utime(folder)  # used now, so that nobody takes it for old
+        os.utime(folder)  # marks it as used now, so that it is not pruned
     if not (folder / "bzImage").exists():
         pytest.exit(f"{folder} has no bzImage; kernel/build prints a folder that has", 2)
     return folder

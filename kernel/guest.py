@@ -26,11 +26,11 @@ SPLAT = re.compile(
 )
 STATUS = "guest exit status "
 UP = "guest is up"
-# Linux patches its own code while it runs: a breakpoint goes over the instruction, then the new one over the
-# breakpoint. QEMU's multi-threaded emulation may still run the breakpoint after it is gone; Linux then knows
-# of none at that place and dies. It patches most while it boots, and there about one boot in 40 ends so,
-# Debian's kernel or ours. The kernel is not at fault, so such a boot does not count.
-SLIP = "Oops: int3"
+# Linux patches its own code while it runs: it writes a breakpoint over the instruction, then the new
+# instruction over the breakpoint. QEMU's multi-threaded translation may still run the breakpoint after it was
+# removed; Linux then finds none registered there and panics. It patches most during boot: about 1 boot in 40
+# ends so, with Debian's kernel and with ours. The kernel is not at fault, so such a boot does not count.
+STALE_BREAKPOINT = "Oops: int3"
 BOOTS = 4
 # A debug kernel with many partitions on a busy machine boots for minutes, and one test may take as long.
 BOOT_SECONDS = ANSWER_SECONDS = 1800
@@ -150,11 +150,11 @@ def partition_args(
 def run_script(
     kernel: Path, script: str, files: dict[str, Path], qemu: list[str], timeout: float, append: str = ""
 ) -> list[str]:
-    """Runs a script in a guest and gives its console; if it fails, what the guest said comes first."""
+    """Runs a script in a guest and returns its console; if it fails, prints the console first."""
     for _ in range(BOOTS):
         with Guest(kernel, f"#!/bin/sh\n{script}\n".encode(), files, qemu, append) as guest:
             status = guest.wait(timeout)
-        # The kernel patches itself later, too, where a feature is used for the first time.
+        # The kernel also patches itself later, when a feature is used for the first time.
         if not guest.has_slipped():
             break
     up = next((at for at, line in enumerate(guest.console) if UP in line), 0)
@@ -194,7 +194,7 @@ class Guest:
                 self._start(command + qemu)
                 if self._comes_up() or boot == BOOTS or not self.has_slipped():
                     break
-                print("guest: the emulator ran a breakpoint that was gone; booting again", file=sys.stderr)
+                print("guest: the emulator ran a removed breakpoint; booting again", file=sys.stderr)
                 self.stop()
             self._connect_to(at, drive)
         except BaseException:
@@ -294,7 +294,7 @@ class Guest:
         while b"\0" not in answer:
             part = self.port_file.readline()
             if not part:
-                raise GuestError("the guest is gone:\n" + "\n".join(self.console[-30:]))
+                raise GuestError("the guest has ended:\n" + "\n".join(self.console[-30:]))
             answer += part
         text, status = answer.rsplit(b"\0", 1)
         if check and int(status):
@@ -319,8 +319,8 @@ class Guest:
         return self.status
 
     def has_slipped(self) -> bool:
-        """Whether the emulator was at fault (SLIP)."""
-        return any(SLIP in line for line in self.console)
+        """Whether the emulator was at fault (STALE_BREAKPOINT)."""
+        return any(STALE_BREAKPOINT in line for line in self.console)
 
     def stop(self) -> None:
         if self.process.poll() is None:

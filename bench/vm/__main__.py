@@ -9,7 +9,7 @@ from bench.outcome import write as write_results
 from bench.samples import Samples
 from bench.vm import tables
 from bench.vm.experiments import EXPERIMENTS, Experiment
-from bench.vm.goals import shown
+from bench.vm.goals import goals
 from bench.vm.guest import Contender, Guest, build_image, mayfly
 from bench.vm.results import Results
 
@@ -65,7 +65,7 @@ def arguments() -> argparse.Namespace:
 
 
 def contenders_of(experiment: Experiment, modes: list[str]) -> list[str]:
-    """Those of the modes asked for that it can be measured with."""
+    """The requested modes in which the experiment can be measured."""
     asked = modes or experiment.contenders
     return [name for name in asked if Contender(name).mode in experiment.contenders]
 
@@ -79,11 +79,11 @@ def measure(options: argparse.Namespace) -> Results:
     more = {"size": options.quick, "accelerator": Guest.accelerator}
     kept, results = Samples(options.samples, mayfly(), more), Results(contenders)
     for experiment in only:
-        # The modes in turn: what they are compared by was measured within minutes.
+        # The modes in turn, so that numbers that are compared were measured within minutes.
         for piece in experiment.chosen(options.quick):
             for contender in [one for one in contenders if one.name in chosen[experiment.name]]:
                 measure_piece(experiment, contender, piece, kept, results, options)
-                write(results, options)  # an interrupted run keeps what it has
+                write(results, options)  # an interrupted run keeps its results
     return results
 
 
@@ -108,13 +108,13 @@ def measure_piece(
 
 def write(results: Results, options: argparse.Namespace) -> dict:
     machine = command.machine(options.quick, accelerator="; ".join(sorted(Guest.accelerators)))
-    return write_results(options.output, results.flat(machine), shown(results))
+    return write_results(options.output, results.flat(machine), goals(results))
 
 
 def run(options: argparse.Namespace) -> int:
     results = measure(options)
     flat = write(results, options)
-    return command.report(options, flat, lambda: tables.print_all(results), shown(results), results.failures)
+    return command.report(options, flat, lambda: tables.print_all(results), goals(results), results.failures)
 
 
 if __name__ == "__main__":

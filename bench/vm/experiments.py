@@ -1,6 +1,6 @@
-"""The paper's evaluation, scaled to this machine: what each experiment does with a VM, and what it returns.
+"""The paper's evaluation, scaled to this machine: the experiments.
 
-An experiment returns samples: a list of measured values for each key. Keys are dotted and say their unit.
+An experiment returns samples: a list of measured values for each key. Keys are dotted and end in their unit.
 """
 
 import re
@@ -19,30 +19,30 @@ Samples = dict[str, list[float]]
 FILL = 31 / 32
 # The kernel finishes an ended instance's teardown in the background.
 SETTLE_S = 0.3
-# Unplugs in a cell of a table, so that its spread says something.
+# Unplugs for each cell of a table, enough for a meaningful spread.
 ROUNDS = 30
 ALL_MODES = ("static", "plain", "nodes", "hotmem")
-# Where nothing but unplugs is measured: `static` has none.
+# For experiments that measure only unplugs: `static` has none.
 MOVING = ("plain", "nodes", "hotmem")
-# Of a partition where its size is not what differs: filling it takes most of the time.
+# Partition size of experiments that do not vary it: small, because filling it takes most of the time.
 SMALL_MIB = 128
 # How many of ten partitions are in use when one is unplugged.
 USED = (9, 7, 5, 3, 1)
-# Of the instances beside the one that computes; and how long that one is left alone before.
+# Instances beside the computing one, and how long that one runs undisturbed first.
 EVICTIONS, CALM_S = 32, 4
-# Tenths of a second of the one that computes: calm from here, evictions from here, and to here.
+# Tenths of a second of the computing instance: begin of calm, begin of evictions, end of evictions.
 Span = tuple[float, float, float]
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """`run` measures one of its pieces: each is a VM of its own, and done in minutes."""
+    """`run` measures one of its pieces, each in a VM of its own and within minutes."""
 
     name: str
     about: str
     run: Callable[[Contender, str, bool], Samples]
     pieces: tuple[str, ...]
-    quick: tuple[str, ...]  # those of --quick
+    quick: tuple[str, ...]  # the pieces with --quick
     contenders: tuple[str, ...] = ALL_MODES
 
     def chosen(self, quick: bool) -> tuple[str, ...]:
@@ -57,7 +57,7 @@ def add(samples: Samples, prefix: str, numbers: dict[str, float]) -> None:
 def unplug_loaded(
     contender: Contender, mib: int, rounds: int, instances: int = 4, **settings: str
 ) -> tuple[float, list[dict[str, float]]]:
-    """A VM full of instances with interleaved pages: one ends, its memory is unplugged, another comes."""
+    """A VM full of instances with interleaved pages: one ends, its memory is unplugged, another starts."""
     hog = int(mib * FILL)
     found = []
     with Guest(contender, instances, mib, **settings) as guest:
@@ -76,7 +76,7 @@ def unplug_loaded(
 
 
 def rounds(contender: Contender, quick: bool) -> int:
-    """`static` gives nothing back, however often it is asked."""
+    """`static` returns no memory, so two rounds are enough."""
     return 2 if quick or not contender.elastic else ROUNDS
 
 
@@ -91,7 +91,7 @@ def sizes(contender: Contender, mib: str, quick: bool) -> Samples:
 
 
 def zeroing(contender: Contender, value: str, quick: bool) -> Samples:
-    """Pages are zeroed when they are allocated (as Debian does), or are not."""
+    """With and without zeroing of pages at allocation (Debian zeroes)."""
     samples: Samples = {}
     append = f"init_on_alloc={value}"
     for numbers in unplug_loaded(contender, SMALL_MIB, rounds(contender, quick), append=append)[1]:
@@ -101,10 +101,10 @@ def zeroing(contender: Contender, value: str, quick: bool) -> Samples:
 
 
 def backings(contender: Contender, backing: str, quick: bool) -> Samples:
-    """What can hold a guest's memory: the host's part of an unplug depends on it."""
+    """By backing of the guest's memory, on which the host's part of an unplug depends."""
     samples: Samples = {}
     if backing == "huge" and huge_pages_free_mib() < 5 * SMALL_MIB + 1024:
-        say("backing huge: too few huge pages are set aside (vm.nr_hugepages)")
+        say("backing huge: too few huge pages are reserved (vm.nr_hugepages)")
         return samples
     for numbers in unplug_loaded(contender, SMALL_MIB, rounds(contender, quick), backing=backing)[1]:
         add(samples, f"{backing}.", numbers)
@@ -117,11 +117,11 @@ def huge_pages_free_mib() -> int:
 
 
 def usage(contender: Contender, _: str, quick: bool) -> Samples:
-    """Figure 6: ten instances fill a VM together, so their pages lie among each other; then they end, and
-    each time a partition is unplugged while the others that are left, 9 to 1, are full.
+    """Figure 6: ten instances fill a VM together, so their pages are interleaved. Then they end one by one,
+    and each time a partition is unplugged while the remaining 9 to 1 are full.
 
-    All ten come anew in each round. In memory that was unplugged and plugged again nothing lies of those
-    that stayed: `plain` would take that first and move nothing, whatever is in use.
+    All ten start anew in each round. Memory that was unplugged and plugged again has no pages of instances
+    that stayed: `plain` would unplug that first and move nothing, however much is in use.
     """
     samples: Samples = {}
     count, hog = 10, int(SMALL_MIB * FILL)
@@ -175,7 +175,7 @@ def shrink(contender: Contender, samples: Samples, first: bool, count: int, mib:
 
 def interference(contender: Contender, _: str, quick: bool) -> Samples:
     """Figure 10: an instance computes on the vCPU that serves unplugs, while four others are evicted, some
-    times over. Its calm is the time before each time."""
+    times over. Its calm is the time before each series of evictions."""
     samples: Samples = {}
     mib, probe = 256, 5
     hog = int(mib * FILL)
@@ -211,7 +211,7 @@ def interference(contender: Contender, _: str, quick: bool) -> Samples:
 
 
 def of_evictions(tenths: list[list[float]], span: Span) -> dict[str, float]:
-    """What the evictions of one time did to the instance beside them."""
+    """The effect of one series of evictions on the computing instance."""
     calm, begin, end = span
     before = [one for one in tenths if calm <= one[0] < begin]
     during = [one for one in tenths if begin <= one[0] <= end + 1]

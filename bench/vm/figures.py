@@ -62,13 +62,13 @@ def draw_steps(results: dict) -> Path | None:
     return save(figure, "vm-steps")
 
 
-def draw_meanwhile(results: dict, experiment: str, unit: str, said: tuple[str, str]) -> Path | None:
-    """Figure 10: mean latency per second. `unit`: of the results. `said`: title, and whose end is at 0."""
+def draw_meanwhile(results: dict, experiment: str, unit: str, titles: tuple[str, str]) -> Path | None:
+    """Figure 10: mean latency per second. `unit` is the results'. `titles`: title, and the event at 0."""
     times = series(results, rf"{experiment}\.(\w+)\.over_time\.(\d+)\.at_s")
     means = series(results, rf"{experiment}\.(\w+)\.over_time\.(\d+)\.mean_{unit}")
     if not means:
         return None
-    title, first = said
+    title, first = titles
     figure, axes = pyplot.subplots(figsize=(7, 3))
     for name, points in means.items():
         xs = [at for _, at in times[name]]

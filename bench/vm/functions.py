@@ -1,5 +1,5 @@
-"""Functions on the worker, in a VM whose memory comes and goes with their instances: the paper's four, each
-in a VM of its own, under a load of the shape that Azure's traces have (HotMem §6.2)."""
+"""Functions on the worker, in a VM whose memory is plugged and unplugged with their instances: the paper's
+four, each in a VM of its own, under a load with the shape of Azure's traces (HotMem §6.2)."""
 
 import json
 import random
@@ -18,7 +18,7 @@ from bench.worker.worker import Worker
 
 @dataclass(frozen=True)
 class Load:
-    """Of one function: so many requests in so many bursts, one each `period_s`."""
+    """The load of one function: this many requests in this many bursts, one each `period_s`."""
 
     requests: int
     bursts: int
@@ -26,25 +26,25 @@ class Load:
 
 
 # After each burst its instances end, so unplugs are as many as bursts times instances: 32 and more. A period
-# is as long as an emulated VM takes for a burst's cold starts and requests, and an idle instance until it
-# ends. There a request of `image` or `text` takes seconds: a thousand would take hours.
+# is as long as an emulated VM takes for a burst's cold starts and requests, plus the idle timeout of an
+# instance. There a request of `image` or `text` takes seconds: a thousand would take hours.
 LOADS = {
     "page": Load(1000, 8, 40),
     "bfs": Load(1000, 8, 72),
     "image": Load(110, 11, 80),
     "text": Load(64, 16, 80),
 }
-# The same in hardware.
+# The same with KVM.
 FAST = 16
-# Of the trace's minutes: one of much, then so many of next to nothing (Shahrad et al., USENIX ATC 2020:
-# bursts that end at once).
+# Minutes of the trace after each burst with almost no requests (Shahrad et al., USENIX ATC 2020: bursts that
+# end at once).
 QUIET_MINUTES = 3
-# While a function is called, another's instances end so often.
+# How often another function's instances end while one function is called.
 COLOCATED_ROUNDS = 10
 
 
 def write_trace(path: Path, function: str, requests: int, bursts: int) -> None:
-    """In the layout of Azure Functions 2019: the same numbers for the same function each time."""
+    """Writes a trace in the format of Azure Functions 2019; a function always has the same numbers."""
     chance = random.Random(function)
     counts: list[int] = []
     for _ in range(bursts):
@@ -56,19 +56,19 @@ def write_trace(path: Path, function: str, requests: int, bursts: int) -> None:
 
 
 def load(worker: Worker, function: str, what: Load) -> dict[str, float]:
-    """Replays the trace, open loop; what `mayfly load` tells of the function."""
+    """Replays the trace, open loop; returns the report of `mayfly load` about the function."""
     with tempfile.TemporaryDirectory(prefix="mayfly-bench-") as folder:
         trace = Path(folder, "trace.csv")
         write_trace(trace, function, what.requests, what.bursts)
         command = [mayfly(), "load", "--trace", trace, "--worker", worker.address, "--json"]
         command += ["--functions", function, "--speed", str(60 * (1 + QUIET_MINUTES) / what.period_s)]
-        told = json.loads(ask(command, "mayfly load", None))
+        report = json.loads(ask(command, "mayfly load", None))
     prefix = f"{function}."
-    return {key.removeprefix(prefix): value for key, value in told.items() if key.startswith(prefix)}
+    return {key.removeprefix(prefix): value for key, value in report.items() if key.startswith(prefix)}
 
 
 def trace(contender: Contender, function: str, quick: bool) -> dict[str, list[float]]:
-    """Figures 8 and 9: MiB a second that come back as instances end, and how long requests took meanwhile."""
+    """Figures 8 and 9: MiB returned per second as instances end, and request latencies meanwhile."""
     what = LOADS[function]
     if quick:
         what = Load(20, 2, what.period_s)
@@ -79,15 +79,19 @@ def trace(contender: Contender, function: str, quick: bool) -> dict[str, list[fl
 
 def traced(contender: Contender, function: str, what: Load) -> dict[str, float]:
     with worker_in_vm(contender.mode, INSTANCES[function]) as worker:
-        told = load(worker, function, what)
+        report = load(worker, function, what)
         deadline = time.monotonic() + 120
         while worker.instances(function) and time.monotonic() < deadline:
             time.sleep(0.5)
         unplugs = unplugs_of(worker)
         plugs = [event for event in worker.read("/events")["events"] if event["kind"] == "plug"]
-    if told["failed"] or told["throttled"] or told["refused"]:
-        raise BenchError(f"{contender.name}: requests to {function} went wrong: {told}")
-    numbers = {"requests": told["sent"], "p50_ms": told["latency.p50_ms"], "p99_ms": told["latency.p99_ms"]}
+    if report["failed"] or report["throttled"] or report["refused"]:
+        raise BenchError(f"{contender.name}: requests to {function} failed: {report}")
+    numbers = {
+        "requests": report["sent"],
+        "p50_ms": report["latency.p50_ms"],
+        "p99_ms": report["latency.p99_ms"],
+    }
     numbers["unplugs"] = len(unplugs)
     if unplugs and contender.elastic:
         seconds = union_length([(event["at_ms"] - event["ms"], event["at_ms"]) for event in unplugs]) / 1000

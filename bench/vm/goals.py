@@ -1,11 +1,11 @@
-"""What partitions are to show, and whether one run shows it: enough, or falling short."""
+"""The goals of the evaluation of partitions, and whether a run met them."""
 
 from bench.outcome import Shown, at_least, at_most
 from bench.vm.results import LOADED, Results
 
 
-def shown(results: Results) -> list[Shown]:
-    """Only what this run measured."""
+def goals(results: Results) -> list[Shown]:
+    """The goals whose numbers this run measured."""
     found = []
     for name in ("nodes", "hotmem"):
         if (migrated := results.migrated(name)) is not None:
@@ -30,7 +30,7 @@ def shown(results: Results) -> list[Shown]:
     worst = {name: results.median("interference", name, "worst_second_ratio") for name in names}
     noise = max((results.median("interference", name, "calm_spread_ratio") or 0 for name in names), default=0)
     if worst.get("hotmem") and worst.get("static"):
-        # Evictions without any unplug cost something, too.
+        # Evictions without any unplug have a cost, too.
         what = "hotmem: its worst second, over its calm; static's, or the worst second of its calm"
         limit = max(worst["static"], noise)
         found.append(at_most(what, round(100 * (limit - 1), 1), 100 * (worst["hotmem"] - 1), "%"))

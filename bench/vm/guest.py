@@ -49,14 +49,14 @@ def mayfly() -> Path:
 
 
 def build_image(kernel: str) -> None:
-    """It tells its progress."""
+    """Builds the image; the builder prints its progress."""
     command = [str(mayfly()), "vm", "image", "--kernel", kernel]
     if subprocess.run(command, stdout=subprocess.DEVNULL).returncode:
         raise BenchError(f"the image with kernel {kernel} could not be built: {' '.join(command)}")
 
 
 class Line:
-    """A connection to a VM's supervisor. Requests on one line wait for each other; several lines do not."""
+    """A connection to a VM's supervisor. Requests on one are serial; connections are concurrent."""
 
     def __init__(self, who: str, path: str):
         self.who = who
@@ -90,18 +90,18 @@ class Line:
 class Guest:
     """A VM from its boot to the end of a `with` block. Times of its calls are the host's, in milliseconds."""
 
-    accelerators: ClassVar[set[str]] = set()  # what the VMs of this run ran on
-    accelerator: ClassVar[str] = "auto"  # what is asked for
+    accelerators: ClassVar[set[str]] = set()  # the accelerators of this run's VMs
+    accelerator: ClassVar[str] = "auto"  # the one requested
 
     def __init__(self, contender: Contender, partitions: int, partition_mib: int, **settings: str):
         self.contender, self.partition_mib, self.partitions = contender, partition_mib, partitions
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed with the VM)
         command = [str(mayfly()), "vm", "boot", "--json", "--name", f"bench-{os.getpid()}"]
         command += ["--mode", contender.mode, "--accelerator", Guest.accelerator]
-        # What an unplug gives back is to be measured, and not what is given back before it.
+        # Without reporting of free pages, so that all memory returns by the unplug that is measured.
         command += ["--keep-free-memory"]
         command += ["--partitions", str(partitions), "--partition-size", f"{partition_mib}MiB"]
-        # A full VM is one without slack: mode `plain` would have the shared partition's memory as such.
+        # A full VM must have no slack, which the shared partition's memory would be in mode `plain`.
         options = {"shared_size": "0MiB" if contender.mode in ("plain", "static") else "256MiB"}
         options |= {"patience": f"{PATIENCE_S}s", "kernel": contender.kernel} | settings
         for name, value in options.items():
@@ -131,11 +131,11 @@ class Guest:
         self.errors.close()
 
     def ask(self, verb: str, **what: Any) -> Any:
-        """One request to the VM's supervisor."""
+        """Sends one request to the VM's supervisor."""
         return self.line.ask(verb, **what)
 
     def answer(self, command: dict) -> dict:
-        """What the supervisor answers, a refusal too."""
+        """The supervisor's answer, also if it is a refusal."""
         return self.line.answer(command)
 
     def warm_up(self) -> None:
@@ -145,7 +145,7 @@ class Guest:
             self.ask("unplug", partition=0)
 
     def plug_all(self) -> float:
-        """Plugs every partition; the mean time until an instance can have one."""
+        """Plugs every partition; returns the mean time until an instance can be started in one."""
         times = [self.ask("plug", partition=n)["total_ns"] / 1e6 for n in range(self.partitions)]
         return sum(times) / len(times)
 
@@ -192,8 +192,8 @@ class Guest:
     def serve_unplug_on(self, cpu: int) -> None:
         """Directs the virtio-mem interrupts, and with them the driver's work, to one vCPU (HotMem §5.4).
 
-        Before anything is plugged: the kernel moves an interrupt when it next comes. The agent goes to CPU 0,
-        but for mode `nodes`, where it takes memory offline: that is part of the unplug.
+        Before anything is plugged: the kernel moves an interrupt when it next comes. The agent runs on CPU 0,
+        except in mode `nodes`, where it takes memory offline as part of the unplug.
         """
         agents = 1 << cpu if self.contender.mode == "nodes" else 1
         self.shell(
@@ -211,7 +211,7 @@ class Guest:
         raise BenchError(f"QEMU has no thread for vCPU {cpu}")
 
     def host_guest_mib(self) -> int:
-        """What the host gives for the guest's memory: of QEMU's, the large mappings that hold no code.
+        """The host's memory behind the guest's: of QEMU's, the large mappings that hold no code.
 
         QEMU's whole resident memory also grows with the code that it translates.
         """
@@ -228,7 +228,7 @@ class Guest:
         return total // 1024
 
     def unplug(self, partition: int) -> dict[str, float]:
-        """Unplugs an empty partition: its time and what it cost."""
+        """Unplugs an empty partition; returns its latency and its costs."""
         moved = self.migrated_pages()
         report = self.ask("unplug", partition=partition)
         returned = report["host_before_bytes"] - report["host_after_bytes"]

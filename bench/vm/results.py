@@ -18,7 +18,7 @@ class Results:
     failures: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def add(self, experiment: str, contender: str, samples: Samples) -> None:
-        """Another piece's."""
+        """Adds the samples of another piece."""
         there = self.samples.setdefault((experiment, contender), {})
         for key, values in samples.items():
             there[key] = there.get(key, []) + values
@@ -47,7 +47,7 @@ class Results:
         return [name for name in EXPERIMENTS if self.names(name)]
 
     def ratio(self, experiment: str, key: str, over: str, under: str) -> float | None:
-        """How many times as much the first contender takes as the second."""
+        """The first contender's number divided by the second's."""
         most, least = self.median(experiment, over, key), self.median(experiment, under, key)
         return most / least if most and least else None
 

@@ -1,9 +1,9 @@
 """The soak: partitions of one VM are plugged, used by instances that behave badly, and unplugged, at random.
 
 Afterwards nothing may be left: every partition is absent, the guest has the memory it began with, the host
-has its own back, and the kernel's log is clean. In between, every page of the guest is looked at: a partition
+has its own back, and the kernel's log is clean. In between, every page of the guest is checked: a partition
 holds its own instance's pages and no other's. Then one thing at a time, some partitions held by others, and a
-model that says what has to come of each step (vm/tests/random_operations.py).
+model that predicts the result of each step (vm/tests/random_operations.py).
 """
 
 import argparse
@@ -56,7 +56,7 @@ class Soak:
         return self.guest.ask("status")["partitions"]
 
     def round(self, number: int, pool: ThreadPoolExecutor) -> None:
-        """Does something to a few partitions at the same time; each has a line of its own."""
+        """Operates on a few partitions at the same time, each over a connection of its own."""
         states = self.states()
         chosen = self.chance.sample(range(len(states)), min(AT_ONCE, len(states)))
         seeds = [self.chance.randrange(1 << 30) for _ in chosen]
@@ -94,7 +94,7 @@ class Soak:
             self.ends.pop(state["instance"], None)
 
     def must_refuse_unplug(self, line: Line, partition: int) -> None:
-        """A used partition stays; it may have become free in this moment."""
+        """Tries to unplug a partition: a used one must be refused; it may have become free in this moment."""
         try:
             line.ask("unplug", partition=partition)
             self.count("unplugs")
@@ -102,7 +102,7 @@ class Soak:
             self.count("refusals")
 
     def judge_ended(self) -> None:
-        """Instances that ended by themselves must have ended as they were told to."""
+        """Instances that ended by themselves must have ended in the way that they were started to."""
         running = {state.get("instance") for state in self.states()}
         for name in [one for one in self.ends if one not in running]:
             end = self.ends.pop(name)
@@ -113,7 +113,7 @@ class Soak:
                 self.faults.append(f"{name}: to end with {end}, but ended with {reason}: {text}")
 
     def check_pages(self) -> None:
-        """Every page of the guest: whose is it, and where does it lie?"""
+        """Checks the owner and the node of every page of the guest."""
         first = 2 if self.guest.status["layout"]["shared_bytes"] else 1
         pairs = [
             f"{state['instance']}={first + n}"
@@ -122,15 +122,15 @@ class Soak:
         ]
         last = first + self.guest.partitions - 1
         try:
-            said = self.guest.shell(f"/opt/mayfly/pagecheck {first}-{last} {' '.join(pairs)}")
+            report = self.guest.shell(f"/opt/mayfly/pagecheck {first}-{last} {' '.join(pairs)}")
         except BenchError as error:
             self.faults.append(f"pages: {error}")
             return
         self.count("page_checks")
-        self.counts["pages_checked"] = self.counts.get("pages_checked", 0) + int(said.split()[1])
+        self.counts["pages_checked"] = self.counts.get("pages_checked", 0) + int(report.split()[1])
 
     def agree(self, steps: int) -> None:
-        """One step after the other, each as the model has it."""
+        """Does random steps, and compares the VM with the model after each."""
         sys.path.insert(0, str(ROOT / "vm/tests"))
         from random_operations import Agreement, Disagreement
 
@@ -147,7 +147,7 @@ class Soak:
         for partition, state in enumerate(self.states()):
             if state["state"] == "in_use":
                 self.ends.pop(state["instance"], None)
-                # It may have ended by itself in this moment.
+                # The instance may have ended by itself in this moment.
                 try:
                     self.guest.ask("stop", instance=state["instance"], grace_ms=0)
                 except BenchError as error:
@@ -157,7 +157,7 @@ class Soak:
                 self.guest.ask("unplug", partition=partition)
 
     def memory(self) -> dict[str, int]:
-        """What may not change between two moments at which everything is empty, in MiB."""
+        """Numbers that must be equal whenever everything is empty, in MiB."""
         self.guest.shell("echo 3 >/proc/sys/vm/drop_caches")
         time.sleep(1)
         inside = self.guest.ask("memory")["guest"]["meminfo_bytes"]
@@ -182,7 +182,7 @@ class Soak:
     def check_log(self) -> None:
         log = self.guest.shell("dmesg --level=emerg,alert,crit,err,warn 2>/dev/null || dmesg")
         splats = [line for line in log.splitlines() if SPLAT.search(line)]
-        # The kernel prints a trace with each of the overflows that were asked for.
+        # The kernel prints a trace with each overflow that the soak causes.
         allowed = re.compile(r"Call Trace")
         splats = [line for line in splats if not allowed.search(line)]
         if splats:
@@ -224,7 +224,7 @@ def arguments() -> argparse.Namespace:
 
 
 def warm_up(guest: Guest) -> None:
-    """Touches boot memory and the shared partition: what the guest has once touched of them it keeps."""
+    """Touches boot memory and the shared partition, whose pages the guest keeps once touched."""
     guest.shell("find /usr /etc /var -xdev -type f -exec cat {} + >/dev/null")
     nodes = guest.ask("memory")["guest"]["nodes"]
     free_mib = next(node["free_bytes"] for node in nodes if node["node"] == 0) // MIB - WARM_UP_SPARES_MIB
@@ -240,8 +240,8 @@ def soak(options: argparse.Namespace) -> list[str]:
     contender = Contender(options.mode)
     settings = {"kernel": options.kernel, "cpus": "2"}
     if options.kernel == "hotmem-debug":
-        # It keeps an eighth of all memory to check the rest with. And ACPI's interpreter would look for an
-        # interrupt for each device, which MSI makes needless: minutes, under KASAN.
+        # KASAN keeps an eighth of all memory as shadow. ACPI's interpreter would look up an interrupt for
+        # each device, which MSI makes needless: minutes, under KASAN.
         settings |= {"append": "acpi=noirq", "memory": f"{1024 + options.partitions * PARTITION_MIB // 4}MiB"}
     with Guest(contender, options.partitions, PARTITION_MIB, **settings) as guest:
         lines = [guest.new_line() for _ in range(AT_ONCE)]
@@ -262,9 +262,9 @@ def soak(options: argparse.Namespace) -> list[str]:
                 if number % CHECK_EVERY == 0 or number == options.rounds:
                     soak.check_pages()
                     took = time.monotonic() - begin
-                    said = ", ".join(f"{key} {value}" for key, value in sorted(soak.counts.items()))
+                    counts = ", ".join(f"{key} {value}" for key, value in sorted(soak.counts.items()))
                     print(
-                        f"soak: round {number} of {options.rounds} ({took:.0f} s): {said}",
+                        f"soak: round {number} of {options.rounds} ({took:.0f} s): {counts}",
                         file=sys.stderr,
                         flush=True,
                     )
@@ -280,11 +280,11 @@ def soak(options: argparse.Namespace) -> list[str]:
 
 def main() -> int:
     options = arguments()
-    return command.outcome(lambda: told(options))
+    return command.outcome(lambda: report(options))
 
 
-def told(options: argparse.Namespace) -> int:
-    """Soaks, and says what came of it; the exit status is 1 if there is a fault."""
+def report(options: argparse.Namespace) -> int:
+    """Soaks and prints the result; the exit status is 1 if there is a fault."""
     faults = soak(options)
     for fault in faults:
         print(f"soak: FAULT: {fault}")

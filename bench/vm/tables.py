@@ -1,4 +1,4 @@
-"""The results as tables: one for each experiment, then what is enough and what falls short."""
+"""Prints the results as tables: one for each experiment, then the goals that were met and missed."""
 
 from bench.outcome import table
 from bench.vm.experiments import EXPERIMENTS

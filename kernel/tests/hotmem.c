@@ -392,7 +392,7 @@ static void case_escape(int node)
 	struct iovec iov = { at, size };
 	int pipes[2];
 
-	/* nobody may name a partition */
+	/* no caller may name a partition */
 	mask[node / 64] = 1ul << node % 64;
 	if (!syscall(SYS_set_mempolicy, MPOL_BIND, mask, 257ul) || errno != EINVAL)
 		fail("set_mempolicy to a partition was allowed");
@@ -477,7 +477,7 @@ static void case_keep(int node, const char *path)
 		pause();
 }
 
-/* NODE MIB: use more than there is; a child dies of it, nobody else. */
+/* NODE MIB: use more than there is; a child dies of it, and no other process. */
 static void case_overflow(int node, const char *mib)
 {
 	size_t size = strtoul(mib, NULL, 0) * MIB;

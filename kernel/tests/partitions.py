@@ -8,7 +8,7 @@ from guest import MIB, Guest, partition_args
 
 SIZE = 256  # MiB of a partition
 FIRST = 2  # node of the first
-# How long anything may take that is to happen at all: the debug kernel on a busy machine is slow.
+# Timeout for everything that must happen: the debug kernel on a busy machine is slow.
 PATIENCE = 900
 
 
@@ -51,7 +51,7 @@ class Partitions:
         self.guest.__exit__()
 
     def check_as_it_was(self):
-        """Everything is as it was before a test, and the kernel has not complained."""
+        """Checks that everything is as before a test, and that the kernel has logged no complaint."""
         assert not self.guest.splats
         assert {row[:4] for row in self.partitions().values()} == {("absent", 0, 0, 0)}
         counters = self.counters()
@@ -59,13 +59,13 @@ class Partitions:
         assert self.memory_total() == self.total
 
     def case(self, name, node, *args):
-        """A case of hotmem.c, which says nothing if all is well."""
+        """Runs a case of hotmem.c, which prints nothing on success."""
         words = " ".join(str(word) for word in (name, node, *args))
-        said = self.guest.run(f"hotmem {words} || echo FAILED", check=False)
-        assert not said.strip(), f"hotmem {words}: {said}"
+        output = self.guest.run(f"hotmem {words} || echo FAILED", check=False)
+        assert not output.strip(), f"hotmem {words}: {output}"
 
     def start(self, name, node, *args):
-        """In the background; its process id. What it wrote to a tmpfs would stay in its partition."""
+        """Runs a case in the background; returns its id. Output in a tmpfs would stay in its partition."""
         words, pipe = " ".join(str(word) for word in (name, node, *args)), f"/tmp/pipe{node}"
         self.guest.run(f"rm -f {pipe}; mkfifo {pipe}; cat {pipe} >/tmp/out{node} 2>&1 &")
         return int(self.guest.run(f"hotmem {words} > {pipe} 2>&1 & echo $!"))
@@ -77,7 +77,7 @@ class Partitions:
         )
 
     def hold(self, node, mib):
-        """A process that has so much of a partition; its id."""
+        """Starts a process that has this much of a partition; returns its id."""
         pid = self.start("hold", node, mib)
         self.wait_out(node, "holding")
         return pid
@@ -88,7 +88,7 @@ class Partitions:
     def partitions(self):
         """node: state, users, pages used, pages in total, overflows"""
         rows = [line.split() for line in self.guest.run("cat /sys/kernel/mm/hotmem/partitions").splitlines()]
-        # A line of the kernel's own may come between.
+        # The kernel may log a line in between.
         rows = [row for row in rows if len(row) == 6 and row[0].isdigit()]
         return {int(row[0]): (row[1], *map(int, row[2:])) for row in rows}
 
@@ -97,7 +97,7 @@ class Partitions:
         return {line.split()[0]: int(line.split()[1]) for line in lines}
 
     def state(self, node, wanted):
-        """QEMU's size flips before the guest is done."""
+        """QEMU's size changes before the guest is done."""
         until(f"partition {node} is {wanted}", lambda: self.partitions().get(node, ("",))[0] == wanted)
 
     def plug(self, node):

@@ -27,7 +27,7 @@ def boot(kernel, compiled, tmp_path_factory, pytestconfig):
 
 @pytest.fixture(scope="session")
 def left():
-    """The VM that the test before left as it was, if it did."""
+    """The previous test's VM, if that left it as it was; else a new one."""
     vms = []
     yield vms
     for vm in vms:
@@ -36,7 +36,7 @@ def left():
 
 @pytest.fixture
 def vm(boot, left, request):
-    """All its partitions are absent, and after the test again."""
+    """A VM whose partitions are all absent, before and after the test."""
     running = left.pop() if left else boot()
     failed = request.session.testsfailed
     try:
@@ -75,7 +75,7 @@ def swap(vm):
 
 
 def test_places(vm, swap, chance):
-    """Where the pages of an instance lie, whatever it does."""
+    """The pages of an instance lie in its partition, whatever it does."""
     vm.guest.run("echo madvise > /sys/kernel/mm/transparent_hugepage/enabled")
     for name in ("anon", "fork", "exec", "thp", "file", "escape", "swap"):
         node = chance.choice(vm.nodes)
@@ -86,7 +86,7 @@ def test_places(vm, swap, chance):
 
 
 def test_zero(vm):
-    """Also with init_on_free, where plugged memory is taken to be zeroed."""
+    """Pages are zeroed, also with init_on_free, with which plugged memory counts as zeroed."""
     for _ in range(2):
         vm.plug(FIRST)
         vm.case("zero", FIRST)
@@ -105,7 +105,7 @@ def test_disk(vm):
 
 
 def test_used(vm):
-    """A used partition refuses to go; when its user is gone it goes."""
+    """A used partition refuses an unplug; it is unplugged once its user has ended."""
     vm.plug(FIRST)
     pid = vm.hold(FIRST, 200)
     state, users, used, _, _ = vm.partitions()[FIRST]
@@ -121,7 +121,7 @@ def test_used(vm):
 
 
 def test_by_hand(vm):
-    """A free partition that is taken offline and put online again through sysfs is what it was."""
+    """A free partition works as before after it was taken offline and online through sysfs."""
     vm.plug(FIRST)
     blocks = vm.guest.run(f"ls -d /sys/devices/system/node/node{FIRST}/memory[0-9]*").split()
     for block in blocks:
@@ -138,7 +138,7 @@ def test_by_hand(vm):
 
 
 def test_sleepers(vm):
-    """Woken by a plug and by a release; any number may wait, one gets it."""
+    """Processes that wait for a partition are woken by a plug and by a release; one of them gets it."""
     vm.start("sleep", FIRST)
     time.sleep(0.3)
     vm.guest.resize(f"part{FIRST}", SIZE * MIB)
@@ -155,7 +155,7 @@ def test_sleepers(vm):
 
 
 def test_overflow(vm):
-    """Kills the offender, not its neighbour, and nobody outside."""
+    """An overflow kills the offender, not its neighbour, and no process outside partitions."""
     first, second = vm.nodes[:2]
     vm.plug(first)
     vm.plug(second)
@@ -174,13 +174,13 @@ def test_overflow(vm):
 
 
 def test_kept(vm):
-    """What a process left in a tmpfs holds its partition, until the file is gone (or swapped out)."""
+    """A file in a tmpfs holds its partition until it is removed (or swapped out)."""
     vm.plug(FIRST)
     pid = vm.start("keep", FIRST, "/tmp/kept")
     vm.wait_out(FIRST, "holding")
     vm.kill(pid)
     vm.state(FIRST, "ready")
-    # What else the process had may lie in a processor's list of pages to be listed: this empties them.
+    # Other pages of the process may lie in per-CPU batches: this flushes them.
     vm.guest.run("echo 1 > /proc/sys/vm/drop_caches")
     assert vm.partitions()[FIRST][2] == 512
     vm.refuse_to_unplug(FIRST)
@@ -189,7 +189,7 @@ def test_kept(vm):
 
 
 def test_reuse(vm):
-    """All of it is there again for the next user, at once, on another CPU than the last user's."""
+    """The next user gets all of the partition at once, also on another CPU than the last user."""
     vm.plug(FIRST)
     overflows = vm.partitions()[FIRST][4]
     fill = f"hotmem fill {FIRST} {SIZE - 2}"
@@ -209,7 +209,7 @@ def test_pressure(vm):
 
 
 def test_at_random(vm, chance, pytestconfig):
-    """Many partitions come and go while their users do what they like."""
+    """Partitions are plugged and unplugged at random while their users allocate and fork at random."""
     users, absent, ready = {}, set(vm.nodes), set()
     for _ in range(pytestconfig.option.rounds):
         node = chance.choice(vm.nodes)

@@ -1,4 +1,4 @@
-"""What runs on the patched kernel as it does elsewhere: the library of merge/, and the kernel's own tests."""
+"""The library of merge/ and the kernel's own tests, on the patched kernel."""
 
 import re
 import subprocess
@@ -12,11 +12,11 @@ RELEASE = ROOT / "target/release"
 
 
 def test_library_merges_by_the_kernel(kernel, compiled):
-    """Without a page store."""
+    """The library merges by the kernel, without a page store."""
     sources, flags = [ROOT / "merge/tests/programs/kernel_path.c"], ["-Wall", "-Werror"]
     flags += [f"-I{ROOT}/merge/include", f"-L{RELEASE}", "-lmayfly_merge"]
     program = compiled("kernel_path", sources, *flags)
-    # The libraries that the program needs go along, and the loader with them.
+    # With the libraries that the program needs, and the loader.
     linked = subprocess.run(
         ["ldd", program], env={"LD_LIBRARY_PATH": RELEASE}, stdout=subprocess.PIPE, text=True, check=True
     ).stdout
@@ -29,5 +29,5 @@ def test_library_merges_by_the_kernel(kernel, compiled):
 
 @pytest.mark.soak
 def test_kernels_own_tests():
-    """Are as on Debian's kernel."""
+    """Their results are the same as on Debian's kernel."""
     subprocess.run([ROOT / "kernel/selftests"], check=True)

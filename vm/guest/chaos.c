@@ -1,4 +1,4 @@
-// chaos SEED MIB END: an instance that behaves badly within MIB of memory, and checks that nobody else wrote to it.
+// chaos SEED MIB END: an instance that behaves badly within MIB of memory, and checks that no other process wrote to it.
 //
 // It touches and frees memory, forks, starts threads and programs, maps files privately and writes to them, and leaves
 // things behind in tmpfs and System V shared memory. END says how it ends, after a few seconds or, with `stay`, not:

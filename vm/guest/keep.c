@@ -1,6 +1,6 @@
-// keep give: an instance that fills a pipe with pages of its own (vmsplice), says `gives NUMBER`, its descriptor, and does
-// what it is told, one word a line: `exit` (with 3), `kill` (itself), `overflow` (its memory).
-// keep take: a tool of root's that holds such pipes: `take SLOT INSTANCE NUMBER`, `drop SLOT`; it says `done` to each.
+// keep give: an instance that fills a pipe with pages of its own (vmsplice), prints `gives NUMBER`, its descriptor, and obeys
+// commands, one word a line: `exit` (with 3), `kill` (itself), `overflow` (its memory).
+// keep take: a tool that, as root, holds such pipes: `take SLOT INSTANCE NUMBER`, `drop SLOT`; it answers each with `done`.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <signal.h>

@@ -1,5 +1,5 @@
 // memhog MIB [CHURN_MIB]: the paper's micro-benchmark (HotMem §5.5). Touches MIB of memory in chunks, with a short rest
-// after each, so that several of them running at one time interleave their pages in memory; says `filled MIB`; and holds
+// after each, so that several of them running at one time interleave their pages in memory; prints `filled MIB`; and holds
 // it. With CHURN_MIB it goes on freeing and touching random chunks of that many MiB, and keeps its CPU busy.
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-// pagecheck NODES INSTANCE=NODE...: looks at every page of the guest's memory and tells whether each partition holds its
+// pagecheck NODES INSTANCE=NODE...: checks every page of the guest's memory: whether each partition holds its
 // own instance's pages only, and each instance's anonymous pages lie in its own partition only.
 //
 // NODES is the range of nodes that are partitions, as FIRST-LAST. The kernel says for each page what it is
@@ -46,7 +46,7 @@ static void report(uint64_t frame, int node, int owner, uint64_t kind, uint64_t 
                (unsigned long long)kind);
 }
 
-// Whose the page is, -1 for nobody's; or -2 if it lies where it may.
+// The owner of the page, -1 for none; or -2 if it lies where it may.
 static int stray(int node, uint64_t kind, uint64_t group) {
     if (kind & NOPAGE || !(kind & (ANON | LRU | MMAP)))
         return -2;
@@ -60,7 +60,7 @@ static int stray(int node, uint64_t kind, uint64_t group) {
     return wrong ? owner : -2;
 }
 
-// What a page is and whose it is are read one after the other, and it may be freed in between; so may the memory of an
+// A page's flags and owner are read one after the other, and it may be freed in between; so may the memory of an
 // instance that has just ended. What is wrong stays wrong.
 static void look_again(int kinds_file, int groups_file) {
     if (suspect_count > 0)

@@ -1,6 +1,6 @@
 """Runs in an instance and tries to reach the agent, other instances, the kernel or the common root.
 
-Prints one line for each attempt: its name and its result. The result of one that succeeded begins with "BROKEN".
+Prints one line for each attempt: its name and its result. If it succeeded, the result begins with "BROKEN".
 """
 
 import ctypes

@@ -1,5 +1,5 @@
-"""VMs for the tests. Each test gets a VM that is up and whose partitions are absent: the previous test's, if it left it
-so, or a new one."""
+"""VMs for the tests. Each test gets a VM that is up and whose partitions are absent: the previous test's, if
+that left it so, or a new one."""
 
 import os
 

@@ -1,5 +1,5 @@
-"""Random plugs, spawns, stops, unplugs, kills and holds of one VM, one after the other, and a model that predicts the
-result of each. After every step the model, the host's record and the guest's memory must agree.
+"""Random plugs, spawns, stops, unplugs, kills and holds of one VM, one after the other, and a model that
+predicts the result of each. After every step the model, the host's record and the guest's memory must agree.
 
 `vm/tests/run` does 120 steps, `bench/vm/soak` 10,000."""
 
@@ -17,7 +17,7 @@ ENDS = {
     "kill": {"kind": "signal", "signal": 9},
     "overflow": {"kind": "overflow"},
 }
-# Weights of the steps. Filling a partition and waiting for a new agent take long, so these come every so many steps.
+# Weights of the steps. SELDOM: every how many steps, for steps that fill a partition or wait for a new agent.
 STEPS = {"plug": 5, "unplug": 5, "spawn": 8, "stop": 3, "exit": 1, "kill": 2, "take": 3, "drop": 3}
 SELDOM = {"overflow": 40, "agent": 100}
 REPORT_EVERY = 500

@@ -219,7 +219,7 @@ def test_killing_either_process_ends_both_and_the_next_vm_boots(host):
             check("mayfly: the VM has ended: QEMU was killed by signal 9\n" in log, log)
 
 
-# A QEMU whose guest panics as if the translation had run a removed breakpoint; every second start is the real QEMU.
+# A QEMU whose guest panics as if the translation had run a removed breakpoint; every second start is real.
 PANICKING = """#!/bin/bash
 if [[ "$*" =~ socket,id=console,fd=([0-9]+) ]] && [ ! -e "$0.panicked" ]; then
     touch "$0.panicked"

@@ -1,5 +1,5 @@
-"""Isolation of instances as docs/vm.md describes it: an attacker reaches no other instance, an ended instance leaves
-nothing behind, and a partition with pages still in use is held."""
+"""Isolation of instances as docs/vm.md describes it: an attacker reaches no other instance, an ended instance
+leaves nothing behind, and a partition with pages still in use is held."""
 
 import json
 import pathlib
@@ -86,7 +86,7 @@ def test_writes_of_an_instance_are_private_and_discarded_with_it(vm):
     check(vm("run", "--", "sh", "-c", f"{write}; python3 -c 'print(1)'") == "done\nplanted1\n")
     check(vm("run", "--", "python3", "-c", "print(1)") == "1\n", "a .pth of one instance runs in the next")
     check(vm.tool("python3 -c 'print(1)'") == "1\n", "a .pth of an instance runs in a tool")
-    # Fills every writable file system until a write fails or the instance is killed; the next one has as much again.
+    # Fills every writable file system until a write fails or the instance is killed; the next has as much.
     fill = "for f in /usr/x /tmp/x /dev/shm/x; do head -c 400M /dev/zero >$f; done 2>/dev/null; echo full"
     free = vm.json("stats")["guest"]["nodes"][0]["free_bytes"]
     for _ in range(2):

@@ -1,5 +1,5 @@
-"""A VM and its partitions as docs/vm.md describes them: plugged and unplugged, instances confined to theirs, and
-wrong requests refused in one line."""
+"""A VM and its partitions as docs/vm.md describes them: plugged and unplugged, instances confined to theirs,
+and wrong requests refused in one line."""
 
 import fcntl
 import json

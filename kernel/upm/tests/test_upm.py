@@ -13,7 +13,7 @@ from guest import MIB, Guest, partition_args, run_script
 HERE = Path(__file__).resolve().parent
 TARBALL = Path("/usr/src/linux-source-6.12.tar.xz")
 SELFTESTS = "tools/testing/selftests"
-# Two nodes, memory that can go offline, and as little of the rest as works.
+# Two nodes, memory that can be taken offline, and as little else as possible.
 QEMU = ["-smp", "2", "-m", "1G"]
 for node in (0, 1):
     QEMU += ["-object", f"memory-backend-ram,id=ram{node},size=512M"]
@@ -71,8 +71,8 @@ def test_ksm(kernel, compiled, selftests, pytestconfig):
     functional = compiled("ksm_functional_tests", [mm / "ksm_functional_tests.c", *common], *include)
     child = functional.with_name("ksm_fork_exec_child")
     child.write_bytes(functional.read_bytes())
-    # -U writes while ksmd may be half way through the scan that it then waits for: one in seven fails, on the
-    # kernel without the series as well. So each may have five tries.
+    # -U writes while ksmd may be half way through the scan that it then waits for: one run in seven fails,
+    # also on the kernel without the series. So each test has five attempts.
     tries = "for i in 1 2 3 4 5; do /ksm_tests {} >/out 2>&1 && break; done; grep -E '^(not )?ok' /out\n"
     script = "".join(tries.format(words) for words in KSM_TESTS)
     script += "/ksm_functional_tests 2>&1 | grep -E '^(not )?ok'\nexit 0"
