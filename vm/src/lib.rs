@@ -1,11 +1,11 @@
-//! A VM whose memory comes back at once: each function instance lives in a partition of hot-plugged memory of its own,
-//! so that unplugging it moves no page (HotMem).
+//! A VM whose memory comes back at once: each function instance lives in a partition of hot-plugged memory of
+//! its own, so that unplugging it moves no page (HotMem).
 //!
-//! [`Vm::boot`] starts QEMU and waits for the agent in the guest. Then, for each instance: [`Vm::plug`] a partition,
-//! [`Vm::spawn`] the instance in it, [`Vm::stop`] it or wait for its end, and [`Vm::unplug`] the partition, or spawn the
-//! next instance there. Every call blocks until it is done, has failed, or has timed out; calls from several threads run
-//! concurrently. A partition is always in one [`State`]. When the guest, its agent or a request fails halfway, a recovery
-//! thread finishes the operation.
+//! [`Vm::boot`] starts QEMU and waits for the agent in the guest. Then, for each instance: [`Vm::plug`] a
+//! partition, [`Vm::spawn`] the instance in it, [`Vm::stop`] it or wait for its end, and [`Vm::unplug`] the
+//! partition, or spawn the next instance there. Every call blocks until it is done, has failed, or has timed
+//! out; calls from several threads run concurrently. A partition is always in one [`State`]. When the guest,
+//! its agent or a request fails halfway, a recovery thread finishes the operation.
 //!
 //! Layers, from the bottom up; each imports only from those before it (`tests/modules` checks that):
 //!

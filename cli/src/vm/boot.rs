@@ -272,8 +272,8 @@ fn print_ready(status: &Status) -> Result<()> {
     Ok(())
 }
 
-/// Starts the same command without `--detach` in a session of its own and waits until it reports that the VM is ready. Its
-/// stderr goes to a log file beside the socket.
+/// Starts the same command without `--detach` in a session of its own and waits until it reports that the VM
+/// is ready. Its stderr goes to a log file beside the socket.
 fn detach(name: &str, json: bool) -> Result<i32> {
     let log = control::folder()?.join(format!("{name}.log"));
     let stderr = std::fs::File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;

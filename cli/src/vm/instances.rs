@@ -37,7 +37,8 @@ struct Program {
     /// The virtual CPUs it may run on, like 0,1 [default: all]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     cpus: Vec<u32>,
-    /// How much virtual CPU time it may use, like 0.5 [default: all; where it is short, each instance gets as much]
+    /// How much virtual CPU time it may use, like 0.5 [default: all; where it is short, each instance gets as
+    /// much]
     #[arg(long, value_name = "N", value_parser = parse_vcpus)]
     vcpus: Option<u32>,
     /// The program in the guest and its arguments, after --
@@ -82,8 +83,8 @@ fn parse_variable(text: &str) -> Result<(String, String), String> {
 pub struct SpawnArguments {
     /// Its name: letters, digits, '-', '_' and '.'
     instance: String,
-    /// The partition it gets all its memory from [default: the first that is ready]; with commas: several, not in mode
-    /// hotmem
+    /// The partition it gets all its memory from [default: the first that is ready]; with commas: several,
+    /// not in mode hotmem
     #[arg(short, long, value_name = "NUMBER,...", value_delimiter = ',')]
     partition: Vec<u32>,
     /// No partition: boot memory, for tools

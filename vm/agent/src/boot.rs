@@ -1,7 +1,7 @@
 //! Boots from the initramfs into the root: modules, mounts, sysctls.
 //!
-//! The root disk is read-only and shared by all VMs on the host; writes go to an overlay in memory. `/mayfly` of the initramfs
-//! (the workloads) is mounted at `/opt/mayfly`.
+//! The root disk is read-only and shared by all VMs on the host; writes go to an overlay in memory. `/mayfly`
+//! of the initramfs (the workloads) is mounted at `/opt/mayfly`.
 
 use std::fs;
 use std::path::Path;
@@ -15,7 +15,8 @@ use crate::root;
 const DISK: &str = "/dev/vda";
 const DISK_PATIENCE: Duration = Duration::from_secs(20);
 
-/// Files that tools write outside of `/tmp` stay in boot memory, and are small. Instances have layers of their own ([`root`]).
+/// Files that tools write outside of `/tmp` stay in boot memory, and are small. Instances have layers of
+/// their own ([`root`]).
 const OVERLAY_OPTIONS: &str = "size=64m,mode=755,mpol=bind=static:0";
 
 /// Mounts the root and moves into it. On any failure the kernel panics, with the reason on the console.
@@ -25,7 +26,8 @@ pub fn boot() {
     make_folders(&["/proc", "/sys", "/disk", "/writable", "/root"]);
     must("mount /proc", mount("proc", "/proc", "proc", none, None));
     must("mount /sys", mount("sysfs", "/sys", "sysfs", none, None));
-    // Before the virtio-mem driver starts, so that all plugged memory is only for movable pages (HotMem §2.2).
+    // Before the virtio-mem driver starts, so that all plugged memory is only for movable pages (HotMem
+    // §2.2).
     set("/sys/devices/system/memory/auto_online_blocks", "online_movable");
     load_modules();
 
@@ -77,17 +79,20 @@ fn mount_rest() {
     must("make mounts private", mount_change("/", private));
 }
 
-/// Sets kernel parameters. Pages are moved between nodes or blocks only by an unplug, because Mayfly counts migrations.
+/// Sets kernel parameters. Pages are moved between nodes or blocks only by an unplug, because Mayfly counts
+/// migrations.
 fn set_up_kernel() {
     set("/proc/sys/kernel/numa_balancing", "0");
     set("/proc/sys/vm/compaction_proactiveness", "0");
     set("/proc/sys/kernel/hostname", "mayfly");
-    // The kernel's defaults, from boot memory, are some thousands, which a few instances can use up within their own limits
-    // (`cgroup`); then the agent could start no thread to stop them. Each instance is limited, and charged for its threads.
+    // The kernel's defaults, from boot memory, are some thousands, which a few instances can use up within
+    // their own limits (`cgroup`); then the agent could start no thread to stop them. Each instance is
+    // limited, and charged for its threads.
     set("/proc/sys/kernel/threads-max", "4194304");
     set("/proc/sys/kernel/pid_max", "4194304");
-    // Each instance is a user of its own, but a VM is one trust domain: all its instances belong to one tenant, and share
-    // pages as if they were one user (UPM §IV-E). Tenants that must not share have VMs of their own.
+    // Each instance is a user of its own, but a VM is one trust domain: all its instances belong to one
+    // tenant, and share pages as if they were one user (UPM §IV-E). Tenants that must not share have VMs of
+    // their own.
     set("/sys/kernel/mm/upm/domain", "everyone");
     // Only root may see kernel addresses and the kernel log.
     set("/proc/sys/kernel/kptr_restrict", "2");
@@ -114,10 +119,10 @@ fn make_folders(paths: &[&str]) {
     }
 }
 
-/// Limits per-CPU free page lists, in modes where a partition is a node. Pages in one CPU's list are not available to an
-/// instance on another CPU, and a partition is small: with the kernel's default size a second instance overflowed a partition
-/// that it did not fill. Mayfly's kernel drains these lists first, but only after reclaim has failed several times, so filling
-/// the last pages of a partition would take seconds.
+/// Limits per-CPU free page lists, in modes where a partition is a node. Pages in one CPU's list are not
+/// available to an instance on another CPU, and a partition is small: with the kernel's default size a second
+/// instance overflowed a partition that it did not fill. Mayfly's kernel drains these lists first, but only
+/// after reclaim has failed several times, so filling the last pages of a partition would take seconds.
 pub fn limit_cpu_page_lists() {
     set("/proc/sys/vm/percpu_pagelist_high_fraction", "512");
 }

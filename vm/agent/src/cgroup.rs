@@ -1,7 +1,7 @@
 //! Control groups: one for the agent, which has priority, and one for each instance.
 //!
-//! An instance's group reports the end of its last process, kills all processes at once, however fast they fork, and
-//! counts kills by the out-of-memory killer.
+//! An instance's group reports the end of its last process, kills all processes at once, however fast they
+//! fork, and counts kills by the out-of-memory killer.
 
 use std::fs::{self, File};
 use std::io;
@@ -50,9 +50,9 @@ pub struct Group {
 }
 
 impl Group {
-    /// Makes a group with limits: for processes, for memory if the instance has a partition, and for CPU time, in thousandths
-    /// of a vCPU. When CPUs are short, groups share them by weight (the same for all by default), however many processes
-    /// each has.
+    /// Makes a group with limits: for processes, for memory if the instance has a partition, and for CPU
+    /// time, in thousandths of a vCPU. When CPUs are short, groups share them by weight (the same for all by
+    /// default), however many processes each has.
     pub fn create(
         name: &str,
         memory_bytes: Option<u64>,
@@ -119,7 +119,8 @@ impl Group {
         }
     }
 
-    /// How often the kernel killed one of its processes because its memory ran out, by its limit or by its node.
+    /// How often the kernel killed one of its processes because its memory ran out, by its limit or by its
+    /// node.
     pub fn memory_kills(&self) -> u64 {
         let text = fs::read_to_string(self.path.join("memory.events")).unwrap_or_default();
         text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.parse().ok()).unwrap_or(0)

@@ -86,8 +86,8 @@ pub fn start_tool(order: &Spawn, group: &Group, output: PipeWriter) -> io::Resul
         }
         Ok(rustix::process::setsid().map(drop)?)
     };
-    // SAFETY: between fork and exec in a program with threads, only system calls are made: the closure allocates nothing
-    // and takes no lock (rustix passes C strings on as they are, errors are numbers).
+    // SAFETY: between fork and exec in a program with threads, only system calls are made: the closure
+    // allocates nothing and takes no lock (rustix passes C strings on as they are, errors are numbers).
     unsafe { command.pre_exec(child) };
     command.spawn()
 }
@@ -147,7 +147,8 @@ pub fn start(
     let mut command = Command::new("/proc/self/exe");
     command.arg0("vm-agent").arg("launch").arg(written.as_raw_fd().to_string()).env_clear();
     stdio(&mut command);
-    // SAFETY: as for a tool, only system calls are made. The descriptors stay open until the command has been started.
+    // SAFETY: as for a tool, only system calls are made. The descriptors stay open until the command has been
+    // started.
     unsafe {
         command.pre_exec(move || {
             for &descriptor in &passed {
@@ -182,8 +183,9 @@ const CODE: &str = "/run/mayfly-code";
 /// The serial number of the code disk's virtio-blk device.
 const CODE_SERIAL: &str = "mayfly-code";
 
-/// Where parts of the code disk may be mounted for a worker's function: the folders that it runs from, and /dev/mayfly for a
-/// container image. An image's folders may be symbolic links, but /dev is the instance's own.
+/// Where parts of the code disk may be mounted for a worker's function: the folders that it runs from, and
+/// /dev/mayfly for a container image. An image's folders may be symbolic links, but /dev is the instance's
+/// own.
 const ALLOWED_TARGETS: [&str; 3] = ["/var/", "/opt", "/dev/mayfly/"];
 
 /// The parts of the code disk that a worker's function sees: source and target of each mount.

@@ -1,5 +1,5 @@
-//! A connection's windows (vm-protocol's `window`), shared by the two threads that serve it and the one that reads from the
-//! host.
+//! A connection's windows (vm-protocol's `window`), shared by the two threads that serve it and the one that
+//! reads from the host.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -33,7 +33,8 @@ impl Connections {
         allowed.then(|| Arc::new(flow))
     }
 
-    /// The instance's processes have ended: no thread waits any longer for the host to grant room for their data.
+    /// The instance's processes have ended: no thread waits any longer for the host to grant room for their
+    /// data.
     pub fn end(&self) {
         self.ended.store(true, Ordering::Relaxed);
     }
@@ -80,7 +81,8 @@ impl Connection {
         Arc::ptr_eq(&self.of, connections)
     }
 
-    /// The next part of the host's data; waits for it. `None`: the connection is closed and all data was returned.
+    /// The next part of the host's data; waits for it. `None`: the connection is closed and all data was
+    /// returned.
     pub fn next(&self) -> Option<Vec<u8>> {
         let mut window = self.window();
         loop {

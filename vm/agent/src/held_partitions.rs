@@ -1,6 +1,7 @@
-//! Held partitions: no instance uses them, and yet they are not empty. Pages outlive the process that allocated them if it
-//! has passed them on: in a pipe, in a socket, in a file in memory. No instance is started in a held partition, and no
-//! unplug begins. A thread watches it and sends the host an event when it is empty.
+//! Held partitions: no instance uses them, and yet they are not empty. Pages outlive the process that
+//! allocated them if it has passed them on: in a pipe, in a socket, in a file in memory. No instance is
+//! started in a held partition, and no unplug begins. A thread watches it and sends the host an event when it
+//! is empty.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
@@ -40,8 +41,8 @@ impl HeldPartitions {
         self.last.lock().expect("not poisoned").insert(partition, instance.to_string());
     }
 
-    /// Why the partition is not empty, if it is not. The caller makes sure that no instance uses it. The host gets an event
-    /// when it is empty.
+    /// Why the partition is not empty, if it is not. The caller makes sure that no instance uses it. The host
+    /// gets an event when it is empty.
     pub fn check(self: &Arc<Self>, partition: u32, node: u32, patience: Duration) -> Option<String> {
         let pages = memory::wait_free(node, patience);
         if pages == 0 {
@@ -73,8 +74,8 @@ impl HeldPartitions {
     }
 }
 
-/// The processes that hold pages of a node, as far as the kernel shows: those that map them, or else those with an open
-/// pipe, socket or file that may contain them.
+/// The processes that hold pages of a node, as far as the kernel shows: those that map them, or else those
+/// with an open pipe, socket or file that may contain them.
 fn holders(node: u32) -> String {
     let mapping: Vec<_> = processes()
         .into_iter()
@@ -164,8 +165,9 @@ fn unread_bytes(pid: i32, descriptor: i32) -> u64 {
     if status == 0 { bytes.max(0) as u64 } else { 0 }
 }
 
-/// Moves file pages that other processes map out of a node that is to be emptied. On a kernel without HotMem a file's pages
-/// come from the node of its first reader, and other processes may map them after that reader has ended.
+/// Moves file pages that other processes map out of a node that is to be emptied. On a kernel without HotMem
+/// a file's pages come from the node of its first reader, and other processes may map them after that reader
+/// has ended.
 pub fn move_file_pages(from: u32, to: u32) {
     if memory::of_node(from).file == 0 || !Path::new("/proc/self/numa_maps").exists() {
         return;

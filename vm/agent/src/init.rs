@@ -1,4 +1,5 @@
-//! PID 1: keeps an agent running. It has no state; if the agent dies, only the supervision of instances is lost.
+//! PID 1: keeps an agent running. It has no state; if the agent dies, only the supervision of instances is
+//! lost.
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;

@@ -46,7 +46,8 @@ pub struct Allowance {
     pub memory: Option<(u64, bool)>,
     /// Its partitions and their nodes, in modes where a partition is a node.
     pub nodes: Vec<(u32, u32)>,
-    /// The node to which page cache in its partitions is moved when it ends, in modes where page cache may be there.
+    /// The node to which page cache in its partitions is moved when it ends, in modes where page cache may be
+    /// there.
     pub files_to: Option<u32>,
 }
 
@@ -69,7 +70,8 @@ impl Instance {
             .clone()
     }
 
-    /// Waits for its first process to end, then kills all others. Returns why it ended, and whether all processes have ended.
+    /// Waits for its first process to end, then kills all others. Returns why it ended, and whether all
+    /// processes have ended.
     pub fn wait_and_clean_up(
         &self,
         mut child: Child,
@@ -112,7 +114,8 @@ impl Instance {
     /// Stops it: SIGTERM to all its processes, then SIGKILL. Returns when all have ended.
     pub fn stop(&self, grace: Duration) -> Result<ExitReason, Refusal> {
         if !grace.is_zero() {
-            // Frozen processes do not handle SIGTERM. Errors do not matter: the group may just have been removed.
+            // Frozen processes do not handle SIGTERM. Errors do not matter: the group may just have been
+            // removed.
             let _ = self.group.freeze(false);
             for pid in self.group.processes() {
                 // Errors do not matter: the process may have ended.

@@ -1,5 +1,5 @@
-//! All instances of the VM: their names, partitions and output. Each running instance has a thread that supervises it: it waits
-//! for the instance's end, cleans up after it, and only then reports it to the host.
+//! All instances of the VM: their names, partitions and output. Each running instance has a thread that
+//! supervises it: it waits for the instance's end, cleans up after it, and only then reports it to the host.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::Write;
@@ -20,8 +20,8 @@ use crate::relay::Streams;
 
 /// How many ended instances' output is kept.
 const KEPT_OUTPUTS: usize = 64;
-/// How long the kernel may take to tear down an ended instance's mounts, in the background; until then files in them keep
-/// pages in use.
+/// How long the kernel may take to tear down an ended instance's mounts, in the background; until then files
+/// in them keep pages in use.
 const TEARDOWN_PATIENCE: Duration = Duration::from_millis(500);
 
 /// All instances.
@@ -74,7 +74,8 @@ impl Instances {
         Ok((pid, extensions))
     }
 
-    /// Kills an instance for which no supervising thread could be started; otherwise it would keep its partition for ever.
+    /// Kills an instance for which no supervising thread could be started; otherwise it would keep its
+    /// partition for ever.
     fn give_up(&self, instance: &Instance) {
         let group = &instance.group;
         let removed =
@@ -87,8 +88,8 @@ impl Instances {
         instance.set_ended(ExitReason::AgentLost);
     }
 
-    /// Reserves an instance's name and, if it must be alone there, its partition. Requests about the instance wait until it has
-    /// started.
+    /// Reserves an instance's name and, if it must be alone there, its partition. Requests about the instance
+    /// wait until it has started.
     pub fn reserve(&self, order: &Spawn, alone: bool) -> Result<(), Refusal> {
         let name = &order.instance;
         let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);

@@ -1,8 +1,8 @@
-//! The first process of an instance: `vm-agent launch PLAN`, where PLAN is a descriptor. The agent starts it in PID and network
-//! namespaces of its own. It confines itself in this order, which matters ([`confine`], [`drop_privileges`]): control group,
-//! memory, vCPUs, the other namespaces, root file system, privileges, system calls. Then it starts the instance's program and
-//! only reaps. When it ends, the kernel kills all processes of the instance. This file and [`crate::root`] are all that limits
-//! an instance.
+//! The first process of an instance: `vm-agent launch PLAN`, where PLAN is a descriptor. The agent starts it
+//! in PID and network namespaces of its own. It confines itself in this order, which matters ([`confine`],
+//! [`drop_privileges`]): control group, memory, vCPUs, the other namespaces, root file system, privileges,
+//! system calls. Then it starts the instance's program and only reaps. When it ends, the kernel kills all
+//! processes of the instance. This file and [`crate::root`] are all that limits an instance.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -20,7 +20,8 @@ use crate::memory::{assign, bind_to_node};
 use crate::plan::{MemorySource, Plan, Report};
 use crate::root;
 
-/// `SECBIT_NOROOT`, `SECBIT_NO_SETUID_FIXUP`, `SECBIT_NO_CAP_AMBIENT_RAISE`, all locked: user 0 gets no capabilities.
+/// `SECBIT_NOROOT`, `SECBIT_NO_SETUID_FIXUP`, `SECBIT_NO_CAP_AMBIENT_RAISE`, all locked: user 0 gets no
+/// capabilities.
 const SECURE_BITS: libc::c_ulong = 0b11 | 0b11 << 2 | 0b11 << 6;
 /// Exit status if the program could not be started.
 const NOT_STARTED: i32 = 125;
@@ -45,7 +46,8 @@ pub fn launch(plan: RawFd) -> ! {
             std::process::exit(NOT_STARTED);
         }
     };
-    // The output pipe must close when the program closes it, and only the program may read the input: replace this process's.
+    // The output pipe must close when the program closes it, and only the program may read the input: replace
+    // this process's.
     if let Ok(nothing) = File::options().read(true).write(true).open("/dev/null") {
         for number in 0..3 {
             // SAFETY: passes numbers of open descriptors that nothing here uses any more.
@@ -65,7 +67,8 @@ fn send(report: &mut File, message: &Report) {
     });
 }
 
-/// Reaps all processes in the namespace until the program has ended, or an extension whose end ends the instance.
+/// Reaps all processes in the namespace until the program has ended, or an extension whose end ends the
+/// instance.
 fn reap(program: Pid, mut extensions: Extensions) -> Report {
     loop {
         match wait(WaitOptions::empty()) {
@@ -87,7 +90,8 @@ fn at<E: std::fmt::Display>(what: &'static str) -> impl Fn(E) -> String {
     move |error| format!("{what}: {error}")
 }
 
-/// Confines this process, which starts as the guest's root user. Most steps need that, so privileges are dropped near the end.
+/// Confines this process, which starts as the guest's root user. Most steps need that, so privileges are
+/// dropped near the end.
 fn confine(plan: &Plan) -> Result<(), String> {
     // The program must not inherit these.
     let mut descriptors = vec![plan.report, plan.group, plan.users];
@@ -101,7 +105,8 @@ fn confine(plan: &Plan) -> Result<(), String> {
     // SAFETY: the agent passed it open, and it stays open.
     let group = unsafe { BorrowedFd::borrow_raw(plan.group) };
     rustix::io::write(group, b"0").map_err(at("control group"))?;
-    // Directly after joining the group: pages touched in between would be charged to it and lie outside its partition.
+    // Directly after joining the group: pages touched in between would be charged to it and lie outside its
+    // partition.
     match &plan.source {
         MemorySource::Anywhere => {}
         MemorySource::Nodes(nodes) => bind_to_node(nodes).map_err(at("memory policy"))?,
@@ -136,11 +141,13 @@ fn set_affinity(cpus: &[u32]) -> Result<(), String> {
     rustix::thread::sched_setaffinity(None, &set).map_err(at("vCPUs"))
 }
 
-/// Gives up all privileges. The order is security-critical: each step needs a capability that a later one drops.
+/// Gives up all privileges. The order is security-critical: each step needs a capability that a later one
+/// drops.
 ///
 /// 1. Enter the instance's user namespace: from here on capabilities count only in it.
 /// 2. Empty the capability bounding set, so that no exec can gain a capability. Needs CAP_SETPCAP.
-/// 3. Supplementary groups, group, then user: without CAP_SETGID, which a change of user drops, groups cannot change.
+/// 3. Supplementary groups, group, then user: without CAP_SETGID, which a change of user drops, groups cannot
+///    change.
 /// 4. no_new_privs: setuid programs and file capabilities have no effect. The seccomp filter requires it.
 /// 5. Secure bits, for an instance that runs as user 0 of its namespace.
 /// 6. Drop the remaining capabilities.
@@ -166,7 +173,8 @@ fn drop_privileges(plan: &Plan) -> io::Result<()> {
     control(|| unsafe { libc::syscall(libc::SYS_setresuid, user, user, user) })?;
     // 4.
     control(|| unsafe { libc::syscall(libc::SYS_prctl, libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) })?;
-    // 5. Fails for another user than 0, whose change of user dropped CAP_SETPCAP: such a user gets no capabilities anyway.
+    // 5. Fails for another user than 0, whose change of user dropped CAP_SETPCAP: such a user gets no
+    //    capabilities anyway.
     let _ =
         control(|| unsafe { libc::syscall(libc::SYS_prctl, libc::PR_SET_SECUREBITS, SECURE_BITS, 0, 0, 0) });
     // 6.
@@ -177,8 +185,8 @@ fn drop_privileges(plan: &Plan) -> io::Result<()> {
     control(|| unsafe { libc::syscall(libc::SYS_prctl, libc::PR_SET_DUMPABLE, 0, 0, 0, 0) })
 }
 
-/// Checks the result of a system call. Callers pass calls that take only numbers or null pointers and change only this process,
-/// which has one thread; so their `unsafe` is sound.
+/// Checks the result of a system call. Callers pass calls that take only numbers or null pointers and change
+/// only this process, which has one thread; so their `unsafe` is sound.
 fn control(call: impl Fn() -> libc::c_long) -> io::Result<()> {
     if call() < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

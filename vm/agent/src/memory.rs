@@ -1,9 +1,9 @@
 //! The kernel's memory statistics, by node and of the whole guest; and how a process is bound to a node.
 //!
-//! In mode `nodes` a process is bound to its partition's node by a memory policy, which fork, clone and exec inherit.
-//! `MPOL_F_STATIC_NODES` is required: without it the kernel remaps the policy to another node while a partition is plugged
-//! or unplugged. In mode `hotmem` the process requests the partition from the kernel (HotMem §4, "The HotMem interface"),
-//! which binds the address space.
+//! In mode `nodes` a process is bound to its partition's node by a memory policy, which fork, clone and exec
+//! inherit. `MPOL_F_STATIC_NODES` is required: without it the kernel remaps the policy to another node while
+//! a partition is plugged or unplugged. In mode `hotmem` the process requests the partition from the kernel
+//! (HotMem §4, "The HotMem interface"), which binds the address space.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -65,18 +65,18 @@ pub fn wait_unused(node: u32, patience: Duration) -> u64 {
 
 /// Between two rounds in which all CPUs flush their batches of pages.
 const DRAIN_EVERY: Duration = Duration::from_millis(50);
-/// How many rounds before the pages left count as held. Each round waits for every CPU, so on a busy machine rounds take longer,
-/// and the kernel's background work for ended processes gets its turn.
+/// How many rounds before the pages left count as held. Each round waits for every CPU, so on a busy machine
+/// rounds take longer, and the kernel's background work for ended processes gets its turn.
 const DRAINS: u32 = 4;
 
-/// Waits until every page of a node is free, and returns how many are not. Unlike [`wait_unused`] this counts pages that no
-/// process maps and no file has: in a pipe, in a socket.
+/// Waits until every page of a node is free, and returns how many are not. Unlike [`wait_unused`] this counts
+/// pages that no process maps and no file has: in a pipe, in a socket.
 pub fn wait_free(node: u32, patience: Duration) -> u64 {
     let (mut drains, mut drained) = (0, None::<Instant>);
     let settle = || {
-        // A freed page in a CPU's batch counts as used until the CPU flushes it. migrate_pages first makes all CPUs flush
-        // theirs; from node 0 to node 0 it moves nothing. Repeated, because a process that has just ended may leave such
-        // pages after the first round.
+        // A freed page in a CPU's batch counts as used until the CPU flushes it. migrate_pages first makes
+        // all CPUs flush theirs; from node 0 to node 0 it moves nothing. Repeated, because a process that has
+        // just ended may leave such pages after the first round.
         if drained.is_none_or(|last| last.elapsed() >= DRAIN_EVERY) {
             move_pages_of(0, 0, 0);
             drained = Some(Instant::now());
@@ -90,8 +90,8 @@ pub fn wait_free(node: u32, patience: Duration) -> u64 {
     until_none(patience, used, settle)
 }
 
-/// Polls `count` until it is 0 or `patience` has passed. A count only stands once `settle` has returned true, which can take
-/// longer than `patience` on a machine with few CPUs.
+/// Polls `count` until it is 0 or `patience` has passed. A count only stands once `settle` has returned true,
+/// which can take longer than `patience` on a machine with few CPUs.
 fn until_none(patience: Duration, mut count: impl FnMut() -> u64, mut settle: impl FnMut() -> bool) -> u64 {
     let begin = Instant::now();
     let mut settled = false;
@@ -139,7 +139,8 @@ pub fn move_pages_of(pid: i32, from: u32, to: u32) {
         mask
     };
     let (from, to) = (mask(from), mask(to));
-    // SAFETY: both masks have 256 bits, and the kernel reads one fewer than the number given. What cannot be moved stays.
+    // SAFETY: both masks have 256 bits, and the kernel reads one fewer than the number given. What cannot be
+    // moved stays.
     unsafe { libc::syscall(libc::SYS_migrate_pages, pid, 257, from.as_ptr(), to.as_ptr()) };
 }
 
@@ -205,7 +206,8 @@ pub fn bind_to_node(nodes: &[u32]) -> io::Result<()> {
     let mut mask = [0u64; 4];
     nodes.iter().for_each(|&node| mask[node as usize / 64] |= 1 << (node % 64));
     let mode = libc::MPOL_BIND | libc::MPOL_F_STATIC_NODES;
-    // SAFETY: the mask has 256 bits, and the kernel reads one fewer than the number given; node numbers end at 128.
+    // SAFETY: the mask has 256 bits, and the kernel reads one fewer than the number given; node numbers end
+    // at 128.
     let status = unsafe { libc::syscall(libc::SYS_set_mempolicy, mode, mask.as_ptr(), 257) };
     if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
@@ -236,7 +238,8 @@ mod tests {
 
     #[test]
     fn counts_before_settling_are_not_pages_in_use() {
-        // Seven pages on their way from a CPU's list to the node's, which takes three rounds, and no patience.
+        // Seven pages on their way from a CPU's list to the node's, which takes three rounds, and no
+        // patience.
         let rounds = std::cell::Cell::new(0);
         let count = || if rounds.get() < 3 { 7 } else { 0 };
         let settle = || {

@@ -1,7 +1,8 @@
-//! Takes a node's memory blocks offline and brings them back online. In mode `nodes` the agent takes an empty partition
-//! offline before the host requests the unplug; then the virtio-mem driver only has to hand the blocks over. For a block
-//! that is online the driver first allocates every page, which Debian's kernel zeroes (`init_on_alloc`), and if a page is
-//! in use for a moment it retries after one second, then two, then four.
+//! Takes a node's memory blocks offline and brings them back online. In mode `nodes` the agent takes an empty
+//! partition offline before the host requests the unplug; then the virtio-mem driver only has to hand the
+//! blocks over. For a block that is online the driver first allocates every page, which Debian's kernel
+//! zeroes (`init_on_alloc`), and if a page is in use for a moment it retries after one second, then two, then
+//! four.
 
 use std::fs;
 use std::fs::File;
@@ -12,11 +13,12 @@ use std::sync::Mutex;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-/// The kernel retries without end to move the pages left in a block. After this time the driver gets the rest.
+/// The kernel retries without end to move the pages left in a block. After this time the driver gets the
+/// rest.
 const PATIENCE: Duration = Duration::from_secs(2);
 const RETRY: Duration = Duration::from_millis(50);
-/// The kernel changes one block at a time. Partitions that are unplugged at the same time go one after the other: with
-/// their blocks interleaved each would take as long as all of them.
+/// The kernel changes one block at a time. Partitions that are unplugged at the same time go one after the
+/// other: with their blocks interleaved each would take as long as all of them.
 static TURN: Mutex<()> = Mutex::new(());
 
 /// Takes the blocks of a node offline. Blocks that take too long stay online, for the driver to unplug.
@@ -74,7 +76,8 @@ fn states_of(node: u32) -> Vec<PathBuf> {
 /// Makes SIGUSR1 interrupt a system call, and do nothing else.
 fn can_interrupt() -> bool {
     extern "C" fn nothing(_: libc::c_int) {}
-    // SAFETY: all zeros is a valid value of this structure: an empty mask, no flags, so that calls are not restarted.
+    // SAFETY: all zeros is a valid value of this structure: an empty mask, no flags, so that calls are not
+    // restarted.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = nothing as extern "C" fn(libc::c_int) as libc::sighandler_t;
     // SAFETY: a handler that does nothing may run at any time; nothing else here uses this signal.

@@ -1,7 +1,7 @@
 //! Forwards packets between the host and instances that have a network (vm-protocol's `relay`).
 //!
-//! Such an instance has a TUN device in its network namespace. The guest only forwards its packets; the host checks their
-//! source addresses and decides where they may go.
+//! Such an instance has a TUN device in its network namespace. The guest only forwards its packets; the host
+//! checks their source addresses and decides where they may go.
 
 use std::fs::File;
 use std::io::{Read, Result};

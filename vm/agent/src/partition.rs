@@ -1,7 +1,8 @@
-//! Partitions in the guest: confirms plugs, empties partitions and confirms unplugs, by polling the memory of their nodes.
+//! Partitions in the guest: confirms plugs, empties partitions and confirms unplugs, by polling the memory of
+//! their nodes.
 //!
-//! QEMU changes a virtio-mem device's size when the guest has *requested* blocks or returned them. Only the guest knows when
-//! the kernel has brought them online, or has finished with them.
+//! QEMU changes a virtio-mem device's size when the guest has *requested* blocks or returned them. Only the
+//! guest knows when the kernel has brought them online, or has finished with them.
 
 use std::collections::HashSet;
 use std::fs;
@@ -72,8 +73,8 @@ impl Partitions {
         wait_for(layout, partition, patience, "unplugged", |online| online <= bytes)
     }
 
-    /// Closes a partition and empties it of page cache; refuses if an instance uses it. In mode `nodes` this takes its memory
-    /// offline, too.
+    /// Closes a partition and empties it of page cache; refuses if an instance uses it. In mode `nodes` this
+    /// takes its memory offline, too.
     pub fn prepare(&self, layout: &Layout, partition: u32, instances: &Instances) -> Result<Answer, Refusal> {
         // Closes first, so that no instance can be started after the check.
         self.closed.lock().expect("not poisoned").insert(partition);
@@ -164,7 +165,8 @@ fn wait_for(
     }
 }
 
-/// Waits until the kernel accepts the node in memory policies: it updates cpusets for new nodes in the background.
+/// Waits until the kernel accepts the node in memory policies: it updates cpusets for new nodes in the
+/// background.
 fn wait_until_bindable(layout: &Layout, node: u32, patience: Duration) -> Result<(), Refusal> {
     let begin = Instant::now();
     while let Err(error) = bind_to_node(&[node]) {
@@ -181,10 +183,11 @@ fn wait_until_bindable(layout: &Layout, node: u32, patience: Duration) -> Result
         .map_err(|error| refusal(ErrorKind::Failed, format!("memory policy: {error}")))
 }
 
-/// Empties an unused partition, and returns how many pages were left in it. One that cannot be emptied is held.
+/// Empties an unused partition, and returns how many pages were left in it. One that cannot be emptied is
+/// held.
 ///
-/// What can be left is page cache that the last instance read: another instance may still map it, or it is charged to a
-/// control group whose teardown the kernel has not finished.
+/// What can be left is page cache that the last instance read: another instance may still map it, or it is
+/// charged to a control group whose teardown the kernel has not finished.
 fn empty(layout: &Layout, partition: u32, instances: &Instances) -> Result<u64, Refusal> {
     let node = layout.node_of(partition);
     let first = memory::wait_unused(node, Duration::ZERO);
@@ -209,9 +212,9 @@ fn why_held(layout: &Layout, partition: u32, instances: &Instances) -> Option<St
     instances.held.check(partition, layout.node_of(partition), Duration::ZERO)
 }
 
-/// Reads Python and the libraries into the shared partition (HotMem §4: it "is pre-populated at boot time"). On a kernel
-/// without HotMem, page cache lies on the node of its first reader, so no instance should be the first. Files that do not fit
-/// are read later by the instances that need them.
+/// Reads Python and the libraries into the shared partition (HotMem §4: it "is pre-populated at boot time").
+/// On a kernel without HotMem, page cache lies on the node of its first reader, so no instance should be the
+/// first. Files that do not fit are read later by the instances that need them.
 pub fn preload(shared_node: u32) {
     // In a thread of its own, because the memory policy is the thread's.
     let reading = std::thread::spawn(move || {
@@ -230,8 +233,8 @@ const PRELOADED: [&str; 5] = [
     "/usr/lib/python3.11",
 ];
 
-/// Files that functions seldom read, and that make up most of these folders: Perl's, tables of character sets, static
-/// libraries, and Python sources that exist compiled.
+/// Files that functions seldom read, and that make up most of these folders: Perl's, tables of character
+/// sets, static libraries, and Python sources that exist compiled.
 fn is_seldom_read(path: &Path) -> bool {
     let named =
         |names: &[&str], part: Option<&std::ffi::OsStr>| names.iter().any(|name| part == Some(name.as_ref()));

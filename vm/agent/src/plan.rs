@@ -1,5 +1,5 @@
-//! What the agent passes to the first process of an instance ([`crate::launch`]), as JSON in a memfd, and the reports of that
-//! process, one line of JSON each in a pipe.
+//! What the agent passes to the first process of an instance ([`crate::launch`]), as JSON in a memfd, and the
+//! reports of that process, one line of JSON each in a pipe.
 
 use std::collections::BTreeMap;
 use std::os::fd::RawFd;
@@ -53,8 +53,8 @@ pub enum MemorySource {
 pub struct Identity {
     /// The guest's user that is root in the instance's user namespace, and owns its root file system.
     pub owner: u32,
-    /// The user in that namespace that it runs as: 0, which owns its root, or another one for a worker's function, which
-    /// owns nothing.
+    /// The user in that namespace that it runs as: 0, which owns its root, or another one for a worker's
+    /// function, which owns nothing.
     pub user: u32,
 }
 

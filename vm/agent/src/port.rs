@@ -1,7 +1,7 @@
 //! The virtio-serial port to the host. The host may disconnect and reconnect while the agent runs.
 //!
-//! The agent's main thread reads. A thread of its own writes, so that a host that does not read blocks no other thread.
-//! While no host is connected, messages are dropped: a host that reconnects asks again.
+//! The agent's main thread reads. A thread of its own writes, so that a host that does not read blocks no
+//! other thread. While no host is connected, messages are dropped: a host that reconnects asks again.
 
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
@@ -109,7 +109,8 @@ fn write_all(device: &OwnedFd, messages: &Receiver<FromAgent>) {
             match rustix::io::write(device, rest) {
                 Ok(count) => rest = &rest[count..],
                 Err(Errno::AGAIN) if host_is_connected(device) => wait(device, PollFlags::OUT),
-                // Drops the message. If half of it was sent, the host's decoder resynchronizes at the next frame.
+                // Drops the message. If half of it was sent, the host's decoder resynchronizes at the next
+                // frame.
                 Err(_) => break,
             }
         }

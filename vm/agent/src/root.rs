@@ -1,6 +1,6 @@
-//! An instance's root file system: Debian's disk or a container image, under a writable layer of its own that is discarded when
-//! the instance ends. The instance owns every file there and none elsewhere. Of the guest's devices, settings and counters it
-//! sees what programs need, and nothing about other instances.
+//! An instance's root file system: Debian's disk or a container image, under a writable layer of its own that
+//! is discarded when the instance ends. The instance owns every file there and none elsewhere. Of the guest's
+//! devices, settings and counters it sees what programs need, and nothing about other instances.
 
 use std::ffi::CString;
 use std::fs;
@@ -19,7 +19,8 @@ use crate::plan::Plan;
 
 /// Where [`crate::boot`] leaves the root disk.
 pub const DISK: &str = "/run/mayfly/disk";
-/// Mount points in each instance's own mount namespace: the writable layer, the disk with mapped owners, and the overlay of both.
+/// Mount points in each instance's own mount namespace: the writable layer, the disk with mapped owners, and
+/// the overlay of both.
 const LAYER: &str = "/run/mayfly/layer";
 const LOWER: &str = "/run/mayfly/lower";
 const ROOT: &str = "/run/mayfly/root";
@@ -57,7 +58,8 @@ const HIDDEN: [&str; 19] = [
 /// Parts of /sys that language runtimes read.
 const SHOWN: [&str; 3] = ["devices/system/cpu", "kernel/mm/transparent_hugepage", "kernel/mm/upm"];
 
-/// Mounts the root and moves into it. Runs as process 1 of the instance, in namespaces of its own, as the guest's root user.
+/// Mounts the root and moves into it. Runs as process 1 of the instance, in namespaces of its own, as the
+/// guest's root user.
 pub fn enter(plan: &Plan) -> io::Result<()> {
     let flags = MountFlags::NODEV | MountFlags::NOSUID;
     tmpfs(LAYER, flags, &format!("size={},mode=755", plan.layer_bytes))?;
@@ -106,8 +108,8 @@ fn mount_with_owner(users: RawFd, folder: &str) -> io::Result<()> {
     Ok(move_mount(tree, "", CWD, LOWER, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
 }
 
-/// Makes the instance's own folders in a container image's root, replacing whatever the image has there. A symbolic link of the
-/// image would lead outside, because this process has not moved into the root yet.
+/// Makes the instance's own folders in a container image's root, replacing whatever the image has there. A
+/// symbolic link of the image would lead outside, because this process has not moved into the root yet.
 fn make_image_folders(resolvers: &str) -> io::Result<()> {
     for name in OWN {
         let path = inside(name);
@@ -144,7 +146,8 @@ const MOUNT_ATTR_IDMAP: u64 = 0x0010_0000;
 
 fn map_users(tree: &OwnedFd, users: RawFd) -> io::Result<()> {
     let attributes = MountAttributes { set: MOUNT_ATTR_IDMAP, clear: 0, propagation: 0, users: users as u64 };
-    // SAFETY: the structure is the one that this call reads, of the size given, and the path is an empty string.
+    // SAFETY: the structure is the one that this call reads, of the size given, and the path is an empty
+    // string.
     let status = unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,
@@ -192,7 +195,8 @@ fn devices() -> io::Result<()> {
     Ok(())
 }
 
-/// Mounts a `/proc` with the instance's own processes only, read-only settings, and empty files in place of [`HIDDEN`].
+/// Mounts a `/proc` with the instance's own processes only, read-only settings, and empty files in place of
+/// [`HIDDEN`].
 fn process_files() -> io::Result<()> {
     let folder = inside("/proc");
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;

@@ -222,8 +222,8 @@ impl Server {
         }
     }
 
-    /// Reserves an instance's name and partition, then checks that the partition is open. The thread that unplugs closes the
-    /// partition, then checks for users; so at least one of the two sees the other.
+    /// Reserves an instance's name and partition, then checks that the partition is open. The thread that
+    /// unplugs closes the partition, then checks for users; so at least one of the two sees the other.
     fn admit(&self, order: &Spawn) -> Result<(), Refusal> {
         let layout = self.layout()?;
         self.instances.reserve(order, has_node(layout.mode))?;

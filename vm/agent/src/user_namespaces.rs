@@ -1,5 +1,5 @@
-//! User namespaces, one for each partition. An instance's root is an unprivileged user in the guest: it owns no files of the
-//! guest or of other instances, and its capabilities have no effect outside the namespace.
+//! User namespaces, one for each partition. An instance's root is an unprivileged user in the guest: it owns
+//! no files of the guest or of other instances, and its capabilities have no effect outside the namespace.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -30,7 +30,8 @@ pub fn namespace(identity: Identity) -> io::Result<Arc<OwnedFd>> {
     Ok(namespace)
 }
 
-/// Makes a namespace. A child process creates it and waits while this process, from outside, writes its user maps.
+/// Makes a namespace. A child process creates it and waits while this process, from outside, writes its user
+/// maps.
 fn make(identity: Identity) -> io::Result<OwnedFd> {
     let (entered, report) = io::pipe()?;
     // SAFETY: the child only makes system calls, and is killed without running other code of this process.

@@ -1,8 +1,8 @@
 //! Frames: a length (u32, little endian, at most 1 MiB) and that many bytes of JSON, always one object.
 //!
-//! The stream is self-synchronizing. A length below 2^24 ends in a zero byte and is followed by `{`, and JSON text never
-//! contains a zero byte. So wherever the bytes `00 7b` occur, a frame starts three bytes before them. After garbage, or half
-//! a frame whose writer died, a reader continues at the next frame.
+//! The stream is self-synchronizing. A length below 2^24 ends in a zero byte and is followed by `{`, and JSON
+//! text never contains a zero byte. So wherever the bytes `00 7b` occur, a frame starts three bytes before
+//! them. After garbage, or half a frame whose writer died, a reader continues at the next frame.
 
 use std::fmt;
 

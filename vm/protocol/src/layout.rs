@@ -21,7 +21,8 @@ pub enum Mode {
 pub struct Layout {
     /// How its memory is made elastic.
     pub mode: Mode,
-    /// The size of each partition. Their number is the concurrency factor N: the most instances that may run at one time.
+    /// The size of each partition. Their number is the concurrency factor N: the most instances that may run
+    /// at one time.
     pub partition_bytes: Vec<u64>,
     /// The size of the shared partition, for file-backed pages. 0: these lie in boot memory.
     pub shared_bytes: u64,
@@ -43,7 +44,8 @@ impl Layout {
         self.partition_bytes.iter().fold(self.shared_bytes, |sum, bytes| sum.saturating_add(*bytes))
     }
 
-    /// The NUMA node of the shared partition (HotMem §4, "shared HotMem partition"): 1, or boot memory's, which is 0.
+    /// The NUMA node of the shared partition (HotMem §4, "shared HotMem partition"): 1, or boot memory's,
+    /// which is 0.
     pub fn shared_node(&self) -> u32 {
         u32::from(self.shared_bytes > 0)
     }

@@ -1,7 +1,7 @@
 //! The protocol between the host and the guest agent, over a virtio-serial port (HotMem §4.1, Figure 4).
 //!
-//! A frame is a length and one JSON object ([`frame`]). The host sends [`Request`]s; the agent answers each one
-//! with a [`Reply`] that carries its `id`, in any order, and sends [`Event`]s that no request caused.
+//! A frame is a length and one JSON object ([`frame`]). The host sends [`Request`]s; the agent answers each
+//! one with a [`Reply`] that carries its `id`, in any order, and sends [`Event`]s that no request caused.
 //!
 //! Partitions are numbered from 0; [`Layout::node_of`] returns the NUMA node of each.
 
@@ -23,6 +23,6 @@ pub const VERSION: u32 = 8;
 /// The virtio-serial port: `/dev/virtio-ports/org.mayfly.agent` in the guest.
 pub const PORT: &str = "org.mayfly.agent";
 
-/// The most partitions a VM can have, the shared one included: each is a virtio-mem device and a NUMA node of its own,
-/// and QEMU has 128 nodes.
+/// The most partitions a VM can have, the shared one included: each is a virtio-mem device and a NUMA node of
+/// its own, and QEMU has 128 nodes.
 pub const MAX_PARTITIONS: u32 = 127;

@@ -28,8 +28,8 @@ pub enum Operation {
         /// How the VM was made.
         layout: Layout,
     },
-    /// Waits until the partition's memory is online (QEMU's `size` changes before that) and opens it to instances.
-    /// `partition` is `None` for the shared partition and, in mode `plain`, for the one device.
+    /// Waits until the partition's memory is online (QEMU's `size` changes before that) and opens it to
+    /// instances. `partition` is `None` for the shared partition and, in mode `plain`, for the one device.
     /// Answer: [`Answer::Confirmed`].
     PlugConfirm {
         /// Which one.
@@ -41,15 +41,16 @@ pub enum Operation {
     },
     /// Starts an instance. Answer: [`Answer::Spawned`].
     Spawn(Spawn),
-    /// Ends an instance and all its processes: SIGTERM, after `grace_ms` SIGKILL. The answer is sent when all of them have
-    /// ended: [`Answer::Stopped`]. Its [`Event::Exited`] is sent before the answer.
+    /// Ends an instance and all its processes: SIGTERM, after `grace_ms` SIGKILL. The answer is sent when all
+    /// of them have ended: [`Answer::Stopped`]. Its [`Event::Exited`] is sent before the answer.
     Stop {
         /// Which one.
         instance: String,
         /// Between SIGTERM and SIGKILL; 0: SIGKILL at once.
         grace_ms: u64,
     },
-    /// Freezes all processes of an instance, or thaws them. Answer: [`Answer::Done`]. A frozen instance can be stopped.
+    /// Freezes all processes of an instance, or thaws them. Answer: [`Answer::Done`]. A frozen instance can
+    /// be stopped.
     Freeze {
         /// Which one.
         instance: String,
@@ -60,8 +61,8 @@ pub enum Operation {
     List,
     /// Returns memory by partition, and the kernel's counters. Answer: [`Answer::Stats`].
     Stats,
-    /// Returns an instance's output to stdout and stderr, from a byte position on. Answer: [`Answer::Output`].
-    /// Kept for the last 64 instances that ended.
+    /// Returns an instance's output to stdout and stderr, from a byte position on. Answer:
+    /// [`Answer::Output`]. Kept for the last 64 instances that ended.
     Output {
         /// Which one.
         instance: String,
@@ -77,8 +78,9 @@ pub enum Operation {
         /// Close it afterwards.
         close: bool,
     },
-    /// Closes a partition to new instances, checks that no instance uses it, and moves or drops page cache that lies there.
-    /// A used one is refused with [`ErrorKind::Busy`] and stays open. Answer: [`Answer::Prepared`].
+    /// Closes a partition to new instances, checks that no instance uses it, and moves or drops page cache
+    /// that lies there. A used one is refused with [`ErrorKind::Busy`] and stays open. Answer:
+    /// [`Answer::Prepared`].
     PrepareUnplug {
         /// Which one.
         partition: u32,
@@ -88,8 +90,8 @@ pub enum Operation {
         /// Which one.
         partition: u32,
     },
-    /// Waits until no memory of the partition is online any more. `None` and `bytes` as for plugging: at most `bytes`
-    /// stay. Answer: [`Answer::Confirmed`].
+    /// Waits until no memory of the partition is online any more. `None` and `bytes` as for plugging: at most
+    /// `bytes` stay. Answer: [`Answer::Confirmed`].
     UnplugConfirm {
         /// Which one.
         partition: Option<u32>,
@@ -109,8 +111,8 @@ pub struct Spawn {
     pub instance: String,
     /// Where its memory comes from. `None`: outside all partitions, from boot memory (tools, not instances).
     pub partition: Option<u32>,
-    /// Further partitions for its memory, for it alone. Not in mode `hotmem`, where the kernel gives an address space one
-    /// partition.
+    /// Further partitions for its memory, for it alone. Not in mode `hotmem`, where the kernel gives an
+    /// address space one partition.
     #[serde(default)]
     pub more: Vec<u32>,
     /// The program and its arguments.
@@ -144,7 +146,8 @@ impl Spawn {
 pub struct Confinement {
     /// User and group; it has no capabilities.
     pub user: u32,
-    /// The TCP port on its loopback device whose connections the agent forwards to the host ([`crate::relay`]).
+    /// The TCP port on its loopback device whose connections the agent forwards to the host
+    /// ([`crate::relay`]).
     pub port: u16,
     /// Its network device, if it has network access.
     #[serde(default)]
@@ -309,7 +312,8 @@ pub enum Answer {
 pub struct Agent {
     /// The agent's [`crate::VERSION`].
     pub version: u32,
-    /// Differs for each start of an agent: another one means that the last agent died, and its instances with it.
+    /// Differs for each start of an agent: another one means that the last agent died, and its instances with
+    /// it.
     pub agent_id: u64,
     /// `uname -r`.
     pub kernel: String,
@@ -333,8 +337,8 @@ pub enum Event {
         partition: Option<u32>,
         /// How its first process ended.
         reason: ExitReason,
-        /// Pages of it still in use in its partition, and which process holds them. Until they are free no instance can have
-        /// the partition.
+        /// Pages of it still in use in its partition, and which process holds them. Until they are free no
+        /// instance can have the partition.
         #[serde(default)]
         held: Option<String>,
     },

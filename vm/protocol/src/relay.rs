@@ -1,9 +1,11 @@
-//! The relay: forwards connections of functions in the guest to the host, where the worker serves Lambda's Runtime API, over a
-//! virtio-serial port of its own. It also forwards the packets of functions that have network access.
+//! The relay: forwards connections of functions in the guest to the host, where the worker serves Lambda's
+//! Runtime API, over a virtio-serial port of its own. It also forwards the packets of functions that have
+//! network access.
 //!
-//! A frame is a header of eight bytes and at most [`MOST_BYTES`]. The agent opens a stream for each connection that it
-//! accepts for an instance, and either side closes it. Neither side sends more bytes of a stream than it was granted
-//! ([`crate::window`]), so that a slow reader of one stream delays no other stream.
+//! A frame is a header of eight bytes and at most [`MOST_BYTES`]. The agent opens a stream for each
+//! connection that it accepts for an instance, and either side closes it. Neither side sends more bytes of a
+//! stream than it was granted ([`crate::window`]), so that a slow reader of one stream delays no other
+//! stream.
 
 /// The virtio-serial port.
 pub const PORT: &str = "org.mayfly.relay";
@@ -17,7 +19,8 @@ pub const HEADER_BYTES: usize = 8;
 pub enum Kind {
     /// A new stream, from the agent; the bytes are the instance's name.
     Open,
-    /// The same for a stream of packets: each data frame, either way, is one IPv4 packet and may get lost. There are no grants.
+    /// The same for a stream of packets: each data frame, either way, is one IPv4 packet and may get lost.
+    /// There are no grants.
     Link,
     /// Bytes of the stream.
     Data,

@@ -21,7 +21,8 @@ pub struct Stats {
     pub merged: Merged,
 }
 
-/// Pages that the kernel keeps once for all processes that advised them (UPM). With HotMem they lie in the shared partition.
+/// Pages that the kernel keeps once for all processes that advised them (UPM). With HotMem they lie in the
+/// shared partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Merged {
     /// Memory that they occupy.

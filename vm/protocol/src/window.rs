@@ -5,8 +5,9 @@
 //!                ▲                                   │ taken
 //!                └────────────── Grant ◀─────────────┘ in halves of the window
 //! ```
-//! Each direction begins with a credit of [`WINDOW_BYTES`]. The receiver queues data until its reader takes it, then grants the
-//! same amount again. So it never has to stop reading the port that all streams share, and queues at most one window of each.
+//! Each direction begins with a credit of [`WINDOW_BYTES`]. The receiver queues data until its reader takes
+//! it, then grants the same amount again. So it never has to stop reading the port that all streams share,
+//! and queues at most one window of each.
 
 use std::collections::VecDeque;
 

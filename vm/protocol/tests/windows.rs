@@ -1,5 +1,5 @@
-//! Stream windows: in any order of steps all bytes arrive in order, no end queues more than a window, and none waits for ever;
-//! and a peer that ignores its window is detected.
+//! Stream windows: in any order of steps all bytes arrive in order, no end queues more than a window, and
+//! none waits for ever; and a peer that ignores its window is detected.
 
 use std::collections::VecDeque;
 

@@ -1,5 +1,5 @@
-//! Lambda's external extensions: the programs in /opt/extensions, which process 1 of an instance starts beside the runtime. The
-//! worker's sandboxes on the host and instances in a VM use the same code.
+//! Lambda's external extensions: the programs in /opt/extensions, which process 1 of an instance starts
+//! beside the runtime. The worker's sandboxes on the host and instances in a VM use the same code.
 
 use std::fs;
 use std::io::{Error, ErrorKind, Result};
@@ -79,8 +79,9 @@ fn at(what: &str) -> impl Fn(Error) -> Error {
 }
 
 impl Extensions {
-    /// A process has ended with this status of `wait`. Returns the extension that it was, if its end ends the instance: it failed,
-    /// or it was the last one. An extension that has done its work may exit with 0; once the last has, all are done.
+    /// A process has ended with this status of `wait`. Returns the extension that it was, if its end ends the
+    /// instance: it failed, or it was the last one. An extension that has done its work may exit with 0; once
+    /// the last has, all are done.
     pub fn ended(&mut self, process: u32, status: i32) -> Option<String> {
         let index = self.0.iter().position(|(child, _)| *child == process)?;
         let (_, name) = self.0.remove(index);

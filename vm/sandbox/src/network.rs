@@ -1,5 +1,5 @@
-//! The network namespace of an instance: its loopback device, which is down at first, and the TUN device through which packets of
-//! an instance in a VM reach the host.
+//! The network namespace of an instance: its loopback device, which is down at first, and the TUN device
+//! through which packets of an instance in a VM reach the host.
 
 use std::ffi::{CString, c_int, c_short, c_ulong, c_void};
 use std::fs::File;
@@ -21,9 +21,9 @@ pub fn loopback_up() -> Result<()> {
     up(&any_socket()?, "lo")
 }
 
-/// Makes a TUN device of this name and address in this thread's network namespace, and brings it up. A read of the file returns
-/// one packet sent there; a write to it is a packet received there. Neither blocks. The device is removed when the file is
-/// closed.
+/// Makes a TUN device of this name and address in this thread's network namespace, and brings it up. A read
+/// of the file returns one packet sent there; a write to it is a packet received there. Neither blocks. The
+/// device is removed when the file is closed.
 ///
 /// # Errors
 /// There is a device of that name, or this process lacks the capability.

@@ -1,11 +1,14 @@
-//! The seccomp filter of an instance: it allows the system calls that ordinary programs use, and none that manage the machine.
-//! The worker's sandboxes on the host and instances in a VM use the same list.
+//! The seccomp filter of an instance: it allows the system calls that ordinary programs use, and none that
+//! manage the machine. The worker's sandboxes on the host and instances in a VM use the same list.
 //!
-//! Calls that are not listed fail with ENOSYS, as on an older kernel, so that libraries fall back. Left out on purpose: ptrace and reading other processes' memory, keyrings, bpf, perf, io_uring, mounting, namespaces, modules,
-//! clocks, writing out whole file systems (`sync` waits for all disks of the host), and new address families beyond Unix and IP.
+//! Calls that are not listed fail with ENOSYS, as on an older kernel, so that libraries fall back. Left out
+//! on purpose: ptrace and reading other processes' memory, keyrings, bpf, perf, io_uring, mounting,
+//! namespaces, modules, clocks, writing out whole file systems (`sync` waits for all disks of the host), and
+//! new address families beyond Unix and IP.
 //!
-//! Merging pages needs userfaultfd. Only `UFFD_USER_MODE_ONLY` is allowed, which stops no system call: otherwise an instance
-//! could stop the kernel in the middle of a copy, which many exploits of race conditions rely on.
+//! Merging pages needs userfaultfd. Only `UFFD_USER_MODE_ONLY` is allowed, which stops no system call:
+//! otherwise an instance could stop the kernel in the middle of a copy, which many exploits of race
+//! conditions rely on.
 
 use std::collections::BTreeMap;
 
@@ -78,8 +81,8 @@ const USER_MODE_ONLY: u64 = 1;
 /// Input that a terminal would take as typed by its user.
 const TYPE_INTO_TERMINAL: u64 = 0x5412;
 
-/// Calls that choose the NUMA node of memory. They are harmless on the host; in a VM the node is the instance's partition, which
-/// it must not leave.
+/// Calls that choose the NUMA node of memory. They are harmless on the host; in a VM the node is the
+/// instance's partition, which it must not leave.
 const PLACEMENT: &[i64] = &[SYS_set_mempolicy, SYS_mbind];
 
 /// Whether an instance may choose the NUMA node of its memory.

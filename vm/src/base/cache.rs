@@ -1,6 +1,6 @@
-//! The cache under `~/.cache/mayfly`, and when its entries are removed. An entry is named by a hash of all its inputs, so a
-//! change of an input makes another entry. Its modification time is that of its last use, and a process that uses it for
-//! long holds a lock on it.
+//! The cache under `~/.cache/mayfly`, and when its entries are removed. An entry is named by a hash of all
+//! its inputs, so a change of an input makes another entry. Its modification time is that of its last use,
+//! and a process that uses it for long holds a lock on it.
 
 use std::fs::{self, File};
 use std::io;
@@ -9,7 +9,8 @@ use std::time::{Duration, SystemTime};
 
 use tracing::info;
 
-/// Entries used within this time stay, however many: a process may be between finding an entry and locking it.
+/// Entries used within this time stay, however many: a process may be between finding an entry and locking
+/// it.
 const RECENT: Duration = Duration::from_secs(24 * 3600);
 
 /// A shared lock on an entry: no process removes the entry while this lives.
@@ -27,8 +28,8 @@ pub fn hold(entry: &Path) -> io::Result<Held> {
     Ok(Held(file))
 }
 
-/// Removes entries of one kind that no process holds and that were not used of late, except for the last `keep`. Entries that
-/// cannot be removed stay: a cache that is too large is no reason to fail.
+/// Removes entries of one kind that no process holds and that were not used of late, except for the last
+/// `keep`. Entries that cannot be removed stay: a cache that is too large is no reason to fail.
 pub fn prune(folder: &Path, of_kind: impl Fn(&str) -> bool, keep: usize) {
     let mut entries: Vec<_> = fs::read_dir(folder)
         .into_iter()

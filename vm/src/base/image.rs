@@ -13,7 +13,8 @@ use crate::base::error::Error;
 /// The file that names the image's other files.
 const DESCRIPTION: &str = "vm.json";
 
-/// How many images, image parts and kernels of each kind are kept: for two checkouts, each before and after a change.
+/// How many images, image parts and kernels of each kind are kept: for two checkouts, each before and after a
+/// change.
 const KEPT: usize = 4;
 /// How many kernel build trees are kept, of gigabytes each: one for the kernel, one for the debug kernel.
 const KEPT_TREES: usize = 2;
@@ -101,8 +102,8 @@ pub fn latest(kernel: Kernel) -> Result<Image, Error> {
     Image::open(&link)
 }
 
-/// Builds the image with this kernel unless it is cached, and makes it the [`latest`]. The builder prints its progress on
-/// stderr.
+/// Builds the image with this kernel unless it is cached, and makes it the [`latest`]. The builder prints its
+/// progress on stderr.
 ///
 /// # Errors
 /// The builder is not found or fails.
@@ -159,7 +160,8 @@ pub(crate) fn cache_folder() -> Option<PathBuf> {
     Some(cache.join("mayfly"))
 }
 
-/// `vm/image/build` of the source tree that this program was built in, or what `MAYFLY_VM_IMAGE_BUILDER` names.
+/// `vm/image/build` of the source tree that this program was built in, or what `MAYFLY_VM_IMAGE_BUILDER`
+/// names.
 fn builder() -> Result<PathBuf, Error> {
     if let Some(path) = std::env::var_os("MAYFLY_VM_IMAGE_BUILDER") {
         return Ok(PathBuf::from(path));

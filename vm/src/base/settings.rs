@@ -10,11 +10,12 @@ use crate::base::error::Error;
 use crate::base::host_memory::HostMemory;
 use crate::base::image::Image;
 
-/// Linux plugs and unplugs whole memory blocks (HotMem §2.2). On x86-64 a block is 128 MiB unless the machine boots with
-/// 64 GiB or more.
+/// Linux plugs and unplugs whole memory blocks (HotMem §2.2). On x86-64 a block is 128 MiB unless the machine
+/// boots with 64 GiB or more.
 pub const BLOCK_BYTES: u64 = 128 << 20;
 
-/// The virtio-mem driver can leave parts of a block unplugged, in units of a huge page, which is also QEMU's block size.
+/// The virtio-mem driver can leave parts of a block unplugged, in units of a huge page, which is also QEMU's
+/// block size.
 pub const PIECE_BYTES: u64 = 2 << 20;
 
 /// Boot memory for the kernel, the root file system and the agent, before any partition is described.
@@ -57,7 +58,8 @@ pub struct Settings {
     pub layout: Layout,
     /// Memory present at boot, besides partitions. `None`: enough for the layout.
     pub boot_bytes: Option<u64>,
-    /// The most memory that may be plugged, including the shared partition and not boot memory. `None`: all partitions.
+    /// The most memory that may be plugged, including the shared partition and not boot memory. `None`: all
+    /// partitions.
     pub limit_bytes: Option<u64>,
     /// Virtual CPUs.
     pub cpus: u32,
@@ -69,8 +71,8 @@ pub struct Settings {
     pub code: Option<PathBuf>,
     /// What holds its memory.
     pub backing: Backing,
-    /// The guest reports free memory, in units of 2 MiB, and the host discards it until it is used again: memory that
-    /// instances free or merge returns to the host before they end.
+    /// The guest reports free memory, in units of 2 MiB, and the host discards it until it is used again:
+    /// memory that instances free or merge returns to the host before they end.
     pub reports_free_memory: bool,
     /// Added to the kernel's command line.
     pub append: String,
@@ -79,8 +81,8 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Boot memory: as given, or [`BASE_BYTES`], plus the page descriptors of everything that can be plugged (HotMem §5.1:
-    /// 1/64 of it), plus the structures of each node.
+    /// Boot memory: as given, or [`BASE_BYTES`], plus the page descriptors of everything that can be plugged
+    /// (HotMem §5.1: 1/64 of it), plus the structures of each node.
     pub fn boot_bytes(&self) -> u64 {
         self.boot_bytes.unwrap_or_else(|| {
             let hotplug_bytes = match self.layout.mode {

@@ -1,8 +1,9 @@
-//! How QEMU runs the guest's code: by hardware virtualization (KVM) where that works, else by translation (TCG).
+//! How QEMU runs the guest's code: by hardware virtualization (KVM) where that works, else by translation
+//! (TCG).
 //!
-//! `/dev/kvm` may exist and not work (nested virtualization that cannot run a stock kernel). So the guest's kernel itself is
-//! booted as a probe: without a root file system it panics with a message about that, and only if it got that far does KVM
-//! work. The result holds until the host reboots, and is cached in a file.
+//! `/dev/kvm` may exist and not work (nested virtualization that cannot run a stock kernel). So the guest's
+//! kernel itself is booted as a probe: without a root file system it panics with a message about that, and
+//! only if it got that far does KVM work. The result holds until the host reboots, and is cached in a file.
 
 use std::fmt;
 use std::io::Read;

@@ -26,8 +26,9 @@ pub struct AgentClient {
 }
 
 impl AgentClient {
-    /// Takes the host's end of the port. `on_event` is called for each event, in order with the answers: an answer is only
-    /// returned once `on_event` has returned for all events before it. `on_event` must not send requests.
+    /// Takes the host's end of the port. `on_event` is called for each event, in order with the answers: an
+    /// answer is only returned once `on_event` has returned for all events before it. `on_event` must not
+    /// send requests.
     pub fn new(
         stream: UnixStream,
         on_event: impl FnMut(Event) + Send + 'static,

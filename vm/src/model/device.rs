@@ -1,5 +1,5 @@
-//! The virtio-mem devices through which a VM's memory is plugged: the host requests a size of each, and the guest's driver
-//! plugs or unplugs memory to match it.
+//! The virtio-mem devices through which a VM's memory is plugged: the host requests a size of each, and the
+//! guest's driver plugs or unplugs memory to match it.
 
 use vm_protocol::Mode;
 
@@ -10,7 +10,8 @@ use crate::base::settings::{BLOCK_BYTES, Settings};
 pub struct MemoryDevice {
     /// Which device.
     pub device: Device,
-    /// The most that it can plug: whole memory blocks of Linux. A smaller partition uses only part of its last block.
+    /// The most that it can plug: whole memory blocks of Linux. A smaller partition uses only part of its
+    /// last block.
     pub bytes: u64,
     /// The NUMA node of its memory in the guest.
     pub node: u32,

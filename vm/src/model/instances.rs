@@ -1,5 +1,5 @@
-//! Instances: spawn, stop, wait. The host chooses the partition. After an ambiguous answer the recovery thread finds out
-//! whether the instance runs.
+//! Instances: spawn, stop, wait. The host chooses the partition. After an ambiguous answer the recovery
+//! thread finds out whether the instance runs.
 
 use std::time::{Duration, Instant};
 
@@ -138,8 +138,8 @@ impl<H: Hypervisor + ?Sized> Partitions<H> {
             }
             Err(error) => return Err(error),
         };
-        // The agent sends the Exited event before this answer. If none came, that agent died; then only this partition may
-        // be changed, for another instance may have the name by now.
+        // The agent sends the Exited event before this answer. If none came, that agent died; then only this
+        // partition may be changed, for another instance may have the name by now.
         self.record.write(|state| match number {
             Some(number) if state.partitions[number as usize].state.instance() == Some(instance) => {
                 state.exited(instance, reason.clone());

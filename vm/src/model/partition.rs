@@ -40,7 +40,8 @@ pub enum State {
     },
     /// Being unplugged. No instance can be started in it.
     Unplugging,
-    /// Its instance has ended, and pages of it are still in use. No instance can be started in it until they are free.
+    /// Its instance has ended, and pages of it are still in use. No instance can be started in it until they
+    /// are free.
     Held {
         /// Which pages are in use, and by which process if the agent can find out.
         why: String,
@@ -134,8 +135,8 @@ pub struct Partition {
     pub number: u32,
     /// Its state.
     pub state: State,
-    /// A thread operates on it. The recovery thread finishes the operation on a partition that is plugging, draining or
-    /// unplugging and has no such thread.
+    /// A thread operates on it. The recovery thread finishes the operation on a partition that is plugging,
+    /// draining or unplugging and has no such thread.
     pub driven: bool,
 }
 

@@ -1,9 +1,10 @@
-//! The partitions of a VM, and the guard that lets one thread at a time operate on a partition. The operations are in
-//! [`crate::model::plug`] (plug, unplug) and [`crate::model::instances`] (spawn, stop, wait).
+//! The partitions of a VM, and the guard that lets one thread at a time operate on a partition. The
+//! operations are in [`crate::model::plug`] (plug, unplug) and [`crate::model::instances`] (spawn, stop,
+//! wait).
 //!
-//! The rule that keeps a partition from leaking: the thread that operates on one holds a [`PartitionGuard`]. If the guard
-//! is dropped while the partition is in transition (plugging, draining, unplugging), the partition is abandoned, and the
-//! recovery thread finishes the operation.
+//! The rule that keeps a partition from leaking: the thread that operates on one holds a [`PartitionGuard`].
+//! If the guard is dropped while the partition is in transition (plugging, draining, unplugging), the
+//! partition is abandoned, and the recovery thread finishes the operation.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -32,7 +33,8 @@ pub(crate) struct Partitions<H: ?Sized> {
     pub(crate) layout: Layout,
     pub(crate) patience: Duration,
     pub(crate) limit_bytes: u64,
-    /// Mode `plain`, with one device for all partitions: which of them are plugged. Locked while the device is resized.
+    /// Mode `plain`, with one device for all partitions: which of them are plugged. Locked while the device
+    /// is resized.
     pub(crate) plain: Mutex<Vec<bool>>,
     pub(crate) hypervisor: H,
 }
@@ -78,7 +80,8 @@ impl<H: Hypervisor> Partitions<H> {
 }
 
 impl<H: Hypervisor + ?Sized> Partitions<H> {
-    /// Sends a request to the agent; if the agent dies, sends it to its successor. Only for idempotent requests.
+    /// Sends a request to the agent; if the agent dies, sends it to its successor. Only for idempotent
+    /// requests.
     pub(crate) fn ask_until(&self, op: Operation, deadline: Instant, what: &str) -> Result<Answer, Error> {
         loop {
             let up = self.record.wait(deadline, |state| match state.agent {

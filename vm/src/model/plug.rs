@@ -1,6 +1,6 @@
-//! Plug and unplug (HotMem §4.1): the host sets a device's size in QEMU, waits until the guest has followed, and has the
-//! agent confirm it. The agent must confirm because a device's size changes before plugged memory is online, and before
-//! the guest has finished with unplugged memory.
+//! Plug and unplug (HotMem §4.1): the host sets a device's size in QEMU, waits until the guest has followed,
+//! and has the agent confirm it. The agent must confirm because a device's size changes before plugged memory
+//! is online, and before the guest has finished with unplugged memory.
 
 use std::time::{Duration, Instant};
 
@@ -88,7 +88,8 @@ impl<H: Hypervisor + ?Sized> Partitions<H> {
         let prepare_ns = elapsed_ns(started);
         match self.shrink(number, deadline) {
             Ok(shrink_ns) => {
-                // In mode `nodes` the agent takes memory offline; elsewhere the device's driver does, within `shrink_ns`.
+                // In mode `nodes` the agent takes memory offline; elsewhere the device's driver does, within
+                // `shrink_ns`.
                 let offline_ns = if self.layout.mode == Mode::Nodes { prepare_ns } else { 0 };
                 let device_ns = offline_ns + shrink_ns;
                 let total_ns = elapsed_ns(started);
@@ -122,7 +123,8 @@ impl<H: Hypervisor + ?Sized> Partitions<H> {
         }
     }
 
-    /// Plugs a whole partition. Returns the time until QEMU had it plugged, and until the agent saw it online.
+    /// Plugs a whole partition. Returns the time until QEMU had it plugged, and until the agent saw it
+    /// online.
     fn grow(&self, number: u32, deadline: Instant) -> Result<(u64, u64), Error> {
         if self.has_nodes() {
             return self.plug_device(

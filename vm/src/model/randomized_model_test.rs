@@ -1,6 +1,6 @@
-//! Random plugs, spawns, stops, unplugs, exits, deaths and failures, from one thread and from three, against a simulated VM:
-//! in every case the host never unplugs a used partition, and nothing leaks. When QEMU dies in between, every call returns,
-//! and every partition is absent.
+//! Random plugs, spawns, stops, unplugs, exits, deaths and failures, from one thread and from three, against
+//! a simulated VM: in every case the host never unplugs a used partition, and nothing leaks. When QEMU dies
+//! in between, every call returns, and every partition is absent.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -130,7 +130,8 @@ fn start() -> (Arc<Partitions<SimulatedVm>>, std::thread::JoinHandle<()>) {
     (partitions, recovery)
 }
 
-/// Ends the faults, waits until no partition is in transition, then compares the host's record with the true state.
+/// Ends the faults, waits until no partition is in transition, then compares the host's record with the true
+/// state.
 fn settle(partitions: &Partitions<SimulatedVm>) -> Result<(), TestCaseError> {
     partitions.hypervisor.truth.lock().unwrap().faults.clear();
     partitions.hypervisor.agent_returns();
@@ -161,7 +162,8 @@ fn settle(partitions: &Partitions<SimulatedVm>) -> Result<(), TestCaseError> {
     let state = partitions.record.read();
     let states: Vec<_> = state.partitions.iter().map(|partition| partition.state.clone()).collect();
     prop_assert!(quiet.is_some(), "never settled: {states:?}, {:?}", state.agent);
-    // The recovery thread may be asking about held partitions: do not hold the record while waiting for the truth.
+    // The recovery thread may be asking about held partitions: do not hold the record while waiting for the
+    // truth.
     drop(state);
     let truth = partitions.hypervisor.truth.lock().unwrap();
     prop_assert!(truth.wrong.is_empty(), "{:?}", truth.wrong);

@@ -1,7 +1,8 @@
-//! The host's record of a VM: whether its agent answers, the state of each partition, and the instance in each.
+//! The host's record of a VM: whether its agent answers, the state of each partition, and the instance in
+//! each.
 //!
-//! The threads that read from QEMU and from the agent record events as they arrive, and wait for nothing but the lock.
-//! Operations record what they are about to do before they do it.
+//! The threads that read from QEMU and from the agent record events as they arrive, and wait for nothing but
+//! the lock. Operations record what they are about to do before they do it.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Condvar, Mutex, MutexGuard};
@@ -108,8 +109,8 @@ impl Record {
         }
     }
 
-    /// QEMU reports that an agent opened its port. The agent itself sends Ready on another connection; either may come
-    /// first.
+    /// QEMU reports that an agent opened its port. The agent itself sends Ready on another connection; either
+    /// may come first.
     pub(crate) fn agent_connected(&self) {
         self.write(|state| {
             if let AgentLink::Down(_) = state.agent {

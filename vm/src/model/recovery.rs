@@ -1,5 +1,6 @@
-//! The recovery thread finishes operations that a failure has interrupted. It greets each new agent, stops instances that
-//! may still run in draining partitions, and unplugs partitions whose plug or unplug was abandoned, until it succeeds.
+//! The recovery thread finishes operations that a failure has interrupted. It greets each new agent, stops
+//! instances that may still run in draining partitions, and unplugs partitions whose plug or unplug was
+//! abandoned, until it succeeds.
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -74,7 +75,8 @@ impl<H: Hypervisor + ?Sized> Partitions<H> {
         }
     }
 
-    /// Asks the agent about each held partition: its Released event may have come before the host knew of the hold.
+    /// Asks the agent about each held partition: its Released event may have come before the host knew of the
+    /// hold.
     fn refresh_all_held(&self) {
         let is_held =
             |partition: &&Partition| matches!(partition.state, State::Held { .. }) && !partition.driven;
@@ -95,7 +97,8 @@ impl<H: Hypervisor + ?Sized> Partitions<H> {
         }
     }
 
-    /// Why an unused partition is not empty: `Some(None)` if it is empty, `None` if the agent does not answer.
+    /// Why an unused partition is not empty: `Some(None)` if it is empty, `None` if the agent does not
+    /// answer.
     fn why_held(&self, number: u32) -> Option<Option<String>> {
         let (bytes, timeout_ms) = (self.layout.bytes_of(number), 0);
         let op = Operation::PlugConfirm { partition: Some(number), bytes, timeout_ms };

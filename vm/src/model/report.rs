@@ -23,8 +23,9 @@ pub struct Unplugged {
     pub partition: u32,
     /// Before the request to QEMU: the agent checks that it is empty and, in mode `nodes`, takes it offline.
     pub prepare_ns: u64,
-    /// From the request to QEMU until the guest's driver had released all of it and QEMU had discarded it: the paper's
-    /// unplug latency (HotMem §5.4). In mode `nodes` from the start of the check, because the agent takes memory offline.
+    /// From the request to QEMU until the guest's driver had released all of it and QEMU had discarded it:
+    /// the paper's unplug latency (HotMem §5.4). In mode `nodes` from the start of the check, because the
+    /// agent takes memory offline.
     pub device_ns: u64,
     /// Until the agent saw none of it online, from the start of the check.
     pub total_ns: u64,

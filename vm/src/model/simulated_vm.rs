@@ -1,6 +1,6 @@
-//! A simulated VM for tests. It has the true state: the size of each device, the memory that is online, the instances in
-//! each partition. A fault makes one request fail: not carried out, carried out without an answer or too late, or the agent
-//! dies before or after it.
+//! A simulated VM for tests. It has the true state: the size of each device, the memory that is online, the
+//! instances in each partition. A fault makes one request fail: not carried out, carried out without an
+//! answer or too late, or the agent dies before or after it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -42,7 +42,8 @@ pub(crate) struct Truth {
     pub(crate) online: BTreeMap<u32, u64>,
     /// With their partitions.
     pub(crate) instances: BTreeMap<String, Vec<u32>>,
-    /// Partitions whose instance has passed pages on (through a pipe, say), and partitions held by such pages.
+    /// Partitions whose instance has passed pages on (through a pipe, say), and partitions held by such
+    /// pages.
     pub(crate) leaking: BTreeSet<u32>,
     pub(crate) held: BTreeSet<u32>,
     late: Vec<Operation>,
@@ -73,7 +74,8 @@ impl Truth {
         Err(AskError::Refused(Refusal { kind, message: format!("{kind:?}") }))
     }
 
-    /// Carries out a request as the agent would; returns the answer and the events that the agent sends before it.
+    /// Carries out a request as the agent would; returns the answer and the events that the agent sends
+    /// before it.
     fn carry_out(&mut self, op: &Operation) -> (Result<Answer, AskError>, Vec<Event>) {
         let mut events = Vec::new();
         let online = |bytes: u64, held: Option<String>| {

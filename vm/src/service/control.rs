@@ -1,7 +1,7 @@
 //! The control socket of a VM's supervisor: how other processes reach a VM.
 //!
-//! One line of JSON for each request and each answer. The socket is its owner's alone (mode 0600, in a folder of mode
-//! 0700); its name is the VM's.
+//! One line of JSON for each request and each answer. The socket is its owner's alone (mode 0600, in a folder
+//! of mode 0700); its name is the VM's.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -102,8 +102,8 @@ pub enum Reply {
     Error(String),
 }
 
-/// The folder of the control sockets: `$XDG_RUNTIME_DIR/mayfly/vm`, `/run/mayfly/vm` for root, or one of the user's own
-/// in the folder for temporary files.
+/// The folder of the control sockets: `$XDG_RUNTIME_DIR/mayfly/vm`, `/run/mayfly/vm` for root, or one of the
+/// user's own in the folder for temporary files.
 ///
 /// # Errors
 /// It cannot be made, or belongs to another user.

@@ -45,7 +45,8 @@ impl Name {
                     "a VM {name} runs already: choose another name with --name, or end it with: mayfly vm down --vm {name}"
                 )));
             }
-            // A process that lists VMs removes unlocked files, perhaps this one between its creation and its lock.
+            // A process that lists VMs removes unlocked files, perhaps this one between its creation and its
+            // lock.
             let inode = |about: std::fs::Metadata| about.ino();
             if std::fs::metadata(&lock).map(inode).ok() == held.metadata().map(inode).ok() {
                 break held;
@@ -73,8 +74,8 @@ enum Ending {
     Ended(String),
 }
 
-/// Boots a VM, calls `on_ready`, and serves its control socket until the VM ends, or a command or a signal requests its end.
-/// Returns the reason. Clients that connect during boot are answered once it has finished.
+/// Boots a VM, calls `on_ready`, and serves its control socket until the VM ends, or a command or a signal
+/// requests its end. Returns the reason. Clients that connect during boot are answered once it has finished.
 ///
 /// # Errors
 /// The VM does not come up, or ended by itself.

@@ -22,10 +22,10 @@ use crate::model::recovery;
 use crate::model::report::{GuestStatus, Memory, Plugged, Spawned, Status, Unplugged};
 use crate::service::control::Output;
 
-/// Linux patches its own code while it runs: it writes a breakpoint over the instruction, then the new instruction over the
-/// breakpoint. QEMU's multi-threaded translation may still run the breakpoint after it was removed; Linux then finds none
-/// registered there and panics. It patches most during boot: about one boot in 40 ends so under translation. The guest is
-/// not at fault.
+/// Linux patches its own code while it runs: it writes a breakpoint over the instruction, then the new
+/// instruction over the breakpoint. QEMU's multi-threaded translation may still run the breakpoint after it
+/// was removed; Linux then finds none registered there and panics. It patches most during boot: about one
+/// boot in 40 ends so under translation. The guest is not at fault.
 const STALE_BREAKPOINT: &str = "Oops: int3";
 
 /// QEMU's monitor closes before QEMU has ended: the kernel frees the guest's memory in between.
@@ -47,11 +47,12 @@ pub struct Vm {
 }
 
 impl Vm {
-    /// Starts a VM and waits until its agent answers and the shared partition is plugged (HotMem §4: it is the only one
-    /// populated at boot).
+    /// Starts a VM and waits until its agent answers and the shared partition is plugged (HotMem §4: it is
+    /// the only one populated at boot).
     ///
     /// # Errors
-    /// A setting is wrong, something is missing, the host has too little memory, or the guest does not come up.
+    /// A setting is wrong, something is missing, the host has too little memory, or the guest does not come
+    /// up.
     pub fn boot(settings: &Settings) -> Result<Vm, Error> {
         settings.check()?;
         // Another user's image cannot be marked as used, and this user does not remove it.
@@ -150,12 +151,14 @@ impl Vm {
     /// Plugs the partition of that number, or the first absent one.
     ///
     /// # Errors
-    /// It is plugged already, the guest is down, or there is too little memory. A part that was plugged is unplugged again.
+    /// It is plugged already, the guest is down, or there is too little memory. A part that was plugged is
+    /// unplugged again.
     pub fn plug(&self, partition: Option<u32>) -> Result<Plugged, Error> {
         self.partitions.plug(partition)
     }
 
-    /// Starts an instance in a partition, all its threads and children included (HotMem §4, "Handling forks").
+    /// Starts an instance in a partition, all its threads and children included (HotMem §4, "Handling
+    /// forks").
     ///
     /// # Errors
     /// The partition is not ready, or the program cannot be started.
@@ -163,7 +166,8 @@ impl Vm {
         self.partitions.spawn(memory, spawn)
     }
 
-    /// Stops an instance: SIGTERM, and SIGKILL after `grace`. Then its partition is ready for the next one, or to be unplugged.
+    /// Stops an instance: SIGTERM, and SIGKILL after `grace`. Then its partition is ready for the next one,
+    /// or to be unplugged.
     ///
     /// # Errors
     /// No such instance, or the guest does not do it in time. Then the recovery thread goes on.
@@ -183,8 +187,8 @@ impl Vm {
     /// Unplugs an empty partition.
     ///
     /// # Errors
-    /// It is used or absent, or the guest does not unplug it in time. Then it is plugged whole again, or the recovery thread
-    /// goes on.
+    /// It is used or absent, or the guest does not unplug it in time. Then it is plugged whole again, or the
+    /// recovery thread goes on.
     pub fn unplug(&self, partition: u32) -> Result<Unplugged, Error> {
         self.partitions.unplug(partition)
     }
@@ -254,7 +258,8 @@ impl Vm {
         }
     }
 
-    /// The host's end of the relay that confined instances connect to ([`vm_protocol::relay`]); `None` from the second call on.
+    /// The host's end of the relay that confined instances connect to ([`vm_protocol::relay`]); `None` from
+    /// the second call on.
     pub fn take_relay(&self) -> Option<UnixStream> {
         self.relay.lock().expect("no panic under this lock").take()
     }

@@ -1,8 +1,9 @@
 //! Forwards connections of confined instances to the host (vm-protocol's `relay`).
 //!
-//! Each such instance has a network namespace with a loopback device, and a TUN device if it has network access. The agent
-//! listens on the loopback device, so the instance reaches one service of the host and nothing else. A reader and a writer
-//! thread serve each connection; each waits until there is room in the receiver's window.
+//! Each such instance has a network namespace with a loopback device, and a TUN device if it has network
+//! access. The agent listens on the loopback device, so the instance reaches one service of the host and
+//! nothing else. A reader and a writer thread serve each connection; each waits until there is room in the
+//! receiver's window.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -43,8 +44,8 @@ pub struct Streams {
     next: AtomicU32,
 }
 
-/// Listens for one instance. It is dropped when the instance's processes have ended. That closes its connections, because data
-/// that they have sent may lie in the instance's memory until it is read.
+/// Listens for one instance. It is dropped when the instance's processes have ended. That closes its
+/// connections, because data that they have sent may lie in the instance's memory until it is read.
 pub struct Listener {
     listener: TcpListener,
     relay: Arc<Streams>,
@@ -243,8 +244,8 @@ pub struct Ends {
     pub tunnel: Option<File>,
 }
 
-/// Starts a command in PID and network namespaces of its own, as their first process. There `port` leads to the host; with an
-/// `address` there is a TUN device, too.
+/// Starts a command in PID and network namespaces of its own, as their first process. There `port` leads to
+/// the host; with an `address` there is a TUN device, too.
 pub fn spawn_in_namespaces(
     mut command: Command,
     port: Option<u16>,
@@ -253,7 +254,8 @@ pub fn spawn_in_namespaces(
     // In a thread of its own, which ends here, because a change of namespaces is the thread's.
     let outcome = std::thread::scope(|scope| {
         let spawn = move || {
-            // SAFETY: changes only this thread's network and its children's PID namespace; no descriptor table is unshared.
+            // SAFETY: changes only this thread's network and its children's PID namespace; no descriptor
+            // table is unshared.
             unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET | UnshareFlags::NEWPID)? };
             network::loopback_up()?;
             let listener = port.map(|port| TcpListener::bind(("127.0.0.1", port))).transpose()?;

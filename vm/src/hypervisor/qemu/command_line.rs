@@ -17,12 +17,13 @@ pub(super) const AGENT_PORT: &str = "agent-port";
 /// The first PCI slot for virtio-mem devices; eight functions a slot, up to slot 31.
 const FIRST_MEMORY_SLOT: u32 = 6;
 
-/// QEMU's own seccomp filter, on all its threads. A guest that has broken out of a device's emulation can then not start
-/// programs, change user, set CPU affinity or priorities, or make system calls that QEMU never makes.
+/// QEMU's own seccomp filter, on all its threads. A guest that has broken out of a device's emulation can
+/// then not start programs, change user, set CPU affinity or priorities, or make system calls that QEMU never
+/// makes.
 const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
 
-/// The arguments for QEMU. The descriptors are those of monitor, agent port, console and relay. The files have the paths at
-/// which QEMU, once confined, finds them.
+/// The arguments for QEMU. The descriptors are those of monitor, agent port, console and relay. The files
+/// have the paths at which QEMU, once confined, finds them.
 pub(super) fn arguments(
     settings: &Settings,
     accelerator: Accelerator,
@@ -114,8 +115,8 @@ fn memory(backing: Backing, id: &str, bytes: u64) -> String {
 
 fn kernel_command_line(settings: &Settings) -> String {
     let layout = &settings.layout;
-    // With memory above 4 GiB Linux would reserve 64 MiB of bounce buffers for devices that cannot reach it; virtio reaches
-    // all memory.
+    // With memory above 4 GiB Linux would reserve 64 MiB of bounce buffers for devices that cannot reach it;
+    // virtio reaches all memory.
     let words = "console=ttyS0 quiet panic=-1 oops=panic memhp_default_state=online_movable swiotlb=noforce";
     let mut words = vec![words.to_string()];
     if layout.mode == Mode::Hotmem {

@@ -1,5 +1,5 @@
-//! QEMU's confinement on the host, besides its seccomp filter ([`super::command_line`]). If the supervisor is root, a guest
-//! that has broken out through a device's emulation is still confined:
+//! QEMU's confinement on the host, besides its seccomp filter ([`super::command_line`]). If the supervisor is
+//! root, a guest that has broken out through a device's emulation is still confined:
 //!
 //! - It runs as a user that owns nothing, a different one for each VM.
 //! - Its root has programs, libraries and the VM's own files, and nothing else.
@@ -23,8 +23,8 @@ use crate::base::error::Error;
 use crate::base::settings::Settings;
 use crate::hypervisor::accelerator::Accelerator;
 
-/// QEMU's user is this plus its process id, so no other process has it meanwhile. systemd and containers do not use these
-/// numbers.
+/// QEMU's user is this plus its process id, so no other process has it meanwhile. systemd and containers do
+/// not use these numbers.
 const FIRST_USER: u32 = 0x7000_0000;
 
 /// The new root is mounted on this folder, which every host has. Other processes do not see the mount.
@@ -69,8 +69,8 @@ pub(super) struct Confinement {
     mounts: Vec<(PathBuf, PathBuf)>,
 }
 
-/// How QEMU is confined, and the paths at which it finds its files. No confinement if the supervisor has no privileges to
-/// drop.
+/// How QEMU is confined, and the paths at which it finds its files. No confinement if the supervisor has no
+/// privileges to drop.
 ///
 /// # Errors
 /// QEMU's user could not read a file.
@@ -113,7 +113,8 @@ pub(super) fn plan(
     Ok((Some(Confinement { group, mounts }), files))
 }
 
-/// Gives this process a user of its own, with one group. Called between fork and exec: makes only system calls.
+/// Gives this process a user of its own, with one group. Called between fork and exec: makes only system
+/// calls.
 pub(super) fn become_user(group: Option<u32>) -> io::Result<()> {
     let user = FIRST_USER + std::process::id();
     let group = group.unwrap_or(user);

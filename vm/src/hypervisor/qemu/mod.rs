@@ -1,9 +1,9 @@
-//! QEMU as a [`Hypervisor`]: its process, from start to end. Submodules have its command line, its monitor, and its
-//! confinement on the host.
+//! QEMU as a [`Hypervisor`]: its process, from start to end. Submodules have its command line, its monitor,
+//! and its confinement on the host.
 //!
-//! Monitor, agent port and console are socket pairs that QEMU inherits: they are not in the file system, no other process
-//! can connect to them, and nothing is left to clean up. The kernel kills QEMU when the thread that started it ends
-//! (PR_SET_PDEATHSIG), so that thread waits for QEMU's end.
+//! Monitor, agent port and console are socket pairs that QEMU inherits: they are not in the file system, no
+//! other process can connect to them, and nothing is left to clean up. The kernel kills QEMU when the thread
+//! that started it ends (PR_SET_PDEATHSIG), so that thread waits for QEMU's end.
 
 use std::io::Read;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -211,8 +211,8 @@ fn spawn_thread(name: &str, work: impl FnOnce() + Send + 'static) -> Result<Join
     started.map_err(|error| Error::Failed(format!("cannot start a thread: {error}")))
 }
 
-/// In the child, after its change of user: keeps the sockets open over exec, has the kernel kill it with the parent, and
-/// sets no_new_privs.
+/// In the child, after its change of user: keeps the sockets open over exec, has the kernel kill it with the
+/// parent, and sets no_new_privs.
 fn inherit_and_die_with(parent: u32, descriptors: [RawFd; 4]) -> std::io::Result<()> {
     for descriptor in descriptors {
         // SAFETY: changes a flag of a descriptor that this process has.

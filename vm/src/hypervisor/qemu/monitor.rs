@@ -23,7 +23,8 @@ pub struct Monitor {
 struct Connection {
     writer: UnixStream,
     answers: Receiver<qapi::CommandResult<RawCommand>>,
-    /// A command timed out. Its answer may still arrive and be taken for a later one's, so no more commands are sent.
+    /// A command timed out. Its answer may still arrive and be taken for a later one's, so no more commands
+    /// are sent.
     broken: bool,
 }
 
@@ -38,8 +39,8 @@ impl Command for RawCommand {
 }
 
 impl Monitor {
-    /// Takes the host's end of the monitor and negotiates capabilities. `on_event` is called for each event and must not send
-    /// commands.
+    /// Takes the host's end of the monitor and negotiates capabilities. `on_event` is called for each event
+    /// and must not send commands.
     ///
     /// # Errors
     /// QEMU ends or does not answer.
