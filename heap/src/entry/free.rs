@@ -62,7 +62,7 @@ fn free_otherwise(heap: &'static Heap, address: usize, from: ReturnSlot) {
     count(heap);
 }
 
-/// Runs maintenance after every [`maintenance::count_free`]d number of frees.
+/// Counts a slow free, and runs maintenance when it is time.
 #[inline]
 fn count(heap: &'static Heap) {
     if heap.id.get() != 0 && maintenance::count_free(heap) {
