@@ -1,4 +1,5 @@
-//! Container images as functions (`PackageType: Image`): found, checked, and unpacked into a folder that becomes the root of instances.
+//! Container images as functions (`PackageType: Image`): found, checked, and unpacked into a folder that
+//! becomes the root of instances.
 //!
 //! ```text
 //!   ImageUri ─► reference ─► files (folder, archive, registry) ─► manifest: which image, which layers
@@ -15,6 +16,7 @@ mod reference;
 mod registry;
 mod tree;
 
+use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -34,10 +36,12 @@ const ENTRIES: usize = 1_000_000;
 
 /// The most bytes of an image: of a file that is fetched, and of all layers unpacked.
 pub const IMAGE_BYTES: u64 = 10 << 30;
-/// Folders in one another in code and images, so that a walk through them needs a bounded stack and few open files.
+/// Folders in one another in code and images, so that a walk through them needs a bounded stack and few
+/// open files.
 pub const FOLDER_DEPTH: usize = 200;
 
-/// Fetches a file from a registry: its address, the path, what is accepted, the most bytes, and where they go.
+/// Fetches a file from a registry: its address, the path, what is accepted, the most bytes, and where they
+/// go.
 pub type Fetch = fn(SocketAddr, &str, &str, u64, &mut (dyn Write + Send)) -> Result<()>;
 
 /// What callers may name, other than the operator.
@@ -87,6 +91,26 @@ pub struct Opened {
     layers: Vec<manifest::Layer>,
 }
 
+/// Why an image cannot be used; each holds the line for people.
+#[derive(Debug)]
+pub enum Error {
+    /// `ImageUri` names nothing that can be an image.
+    BadReference(anyhow::Error),
+    /// The image is missing, not allowed, or its description is wrong.
+    NotUsable(anyhow::Error),
+    /// Its layers are not what its description promises, or cannot be unpacked.
+    BadLayers(anyhow::Error),
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (Error::BadReference(error) | Error::NotUsable(error) | Error::BadLayers(error)) = self;
+        write!(f, "{error:#}")
+    }
+}
+
+impl std::error::Error for Error {}
+
 /// Finds an image. `place` is for what comes from a registry, by `fetch`.
 ///
 /// # Errors
@@ -97,15 +121,15 @@ pub fn open(
     base: Option<&Path>,
     place: &Path,
     fetch: Fetch,
-) -> Result<Opened> {
-    let reference = Reference::parse(uri, base)?;
+) -> Result<Opened, Error> {
+    let reference = Reference::parse(uri, base).map_err(Error::BadReference)?;
     let found = || -> Result<Opened> {
         let files = Files::open(&reference, allowed, place, fetch)?;
         let Found { id, description, layers } = files.find(&reference)?;
         let image = started(uri, description.config.as_ref())?;
         Ok(Opened { image, files, id, layers })
     };
-    found().with_context(|| format!("ImageUri: {}", shown(uri)))
+    found().with_context(|| format!("ImageUri: {}", shown(uri))).map_err(Error::NotUsable)
 }
 
 impl Opened {
@@ -118,9 +142,9 @@ impl Opened {
     ///
     /// # Errors
     /// What is wrong with it, and in which layer.
-    pub fn unpack(&self, folder: &Path) -> Result<()> {
+    pub fn unpack(&self, folder: &Path) -> Result<(), Error> {
         let unpacked = unpack(&self.files, &self.layers, folder, IMAGE_BYTES);
-        unpacked.with_context(|| format!("ImageUri: {}", shown(&self.image.uri)))
+        unpacked.with_context(|| format!("ImageUri: {}", shown(&self.image.uri))).map_err(Error::BadLayers)
     }
 }
 

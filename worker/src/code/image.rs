@@ -1,5 +1,5 @@
-//! Code that is a container image: the operator's stay in the cache, named after their digests; callers' go with the last function that
-//! has them.
+//! Code that is a container image: the operator's stay in the cache, named after their digests; callers' go
+//! with the last function that has them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,7 +13,7 @@ use anyhow::{Context, Result, anyhow};
 use super::{Code, Unpacked, new_folder};
 use crate::base::error::ApiError;
 use crate::http::client;
-use worker_image::{Allowed, Opened};
+use worker_image::{Allowed, Error, Opened};
 use worker_system::lock::lock;
 
 /// Callers' images that are unpacked now, by digest.
@@ -34,8 +34,8 @@ impl Images {
 }
 
 impl Code {
-    /// An image that the operator has named, relative to `base`. It is unpacked below `cache`, once and for good; `place` is on the same
-    /// file system.
+    /// An image that the operator has named, relative to `base`. It is unpacked below `cache`, once and for
+    /// good; `place` is on the same file system.
     ///
     /// # Errors
     /// What is wrong with it.
@@ -58,8 +58,8 @@ impl Code {
         Ok(Code { folder: root.canonicalize()?, ..Code::of(opened, None) })
     }
 
-    /// An image that a caller has named. Where a function has the same one, it is not unpacked again. `may_go` says whether it goes with its
-    /// last user.
+    /// An image that a caller has named. Where a function has the same one, it is not unpacked again.
+    /// `may_go` says whether it goes with its last user.
     ///
     /// # Errors
     /// What is wrong with it.
@@ -70,7 +70,6 @@ impl Code {
         place: &Path,
         may_go: Option<&Arc<AtomicBool>>,
     ) -> Result<Code, ApiError> {
-        let refused = |error: anyhow::Error| ApiError::invalid_parameter(format!("{error:#}"));
         let opened = worker_image::open(uri, Some(allowed), None, place, client::fetch).map_err(refused)?;
         if let Some(known) = images.known(opened.digest()) {
             return Ok(Code::of(opened, Some(known)));
@@ -86,5 +85,14 @@ impl Code {
         let folder = unpacked.as_ref().map(|unpacked| unpacked.folder.clone()).unwrap_or_default();
         // Lambda says nothing of an image's size either.
         Code { folder, sha256: opened.digest().into(), size_bytes: 0, image: Some(opened.image), unpacked }
+    }
+}
+
+/// The API's error for a caller's image that cannot be used: Lambda blames each of these on the parameter.
+fn refused(error: Error) -> ApiError {
+    match error {
+        Error::BadReference(_) | Error::NotUsable(_) | Error::BadLayers(_) => {
+            ApiError::invalid_parameter(error.to_string())
+        }
     }
 }
