@@ -8,9 +8,9 @@
 //!                                        └──────────────── Runtime API ◄───────────────┘
 //! ```
 //!
-//! Folders are layers, declared here from the bottom up. Each imports only from those before it, and no modules
-//! import one another in a circle (`tests/modules` checks both). In `sandbox`, containers and VMs import nothing
-//! of each other; nor do `sandbox` and `state`.
+//! Folders are layers, declared here from the bottom up. Each imports only from those before it, and no
+//! modules import one another in a circle (`tests/modules` checks both). In `sandbox`, containers and VMs
+//! import nothing of each other; nor do `sandbox` and `state`.
 //!
 //! | layer | its work |
 //! | --- | --- |
@@ -27,9 +27,10 @@
 //! | [`api`] | the Lambda API, function URLs, metrics, logs, the page |
 //! | [`service`] | the process: start, template, signals, handover, end |
 //!
-//! Beside it are crates that import nothing of the worker: `worker/pool` decides which instance serves which request,
-//! `worker/image` reads container images, `worker/container` runs what is inside a container, `worker/page` draws the
-//! page, `worker/system` has what they and the worker need of the operating system. `worker/load` calls a worker.
+//! Beside it are crates that import nothing of the worker. `worker/pool` decides which instance serves
+//! which request. `worker/image` reads container images, `worker/container` runs what is inside a
+//! container, `worker/page` draws the page. `worker/system` has what they and the worker need of the
+//! operating system. `worker/load` calls a worker.
 
 pub mod base {
     //! What every other layer uses: errors of the API, limits, names, times, memory of processes.
@@ -54,7 +55,8 @@ pub mod invocation {
 pub(crate) mod code;
 
 pub mod function {
-    //! What a function is: its settings, its versions, and the template that declares it. Also what a worker is started with.
+    //! What a function is: its settings, its versions, and the template that declares it. Also what a
+    //! worker is started with.
     pub(crate) mod definition;
     pub(crate) mod event_config;
     pub(crate) mod settings;

@@ -1,7 +1,7 @@
 //! Limits of memory, processes and processor share, by cgroups: version 2, or 1 where the host has only that.
 //!
-//! All instances of a worker lie below one folder, `mayfly-worker-PID-...`, so that the next worker can take away what one
-//! that was killed has left.
+//! All instances of a worker lie below one folder, `mayfly-worker-PID-...`, so that the next worker can
+//! take away what one that was killed has left.
 
 use std::fs::{self, File};
 use std::io;
@@ -260,8 +260,8 @@ impl Cgroup {
             if self.remove() {
                 return;
             }
-            // A process listed in this cgroup is one of this sandbox's; had it ended since, its number could be another's only after
-            // the kernel has used up all numbers.
+            // A process listed in this cgroup is one of this sandbox's; had it ended since, its number
+            // could be another's only after the kernel has used up all numbers.
             for process in self.processes().into_iter().filter_map(Pid::from_raw) {
                 let _ = kill_process(process, Signal::KILL);
             }

@@ -1,13 +1,14 @@
-//! Where an instance's /tmp lies: on the host's disk, as Lambda has it. A full one is ENOSPC to the function, and nothing of
-//! it is counted as memory but what the kernel caches and may drop.
+//! Where an instance's /tmp lies: on the host's disk, as Lambda has it. A full one is ENOSPC to the
+//! function, and nothing of it is counted as memory but what the kernel caches and may drop.
 //!
-//! Each instance has a file system of its own, ext4 without a journal, in a file of `EphemeralStorage` MiB and what ext4
-//! needs for itself. One such file is made for each size (`mke2fs`, 25 ms); an instance gets a copy, of which only 60 KiB
-//! are no hole. The copy has no name any more when it is written to, and the kernel puts away mount, loop device and file
-//! when the last who has the mount ends: whatever is killed, nothing is left.
+//! Each instance has a file system of its own, ext4 without a journal, in a file of `EphemeralStorage` MiB
+//! and what ext4 needs for itself. One such file is made for each size (`mke2fs`, 25 ms); an instance gets
+//! a copy, of which only 60 KiB are no hole. The copy has no name any more when it is written to, and the
+//! kernel puts away mount, loop device and file when the last who has the mount ends: whatever is killed,
+//! nothing is left.
 //!
-//! Copy, loop device and mount take some 10 ms, so while an instance starts, the next one's disk is made: one, however many
-//! start at once.
+//! Copy, loop device and mount take some 10 ms, so while an instance starts, the next one's disk is made:
+//! one, however many start at once.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, Permissions};
@@ -76,7 +77,8 @@ impl Disks {
         Disks { folder, spares: Mutex::default(), empty: Mutex::default() }
     }
 
-    /// A mount that is nowhere yet, of an empty file system with room for so much. The next one is made meanwhile.
+    /// A mount that is nowhere yet, of an empty file system with room for so much. The next one is made
+    /// meanwhile.
     ///
     /// # Errors
     /// The host has no loop devices, no `mke2fs`, or no room.

@@ -1,7 +1,8 @@
 //! Stops all processes of an instance and lets them go on: the cgroup freezer, of version 1 or 2.
 //!
-//! A process that version 1 has frozen does not even take SIGKILL. There the freezer is a hierarchy of its own, and the monitor
-//! stays out of it: if the worker ends, whatever way, the monitor kills process 1 and thaws it.
+//! A process that version 1 has frozen does not even take SIGKILL. There the freezer is a hierarchy of its
+//! own, and the monitor stays out of it: if the worker ends, whatever way, the monitor kills process 1 and
+//! thaws it.
 
 use std::fs;
 use std::io;
@@ -76,7 +77,8 @@ pub fn enter(folder: &Path) -> io::Result<()> {
     fs::write(folder.join("cgroup.procs"), "0")
 }
 
-/// Removes the cgroup of an instance whose worker and monitor are gone. Where it is frozen, what was killed in it ends first.
+/// Removes the cgroup of an instance whose worker and monitor are gone. Where it is frozen, what was killed
+/// in it ends first.
 pub fn remove_thawed(folder: &Path) -> io::Result<()> {
     if folder.join(STATE).exists() {
         Freezer::one(folder).thaw();

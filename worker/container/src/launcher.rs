@@ -22,7 +22,8 @@ use super::{INSIDE_USER, OPEN_FILES, RUNTIME_PORT, Spec, freezer, root, syscalls
 
 /// Where the control socket is kept; 0 becomes the function's stdin.
 const CONTROL: RawFd = 3;
-/// First byte of a message to the worker: the listener comes with it, and the names of extensions, a line each.
+/// First byte of a message to the worker: the listener comes with it, and the names of extensions, a line
+/// each.
 pub(super) const LISTENS: u8 = b'L';
 /// First byte of a message to the worker: the network namespace is there, and waits for a way out.
 pub(super) const CONNECTS: u8 = b'C';
@@ -33,7 +34,8 @@ pub(super) const CRASHED: u8 = b'E';
 /// First byte of a message to the worker: the runtime's wait status follows, four bytes.
 pub(super) const EXITED: u8 = b'X';
 
-/// The whole life of a monitor; returns its exit code. Called first thing in `main`, while there is one thread.
+/// The whole life of a monitor; returns its exit code. Called first thing in `main`, while there is one
+/// thread.
 pub fn launch() -> i32 {
     match keep() {
         Ok(()) => 0,
@@ -66,7 +68,8 @@ fn keep() -> Result<()> {
     control.read_exact(&mut text).context("the worker's order is cut short")?;
     let spec: Spec = serde_json::from_slice(&text).context("the worker's order is wrong")?;
     let thawing = match &spec.freezer {
-        // It must thaw what it kills, so it must not be killed itself: the control socket tells it of the worker's end.
+        // It must thaw what it kills, so it must not be killed itself: the control socket tells it of the
+        // worker's end.
         Some(folder) => {
             set_parent_process_death_signal(None)?;
             Some(freezer::thawing(folder).with_context(|| format!("no freezer in {}", folder.display()))?)
@@ -106,8 +109,8 @@ fn keep() -> Result<()> {
     }
 }
 
-/// As root the user namespace stays: the function becomes a user that owns nothing. Otherwise a user namespace is
-/// what allows the rest.
+/// As root the user namespace stays: the function becomes a user that owns nothing. Otherwise a user
+/// namespace is what allows the rest.
 fn enter_namespaces() -> Result<()> {
     let namespaces = UnshareFlags::NEWNS
         | UnshareFlags::NEWPID

@@ -1,4 +1,5 @@
-//! Instances as processes of this host: namespaces, a read-only root, a private /tmp, cgroup limits, seccomp, no privileges.
+//! Instances as processes of this host: namespaces, a read-only root, a private /tmp, cgroup limits,
+//! seccomp, no privileges.
 //!
 //! ```text
 //!   worker ──spawn──► monitor ──unshare, fork──► init, process 1 inside ──fork──► the function's runtime
@@ -6,9 +7,9 @@
 //!      └── control ─────┘ and ends init when        └ everything inside dies with process 1
 //!          socket         the socket closes
 //! ```
-//! The monitor is this same program, started under [`LAUNCHER_VERB`]. The Runtime API's socket is made inside the
-//! instance's own network namespace and handed out to the worker, so the function reaches it on its loopback
-//! device and reaches nothing else.
+//! The monitor is this same program, started under [`LAUNCHER_VERB`]. The Runtime API's socket is made
+//! inside the instance's own network namespace and handed out to the worker, so the function reaches it on
+//! its loopback device and reaches nothing else.
 
 pub mod cgroup;
 pub mod disk;
@@ -29,7 +30,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-/// The first argument under which `mayfly` becomes the monitor of a sandbox, reading a [`Spec`] from its stdin.
+/// The first argument under which `mayfly` becomes the monitor of a sandbox, reading a [`Spec`] from its
+/// stdin.
 pub const LAUNCHER_VERB: &str = "sandbox-monitor";
 /// The user that a function sees itself as where the worker is not root.
 const INSIDE_USER: u32 = 993;
@@ -74,7 +76,8 @@ pub struct Spec {
     pub freezer: Option<PathBuf>,
     /// Whether all instances have the same addresses (no ASLR), so that pages with pointers are alike.
     pub fixed_layout: bool,
-    /// Whether there is a network beside the loopback device, which the worker makes: what /etc/resolv.conf says.
+    /// Whether there is a network beside the loopback device, which the worker makes: what /etc/resolv.conf
+    /// says.
     pub resolvers: Option<String>,
     /// Program and arguments.
     pub command: Vec<String>,

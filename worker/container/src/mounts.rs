@@ -30,14 +30,16 @@ fn folder(mount: &Mount<'_>, cgroup: &str) -> PathBuf {
     Path::new(mount.place).join(below.trim_start_matches('/'))
 }
 
-/// The cgroup of the worker itself, in version 2: cgroups with processes can have none below them that have controllers.
+/// The cgroup of the worker itself, in version 2: cgroups with processes can have none below them that have
+/// controllers.
 const LEAF: &str = "mayfly";
 /// What the cgroups below a cgroup are given, and whether a cgroup has something.
 const SUBTREE: &str = "cgroup.subtree_control";
 const HAS: &str = "cgroup.controllers";
 const CONTROLLERS: &str = "+memory +pids +cpu";
 
-/// Where version 2 may be used: the own cgroup, which is this user's, such as systemd's unit with `Delegate=yes`.
+/// Where version 2 may be used: the own cgroup, which is this user's, such as systemd's unit with
+/// `Delegate=yes`.
 pub fn version_two(mounts: &str, own: &str) -> Option<PathBuf> {
     let mount = mounts.lines().filter_map(mount).find(|mount| mount.kind == "cgroup2")?;
     let own = folder(&mount, own.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or("/"));

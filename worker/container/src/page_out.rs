@@ -1,5 +1,6 @@
-//! Memory of an instance that has been frozen for long goes to the host's swap. It is a rest that asks nothing of the runtime:
-//! for those that cannot share their pages, where swap is memory that is compressed (zram).
+//! Memory of an instance that has been frozen for long goes to the host's swap. It is a rest that asks
+//! nothing of the runtime: for those that cannot share their pages, where swap is memory that is compressed
+//! (zram).
 
 use std::fs;
 
@@ -8,7 +9,8 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::syscalls;
 
-/// Has the kernel page out what is the processes' own, and says how many bytes of theirs are in the swap then.
+/// Has the kernel page out what is the processes' own, and says how many bytes of theirs are in the swap
+/// then.
 pub fn page_out(processes: &[i32]) -> u64 {
     let swapped = |process: &i32| {
         // One that has ended has nothing there.
@@ -25,7 +27,8 @@ pub fn page_out(processes: &[i32]) -> u64 {
     processes.iter().map(swapped).sum()
 }
 
-/// Whether it is memory of no file. The page store's belongs to all, and what else a file has is read from there again.
+/// Whether it is memory of no file. The page store's belongs to all, and what else a file has is read from
+/// there again.
 fn is_own(area: &Area<&[u8]>) -> bool {
     area.writable && !area.shared && area.file.is_none()
 }

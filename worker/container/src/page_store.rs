@@ -1,13 +1,13 @@
 //! Page stores: one for each function, so that no function can read or time the pages of another (UPM §IV-E).
 //!
-//! A store is a `mayfly share` of its own. Its folder is there for the function's first instance; it runs from when one
-//! of them may rest, so that no start waits for it or shares a processor with it. Its socket lies in that folder, which
-//! only that function's sandboxes show. All their users may call it (`--domain everyone`): who sees the folder is the
-//! trust domain. Where the worker is root, the store is a user of its own, whose only right is to ask who still uses a
-//! segment (CAP_LEASE).
+//! A store is a `mayfly share` of its own. Its folder is there for the function's first instance; it runs
+//! from when one of them may rest, so that no start waits for it or shares a processor with it. Its socket
+//! lies in that folder, which only that function's sandboxes show. All their users may call it
+//! (`--domain everyone`): who sees the folder is the trust domain. Where the worker is root, the store is a
+//! user of its own, whose only right is to ask who still uses a segment (CAP_LEASE).
 //!
-//! A store that dies is started anew at the same place, for the instances that are there: what they share stays
-//! theirs, and what they advise next finds the new one.
+//! A store that dies is started anew at the same place, for the instances that are there: what they share
+//! stays theirs, and what they advise next finds the new one.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -34,7 +34,8 @@ use super::worker_is_root;
 use worker_pool::FunctionId;
 use worker_system::lock::lock;
 
-/// What runs here. Its path may lead through folders that let a store's user not in: root's home, or a user's.
+/// What runs here. Its path may lead through folders that let a store's user not in: root's home, or a
+/// user's.
 const OWN_PROGRAM: &str = "/proc/self/exe";
 /// The first host user of stores; instances' users end below.
 const FIRST_USER: u32 = 2_001_000_000;
@@ -50,7 +51,8 @@ const SHARE_OF_MIB: u32 = 256;
 const PROCESSES: u64 = 64;
 /// A store answers at once; those that are stuck must not hold up a sample.
 const PATIENCE: Duration = Duration::from_millis(200);
-/// How long the next one waits where one has died, so that a store which dies at once does not keep the host busy.
+/// How long the next one waits where one has died, so that a store which dies at once does not keep the
+/// host busy.
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// What an instance must know of its store.
@@ -107,7 +109,8 @@ impl Store {
 }
 
 impl Stores {
-    /// No store yet. `memory_mib` is what all instances together may have; a store holds a part of that at most.
+    /// No store yet. `memory_mib` is what all instances together may have; a store holds a part of that at
+    /// most.
     pub fn new(spawner: Spawner, cgroups: Arc<Hierarchy>, folder: PathBuf, memory_mib: u64) -> Stores {
         let limit_mib = u32::try_from((memory_mib / PART).max(1)).unwrap_or(u32::MAX - OWN_MIB);
         Stores { spawner, cgroups, folder, limit_mib, stores: Mutex::default() }
@@ -144,8 +147,8 @@ impl Stores {
         }
     }
 
-    /// Starts a function's store. What is returned becomes readable when the store has died; none, if the function was
-    /// deleted meanwhile.
+    /// Starts a function's store. What is returned becomes readable when the store has died; none, if the
+    /// function was deleted meanwhile.
     async fn run(&self, function: FunctionId) -> Result<Option<AsyncFd<OwnedFd>>> {
         let place = self.place(function);
         let running = self.start(function, &place).await?;
@@ -241,7 +244,8 @@ fn make_folder(place: &Path, endpoint: &Endpoint) -> Result<()> {
     if let Some(user) = endpoint.user {
         // Closed to all others; a sandbox shows the inner one.
         std::fs::set_permissions(place, std::fs::Permissions::from_mode(0o700))?;
-        // The inner one first: in a folder that is its own, the store's user could have put a link in its place.
+        // The inner one first: in a folder that is its own, the store's user could have put a link in its
+        // place.
         for folder in [&*endpoint.folder, place] {
             std::os::unix::fs::chown(folder, Some(user), Some(user))
                 .with_context(|| format!("cannot give {} to its store", folder.display()))?;
@@ -250,8 +254,8 @@ fn make_folder(place: &Path, endpoint: &Endpoint) -> Result<()> {
     Ok(())
 }
 
-/// Keeps a function's store running until the function is deleted or the worker ends. Without it instances serve as
-/// well: they share nothing.
+/// Keeps a function's store running until the function is deleted or the worker ends. Without it instances
+/// serve as well: they share nothing.
 async fn keep(stores: Weak<Stores>, function: FunctionId) {
     loop {
         let Some(all) = stores.upgrade() else { return };
@@ -278,7 +282,8 @@ impl Drop for Stores {
     }
 }
 
-/// Pages of all stores, which are asked at the same time. Blocks. If the runtime ends meanwhile, no store is asked any more.
+/// Pages of all stores, which are asked at the same time. Blocks. If the runtime ends meanwhile, no store
+/// is asked any more.
 fn pages_of_all(sockets: impl Iterator<Item = PathBuf>) -> u64 {
     let mut asked: JoinSet<Option<u64>> = sockets.map(pages_of).collect();
     Handle::current().block_on(async {

@@ -1,5 +1,5 @@
-//! The root that a function sees: the host's /usr read-only and its own code, or an image; an empty /tmp, and little else; of /proc what
-//! is its own, and little of the machine.
+//! The root that a function sees: the host's /usr read-only and its own code, or an image; an empty /tmp,
+//! and little else; of /proc what is its own, and little of the machine.
 
 use std::ffi::CString;
 use std::fs;
@@ -21,7 +21,8 @@ use super::{Bind, INSIDE_USER, Spec, syscalls, worker_is_root};
 const DEVICES: [&str; 5] = ["null", "zero", "full", "random", "urandom"];
 /// Of the host's /etc; those that exist.
 const ETC: [&str; 6] = ["ld.so.cache", "ssl/certs", "ca-certificates", "alternatives", "mime.types", "fonts"];
-/// Of /proc, beside processes: what programs look at to work. The rest tells of the machine, its owner and its other guests.
+/// Of /proc, beside processes: what programs look at to work. The rest tells of the machine, its owner and
+/// its other guests.
 const PROC: [&str; 13] = [
     "cpuinfo",
     "filesystems",
@@ -45,7 +46,8 @@ const OWN: [&str; 4] = ["dev", "proc", "tmp", MASK];
 /// Top folders that are links into /usr on most systems, folders on others.
 const USR_LINKS: [&str; 5] = ["bin", "sbin", "lib", "lib32", "lib64"];
 
-/// Assembles the root on `spec.mount_point`, with the disk as its /tmp, and changes into it. Runs as process 1 of the new namespaces.
+/// Assembles the root on `spec.mount_point`, with the disk as its /tmp, and changes into it. Runs as
+/// process 1 of the new namespaces.
 ///
 /// # Errors
 /// What could not be mounted, and why.
@@ -154,7 +156,8 @@ fn system_etc(spec: &Spec) -> Result<()> {
     Ok(())
 }
 
-/// Shows what an image has, part by part: nothing is ever written through one of its links, nor mounted there.
+/// Shows what an image has, part by part: nothing is ever written through one of its links, nor mounted
+/// there.
 fn show_image(image: &Path, root: &Path) -> Result<()> {
     for entry in fs::read_dir(image).with_context(|| format!("cannot read {}", image.display()))? {
         let entry = entry?;

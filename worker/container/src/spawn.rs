@@ -30,7 +30,8 @@ pub type Network = Box<dyn Send + Sync>;
 
 type Order = (Command, oneshot::Sender<std::io::Result<Child>>);
 
-/// Starts monitors, on a thread that lasts as long as the worker: a monitor dies with the *thread* that started it.
+/// Starts monitors, on a thread that lasts as long as the worker: a monitor dies with the *thread* that
+/// started it.
 #[derive(Clone)]
 pub struct Spawner {
     orders: mpsc::Sender<Order>,
@@ -63,8 +64,9 @@ impl Spawner {
         Ok(answer.await.context("the spawner has ended")??)
     }
 
-    /// Starts a sandbox; the function's runtime runs when this returns. `disk` is the mount that its /tmp is. Where the order wants a network, `connect` makes it, for
-    /// the namespace of the process that it is given; what it returns lives as long as the sandbox.
+    /// Starts a sandbox; the function's runtime runs when this returns. `disk` is the mount that its /tmp
+    /// is. Where the order wants a network, `connect` makes it, for the namespace of the process that it is
+    /// given; what it returns lives as long as the sandbox.
     ///
     /// # Errors
     /// What could not be set up.
@@ -219,7 +221,8 @@ impl Container {
         }
     }
 
-    /// The next message of the monitor or of process 1: its kind, the rest, a descriptor. Kind 0: there is none.
+    /// The next message of the monitor or of process 1: its kind, the rest, a descriptor. Kind 0: there is
+    /// none.
     async fn message(&self) -> Result<(u8, Vec<u8>, Option<OwnedFd>)> {
         let Some(control) = &self.control else { return Ok((0, Vec::new(), None)) };
         let mut buffer = [0; 2048];

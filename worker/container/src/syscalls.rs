@@ -1,4 +1,5 @@
-//! System calls that neither the standard library nor rustix has as a safe function, and sequences of them. For single-threaded use.
+//! System calls that neither the standard library nor rustix has as a safe function, and sequences of them.
+//! For single-threaded use.
 
 use std::ffi::CString;
 use std::io::{Error, Result};
@@ -49,8 +50,8 @@ pub fn fork() -> Result<Option<Pid>> {
 /// Has the kernel page out part of another process's memory, whose pidfd this is.
 pub fn page_out(process: &OwnedFd, range: std::ops::Range<usize>) -> Result<()> {
     let part = libc::iovec { iov_base: range.start as *mut libc::c_void, iov_len: range.len() };
-    // SAFETY: reads one iovec, which outlives the call; what it says is an address of the other process, of which the contents stay
-    // as they are.
+    // SAFETY: reads one iovec, which outlives the call; it holds an address of the other process, whose memory
+    // keeps its contents.
     let outcome = unsafe {
         libc::syscall(
             libc::SYS_process_madvise,
@@ -119,7 +120,8 @@ struct LoopConfiguration {
     _names_to_reserved: [u64; 30],
 }
 
-/// Puts a file into a loop device, until the last who has the device open or mounted lets it go. EBUSY: it has one.
+/// Puts a file into a loop device, until the last who has the device open or mounted lets it go. EBUSY: it
+/// has one.
 pub fn configure_loop_device(device: BorrowedFd<'_>, image: BorrowedFd<'_>) -> Result<()> {
     const LOOP_CONFIGURE: libc::Ioctl = 0x4C0A;
     const LO_FLAGS_AUTOCLEAR: u32 = 4;

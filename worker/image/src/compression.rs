@@ -1,4 +1,5 @@
-//! How layers, and archives of images as a whole, are compressed: told by how they begin, and unpacked as they are read.
+//! How layers, and archives of images as a whole, are compressed: told by how they begin, and unpacked as
+//! they are read.
 
 use std::io::{self, BufRead, Read};
 
@@ -8,8 +9,8 @@ use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 
 use worker_system::text::shown;
 
-/// The largest window of a zstd frame, and so the memory that reading one takes: as much as the `zstd` program takes without
-/// being asked for more.
+/// The largest window of a zstd frame, and so the memory that reading one takes: as much as the `zstd`
+/// program takes without being asked for more.
 const WINDOW_BYTES: u64 = 128 << 20;
 
 #[derive(Clone, Copy, PartialEq, Eq)]

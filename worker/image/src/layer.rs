@@ -1,5 +1,5 @@
-//! Puts one layer over what earlier ones have left: first what it takes away, then what it holds (OCI image format, "Image Layer
-//! Filesystem Changeset"). What its headers claim is bounded before it is believed.
+//! Puts one layer over what earlier ones have left: first what it takes away, then what it holds (OCI image
+//! format, "Image Layer Filesystem Changeset"). What its headers claim is bounded before it is believed.
 
 use std::ffi::OsStr;
 use std::io::{self, BufRead, BufReader, Read};
@@ -42,8 +42,8 @@ struct Member {
 /// Opens a layer's file, from its beginning.
 type Open<'a, 'b> = &'b dyn Fn() -> Result<Box<dyn Read + 'a>>;
 
-/// Looks at all of a layer before anything of it is believed: whether it is the one that is meant, and within bounds. Takes away what
-/// it takes away.
+/// Looks at all of a layer before anything of it is believed: whether it is the one that is meant, and
+/// within bounds. Takes away what it takes away.
 ///
 /// # Errors
 /// What is wrong with it.
@@ -63,11 +63,12 @@ pub fn check(
     walk_all(open, content, left, |member, _| take_away(tree, &member))
 }
 
-/// Puts there what a layer holds that was checked. It is read a second time, and the owner of its file can have changed it since: so
-/// the same bounds and the same digest hold again.
+/// Puts there what a layer holds that was checked. It is read a second time, and the owner of its file can
+/// have changed it since: so the same bounds and the same digest hold again.
 ///
 /// # Errors
-/// What cannot be put there: devices, names and links that lead out; or it is another than the one that was checked.
+/// What cannot be put there: devices, names and links that lead out; or it is another than the one that was
+/// checked.
 pub fn put(open: Open, content: &Digest, tree: &Tree, mut left: Left) -> Result<()> {
     walk_all(open, content, &mut left, |member, bytes| put_one(tree, &member, bytes))
 }
@@ -235,7 +236,8 @@ mod tests {
         archive.into_inner().unwrap()
     }
 
-    /// The result of a layer whose file changes as soon as it has been checked, where the image may have 64 KiB and three files.
+    /// The result of a layer whose file changes as soon as it has been checked, where the image may have 64
+    /// KiB and three files.
     fn put_changed(to: &[(&str, usize)]) -> (String, usize) {
         let (checked, changed) = (archive(&[("a", 10)]), archive(to));
         let content = Digest::of(crate::hash(&checked));
@@ -286,7 +288,8 @@ mod tests {
         let large = archive(&[("a", 100 << 10)]);
         let refusal = checked(&packed(&large), &large);
         assert!(refusal.contains("more than the"), "{refusal}");
-        // What follows the archive counts, too: a frame of 1 TiB, in blocks of 128 KiB that are one byte each.
+        // What follows the archive counts, too: a frame of 1 TiB, in blocks of 128 KiB that are one byte
+        // each.
         let blocks = [2, 0, 16, b'x'].repeat(8 << 20);
         let bomb = [&packed(&small)[..], &[0x28, 0xb5, 0x2f, 0xfd, 0, 80], &blocks].concat();
         let refusal = checked(&bomb, &small);

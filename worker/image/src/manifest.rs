@@ -1,4 +1,5 @@
-//! Which image is meant, what it says of itself, and of which layers it is made (OCI image format; `docker save`).
+//! Which image is meant, what it says of itself, and of which layers it is made (OCI image format;
+//! `docker save`).
 
 use std::collections::BTreeMap;
 
@@ -33,8 +34,8 @@ pub trait Documents {
 /// An image that was found.
 #[derive(Debug)]
 pub struct Found {
-    /// The digest of its description, which names the digests of what its layers hold: the same for the same image, wherever
-    /// it comes from.
+    /// The digest of its description, which names the digests of what its layers hold: the same for the
+    /// same image, wherever it comes from.
     pub id: Digest,
     pub description: Description,
     pub layers: Vec<Layer>,

@@ -13,7 +13,8 @@ const TRANSPORTS: [&str; 3] = ["oci", "oci-archive", "docker-archive"];
 /// Where an image is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reference {
-    /// An OCI layout in a folder, or an archive as `podman save` and `docker save` make it, and which of its images.
+    /// An OCI layout in a folder, or an archive as `podman save` and `docker save` make it, and which of
+    /// its images.
     Files { path: PathBuf, tag: Option<String> },
     /// A registry on a loopback address.
     Registry(Remote),
@@ -68,7 +69,8 @@ pub fn quoted(error: std::io::Error) -> std::io::Error {
 }
 
 impl Reference {
-    /// Reads an `ImageUri`. `base` is where relative paths begin: a template has one, a caller of the API has none.
+    /// Reads an `ImageUri`. `base` is where relative paths begin: a template has one, a caller of the API
+    /// has none.
     ///
     /// # Errors
     /// What it should be.

@@ -1,5 +1,5 @@
-//! A registry on this machine, by OCI's distribution API. Plain HTTP, no other address than the one that was named, and no
-//! redirects, so that a registry cannot lead elsewhere.
+//! A registry on this machine, by OCI's distribution API. Plain HTTP, no other address than the one that
+//! was named, and no redirects, so that a registry cannot lead elsewhere.
 
 use std::fs::File;
 use std::io::{Seek, Write};

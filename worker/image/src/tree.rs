@@ -1,5 +1,6 @@
-//! A folder that a hostile archive is unpacked into. Names lead where they would if it were the root of a file system: the kernel
-//! resolves them so (openat2(2), `RESOLVE_IN_ROOT`), and no link of the archive's leads out.
+//! A folder that a hostile archive is unpacked into. Names lead where they would if it were the root of a
+//! file system: the kernel resolves them so (openat2(2), `RESOLVE_IN_ROOT`), and no link of the archive's
+//! leads out.
 
 use std::cell::Cell;
 use std::ffi::OsStr;
@@ -25,7 +26,8 @@ const FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLO
 pub struct Tree {
     root: OwnedFd,
     path: PathBuf,
-    /// Folders that may still be made because something lies in them: one name can have many, and they take room on the disk.
+    /// Folders that may still be made because something lies in them: one name can have many, and they take
+    /// room on the disk.
     unnamed: Cell<usize>,
 }
 
@@ -152,7 +154,8 @@ impl Tree {
         Ok(fchmod(&folder, Mode::from_raw_mode(attributes.mode & 0o777 | 0o700))?)
     }
 
-    /// Makes a file with what `content` gives, in place of what is there. It gives rights to nobody: no set-user-id.
+    /// Makes a file with what `content` gives, in place of what is there. It gives rights to nobody: no
+    /// set-user-id.
     ///
     /// # Errors
     /// It cannot be, or the content cannot be read.

@@ -1,7 +1,7 @@
 //! Sends a trace's invocations to a worker, open loop, and counts what comes back.
 //!
-//! A latency is counted from when the trace wanted the request sent, so that requests which this program or the
-//! worker held up count with all of their delay (no coordinated omission).
+//! A latency is counted from when the trace wanted the request sent, so that requests which this program or
+//! the worker held up count with all of their delay (no coordinated omission).
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

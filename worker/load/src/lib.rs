@@ -1,4 +1,5 @@
-//! Load on a worker: a trace's invocations are sent when the trace says, whether or not earlier ones were answered.
+//! Load on a worker: a trace's invocations are sent when the trace says, whether or not earlier ones were
+//! answered.
 
 mod drive;
 mod trace;

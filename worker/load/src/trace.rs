@@ -31,8 +31,8 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Reads the first `seconds` of a trace. In the 2019 layout, invocations are placed at random in their minute;
-    /// the same `seed` places them the same.
+    /// Reads the first `seconds` of a trace. In the 2019 layout, invocations are placed at random in their
+    /// minute; the same `seed` places them the same.
     ///
     /// # Errors
     /// What is wrong, with file and line.

@@ -9,9 +9,9 @@
 //!   An instance that has answered is Finishing until it asks for more, which is soon: a request that comes in
 //!   between waits for it, and starts no other.
 //! ```
-//! Events come in as method calls with the time; what is to be done comes out as [`Action`]s, in order. So every
-//! rule here is tested without a process or a clock. Memory counts from the start of an instance until it is gone,
-//! which is when its last process has ended.
+//! Events come in as method calls with the time; what is to be done comes out as [`Action`]s, in order. So
+//! every rule here is tested without a process or a clock. Memory counts from the start of an instance
+//! until it is gone, which is when its last process has ended.
 
 mod counts;
 mod interface;
@@ -39,7 +39,8 @@ struct Instance {
     phase: Phase,
     /// When it was started.
     since: Time,
-    /// Its function has changed or was deleted, or another needs its room: it serves what it has and nothing more.
+    /// Its function has changed or was deleted, or another needs its room: it serves what it has and
+    /// nothing more.
     retired: bool,
 }
 
@@ -218,7 +219,8 @@ impl Pool {
         actions
     }
 
-    /// A dispatched request never reached its instance, which is about to be gone: it waits again, as the oldest.
+    /// A dispatched request never reached its instance, which is about to be gone: it waits again, as the
+    /// oldest.
     pub fn undelivered(&mut self, instance: InstanceId, now: Time) -> Vec<Action> {
         let mut actions = Vec::new();
         let Some(known) = self.instances.get_mut(&instance) else { return actions };
@@ -284,7 +286,8 @@ impl Pool {
         self.capacity.keep_alive = Duration::ZERO;
     }
 
-    /// Time has passed: ends instances that were idle for too long, refuses requests that waited for too long.
+    /// Time has passed: ends instances that were idle for too long, refuses requests that waited for too
+    /// long.
     pub fn tick(&mut self, now: Time) -> Vec<Action> {
         self.now = now;
         let mut actions = Vec::new();

@@ -1,9 +1,10 @@
-//! Which request gets a new instance: the oldest first, within concurrency, burst and memory; and whose instance makes room
-//! for it.
+//! Which request gets a new instance: the oldest first, within concurrency, burst and memory; and whose
+//! instance makes room for it.
 //!
-//! A function that has requests and no instance comes before all that have one, so that none starves. Idle instances of
-//! others make room first. If there are none, busy ones are drained: they serve what they have and then end. A function keeps one
-//! instance while it has requests; where not even one of each fits, they take turns.
+//! A function that has requests and no instance comes before all that have one, so that none starves. Idle
+//! instances of others make room first. If there are none, busy ones are drained: they serve what they have
+//! and then end. A function keeps one instance while it has requests; where not even one of each fits, they
+//! take turns.
 
 use super::{Action, FunctionId, Instance, Phase, Pool, Refusal, Time};
 
@@ -32,8 +33,8 @@ impl Pool {
         self.running(|id| self.parent(id).unwrap_or(id) == parent.unwrap_or(function))
     }
 
-    /// Whether ending an instance of one gives concurrency to the other: versions of a function share its reservation, and those
-    /// without share the rest.
+    /// Whether ending an instance of one gives concurrency to the other: versions of a function share its
+    /// reservation, and those without share the rest.
     fn share_concurrency(&self, one: FunctionId, other: FunctionId) -> bool {
         match self.reserved(other) {
             Some(_) => self.parent(one) == self.parent(other),
@@ -46,7 +47,8 @@ impl Pool {
         self.instances.values().any(|instance| instance.function == function && instance.serves())
     }
 
-    /// Whether the function's reservation, or what is left to those without, has a place for one more instance.
+    /// Whether the function's reservation, or what is left to those without, has a place for one more
+    /// instance.
     fn has_concurrency(&self, function: FunctionId) -> bool {
         match self.reserved(function) {
             Some(reserved) => self.running_of(function) < reserved,
@@ -125,8 +127,8 @@ impl Pool {
         true
     }
 
-    /// Whether one more instance of the function fits now. If not, ends idle instances of others, the one unused
-    /// for longest first, until it will fit once they are gone.
+    /// Whether one more instance of the function fits now. If not, ends idle instances of others, the one
+    /// unused for longest first, until it will fit once they are gone.
     fn make_room(
         &mut self,
         function: FunctionId,
@@ -157,8 +159,8 @@ impl Pool {
         }
     }
 
-    /// Has busy instances of other functions end after what they serve, until one of this function will fit: first of those that
-    /// hold most, as long as they keep one; then those that have had their turn.
+    /// Has busy instances of other functions end after what they serve, until one of this function will
+    /// fit: first of those that hold most, as long as they keep one; then those that have had their turn.
     fn drain_for(&mut self, function: FunctionId) {
         let wanted = self.functions[&function].memory_mib;
         loop {

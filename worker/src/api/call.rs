@@ -16,7 +16,8 @@ pub(crate) struct Call {
     pub client: Client,
 }
 
-/// Does what takes time in proportion to `body`; where that is long, other requests go on meanwhile on another thread.
+/// Does what takes time in proportion to `body`; where that is long, other requests go on meanwhile on
+/// another thread.
 pub fn large_or_not<T>(body: &[u8], what: impl FnOnce() -> T) -> T {
     if body.len() > limits::CALL_BYTES { tokio::task::block_in_place(what) } else { what() }
 }
@@ -84,8 +85,8 @@ impl Call {
         })
     }
 
-    /// The body as JSON, of a call that may carry a .zip. What else it says may be as long as another call is: it takes many times as much
-    /// memory as its text.
+    /// The body as JSON, of a call that may carry a .zip. What else it says may be as long as another call
+    /// is: it takes many times as much memory as its text.
     pub fn json_beside_zip<T: serde::de::DeserializeOwned>(&self) -> Result<T, ApiError> {
         if self.body.len() > limits::CALL_BYTES {
             let carried: Carried = self.json()?;

@@ -1,4 +1,5 @@
-//! `/functions/NAME/event-invoke-config`: how a function's `Event` invocations are retried, and where their results go.
+//! `/functions/NAME/event-invoke-config`: how a function's `Event` invocations are retried, and where their
+//! results go.
 
 use serde_json::{Value, json};
 

@@ -38,7 +38,8 @@ pub struct WantedCode {
 const FOLDER_BUCKET: &str = "folder";
 
 impl WantedCode {
-    /// Unpacks or copies it, on a thread that may wait for disks. It must be of the kind that the function is.
+    /// Unpacks or copies it, on a thread that may wait for disks. It must be of the kind that the function
+    /// is.
     pub async fn fetch(self, api: &Api, is_image: bool) -> Result<Code, ApiError> {
         let unsupported = |text| Err(ApiError::invalid_parameter(text));
         if !api.worker.maker().takes_code() {
@@ -76,8 +77,8 @@ impl WantedCode {
     }
 }
 
-/// Runs blocking work on a thread of its own once there is a place. The work holds the place until it is done, also
-/// when its client disconnects meanwhile.
+/// Runs blocking work on a thread of its own once there is a place. The work holds the place until it is
+/// done, also when its client disconnects meanwhile.
 async fn blocking<T: Send + 'static>(
     places: &Arc<Semaphore>,
     what: impl FnOnce() -> Result<T, ApiError> + Send + 'static,

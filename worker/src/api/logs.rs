@@ -59,7 +59,8 @@ pub fn answer(api: &Api, call: &Call, operation: &str) -> Answer {
     }
 }
 
-/// The log of the function that the query names, for people: a line each, when it came and from which instance.
+/// The log of the function that the query names, for people: a line each, when it came and from which
+/// instance.
 pub fn text(api: &Api, query: Option<&str>) -> Answer {
     let named = super::query(query, "function").next();
     let lines = |group: &Group| -> String {

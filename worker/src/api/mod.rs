@@ -71,8 +71,8 @@ pub(crate) struct Api {
     address: SocketAddr,
 }
 
-/// Serves the API until the future is dropped, or until all is done after another worker has taken over. `ready` is called once
-/// connections are taken.
+/// Serves the API until the future is dropped, or until all is done after another worker has taken over.
+/// `ready` is called once connections are taken.
 ///
 /// # Errors
 /// The socket is none that listens.
@@ -263,8 +263,8 @@ impl Api {
         }))
     }
 
-    /// Where requests must be signed, looking needs the same key: by a signature, or by HTTP's Basic scheme, which browsers and
-    /// Prometheus have.
+    /// Where requests must be signed, looking needs the same key: by a signature, or by HTTP's Basic
+    /// scheme, which browsers and Prometheus have.
     fn may_look(&self, parts: &Parts) -> Result<(), ApiError> {
         let Some(known) = &self.worker.options.credentials else { return Ok(()) };
         let basic =
@@ -310,8 +310,8 @@ fn unknown_operation(method: &str, call: &Call) -> ApiError {
     ApiError::new(404, "UnknownOperationException", format!("{method} {path} is not supported here"))
 }
 
-/// The API can run any code. A page in a browser on this machine must not reach it, so requests that a browser has
-/// made for a page of another origin, or that call this machine by another name, are refused.
+/// The API can run any code. A page in a browser on this machine must not reach it, so requests that a
+/// browser has made for a page of another origin, or that call this machine by another name, are refused.
 fn refuse_browsers(parts: &Parts) -> Result<(), ApiError> {
     let denied = |text: &str| Err(ApiError::new(403, "AccessDeniedException", text));
     if parts.headers.contains_key("origin") {

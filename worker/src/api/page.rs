@@ -102,8 +102,8 @@ fn percentiles(histogram: &Histogram) -> Percentiles {
     Percentiles { p50_ms: at(0.5), p90_ms: at(0.9), p99_ms: at(0.99), p999_ms: at(0.999) }
 }
 
-/// A quantile estimated as Prometheus does it: durations lie evenly in their bucket. What is in the last, endless
-/// bucket counts as its lower bound.
+/// A quantile estimated as Prometheus does it: durations lie evenly in their bucket. What is in the last,
+/// endless bucket counts as its lower bound.
 fn quantile_ms(cumulative: &[u64], quantile: f64) -> Option<f64> {
     let all = *cumulative.last().filter(|all| **all > 0)?;
     let rank = quantile * all as f64;

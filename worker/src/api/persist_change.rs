@@ -33,8 +33,8 @@ fn changed_by(call: &Call, segments: &[&str]) -> Option<Changed> {
     }
 }
 
-/// A change that is being made. It is persisted when this is dropped, also if the call has failed or its client has
-/// disconnected.
+/// A change that is being made. It is persisted when this is dropped, also if the call has failed or its
+/// client has disconnected.
 struct PendingChange(Option<Change>);
 
 struct Change {
@@ -63,7 +63,8 @@ impl Drop for PendingChange {
     }
 }
 
-/// Answers a call. What it has changed is persisted before the answer is sent, also if it has failed half-way.
+/// Answers a call. What it has changed is persisted before the answer is sent, also if it has failed
+/// half-way.
 pub async fn route(api: &Api, call: &Call, segments: &[&str]) -> Result<Answer, ApiError> {
     let changed = changed_by(call, segments).filter(|_| api.worker.options.state.is_some());
     let Some(changed) = changed else { return api.route(call, segments).await };

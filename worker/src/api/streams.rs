@@ -1,9 +1,9 @@
-//! Answers that reach their caller while the function makes them: `InvokeWithResponseStream`, and function URLs whose
-//! `InvokeMode` is `RESPONSE_STREAM`.
+//! Answers that reach their caller while the function makes them: `InvokeWithResponseStream`, and function
+//! URLs whose `InvokeMode` is `RESPONSE_STREAM`.
 //!
-//! The call's answer is a sequence of messages in AWS' event stream encoding (`application/vnd.amazon.eventstream`): lengths
-//! and a checksum, headers, a payload, a checksum. A URL's is plain HTTP; the function may begin it with status and headers in
-//! JSON, which eight zero bytes end.
+//! The call's answer is a sequence of messages in AWS' event stream encoding
+//! (`application/vnd.amazon.eventstream`): lengths and a checksum, headers, a payload, a checksum. A URL's
+//! is plain HTTP; the function may begin it with status and headers in JSON, which eight zero bytes end.
 
 use std::io;
 use std::sync::Arc;
@@ -184,7 +184,8 @@ pub async fn call(api: &Api, call: &Call, target: &Target) -> Result<Answer, Api
     Ok(answer)
 }
 
-/// Answers a request to a function's URL with what the function streams; one that does not stream answers as ever.
+/// Answers a request to a function's URL with what the function streams; one that does not stream answers
+/// as ever.
 pub async fn url(api: &Api, call: &Call, target: Target, invocation: Invocation) -> Result<Answer, ApiError> {
     let mut coming = Coming::begin(&api.worker, &call.client, target, invocation);
     let kind = match coming.next().await? {

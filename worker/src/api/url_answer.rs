@@ -1,5 +1,5 @@
-//! What a function answers to a request at its URL, as HTTP: status, headers, cookies and body, where it says any of these, or
-//! else its answer in JSON.
+//! What a function answers to a request at its URL, as HTTP: status, headers, cookies and body, where it
+//! says any of these, or else its answer in JSON.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;

@@ -1,6 +1,7 @@
 //! Function URLs: plain HTTP in, the function's own HTTP out (payload format 2.0 of Lambda's guide).
 //!
-//! A URL is a path here, `http://127.0.0.1:8080/lambda-url/ID/`, because a name per function would need a resolver.
+//! A URL is a path here, `http://127.0.0.1:8080/lambda-url/ID/`, because a name per function would need a
+//! resolver.
 
 use std::collections::BTreeMap;
 use std::time::SystemTime;

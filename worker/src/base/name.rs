@@ -1,5 +1,5 @@
-//! Names of functions: a plain name, a partial ARN (`ACCOUNT:function:NAME`) or a whole one, and a version or an alias; names
-//! of layers.
+//! Names of functions: a plain name, a partial ARN (`ACCOUNT:function:NAME`) or a whole one, and a version
+//! or an alias; names of layers.
 
 use crate::base::error::ApiError;
 use worker_system::text::shown;

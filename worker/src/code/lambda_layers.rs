@@ -71,7 +71,8 @@ impl Layer {
     }
 }
 
-/// All layers of the worker, each with its versions. A version that was deleted stays with the functions that use it.
+/// All layers of the worker, each with its versions. A version that was deleted stays with the functions
+/// that use it.
 #[derive(Debug, Default)]
 pub struct Layers {
     known: BTreeMap<String, BTreeMap<u64, Arc<Layer>>>,
@@ -159,8 +160,8 @@ pub struct OptMount {
 }
 
 impl OptMount {
-    /// Lays the layers over one another, and over them `packages`, which are the function's own. Takes time in proportion to
-    /// their files.
+    /// Lays the layers over one another, and over them `packages`, which are the function's own. Takes time
+    /// in proportion to their files.
     ///
     /// # Errors
     /// Together they are larger than allowed, or they cannot be copied.

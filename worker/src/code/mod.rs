@@ -1,5 +1,5 @@
-//! A function's code: a folder that the operator has named in a template, the copy of one that a caller has named, a
-//! .zip that is unpacked with care, or a container image.
+//! A function's code: a folder that the operator has named in a template, the copy of one that a caller has
+//! named, a .zip that is unpacked with care, or a container image.
 
 mod copy;
 mod image;
@@ -82,8 +82,9 @@ impl Code {
         Ok(Code { folder, sha256: BASE64.encode(digest.finalize()), size_bytes, image: None, unpacked: None })
     }
 
-    /// Copies a folder that a caller has named, which must lie below one of those that the operator allows. It is read
-    /// with the rights that every user has: files that only their owner may read are refused, also if the worker is root.
+    /// Copies a folder that a caller has named, which must lie below one of those that the operator allows.
+    /// It is read with the rights that every user has: files that only their owner may read are refused,
+    /// also if the worker is root.
     ///
     /// # Errors
     /// It lies elsewhere, holds what not all may read or what is no file, folder or link, or too much.

@@ -29,7 +29,8 @@ pub const BOOTSTRAP_FILES: &[(&str, &str)] = &[
 /// What a function in Python needs, beside its code.
 const REQUIREMENTS: &str = "requirements.txt";
 
-/// The folders with `awslambdaric` and our bootstrap for `/var/runtime`: part of it is native code, so each version of Python has its own.
+/// The folders with `awslambdaric` and our bootstrap for `/var/runtime`: part of it is native code, so each
+/// version of Python has its own.
 #[derive(Debug)]
 pub struct Clients {
     cache: PathBuf,
@@ -42,7 +43,8 @@ impl Clients {
         Clients { cache: cache.into(), folders: Mutex::default() }
     }
 
-    /// Sees to it that there is one for this runtime, if it needs one. Waits for pip where it was never there.
+    /// Sees to it that there is one for this runtime, if it needs one. Waits for pip where it was never
+    /// there.
     ///
     /// # Errors
     /// It cannot be installed.
@@ -67,8 +69,8 @@ impl Clients {
     }
 }
 
-/// The folder for `/opt` with what the code's `requirements.txt` names, if it has one, unless the packages are beside the code
-/// already, as `sam build` and `pip install --target` do.
+/// The folder for `/opt` with what the code's `requirements.txt` names, if it has one, unless the packages
+/// are beside the code already, as `sam build` and `pip install --target` do.
 ///
 /// # Errors
 /// It cannot be installed; pip's own words are shown.
@@ -94,8 +96,8 @@ fn has_packages(folder: &Path) -> bool {
     entries.any(|entry| Path::new(&entry.file_name()).extension().is_some_and(|kind| kind == "dist-info"))
 }
 
-/// Installs `requirements` below the subfolder `below` of a folder in the cache, and the bootstrap's files if there are any,
-/// unless that was done before.
+/// Installs `requirements` below the subfolder `below` of a folder in the cache, and the bootstrap's files
+/// if there are any, unless that was done before.
 fn installed(
     python: &Path,
     requirements: &str,
@@ -152,8 +154,8 @@ fn installed(
     Ok(folder)
 }
 
-/// Writes the bootstrap's files beside what was installed, compiled for the interpreter that runs them: they are read at every start,
-/// by users who may write nothing there.
+/// Writes the bootstrap's files beside what was installed, compiled for the interpreter that runs them:
+/// they are read at every start, by users who may write nothing there.
 fn compile(python: &Path, files: &[(&str, &str)], beside: &Path) -> Result<()> {
     let folder = beside.join(BOOTSTRAP);
     fs::create_dir(&folder)?;

@@ -1,4 +1,5 @@
-//! Unpacks a .zip with care: nothing is written outside its folder, and what its headers claim is not believed.
+//! Unpacks a .zip with care: nothing is written outside its folder, and what its headers claim is not
+//! believed.
 
 use std::fs;
 use std::io::{self, Cursor, Read};
@@ -52,7 +53,8 @@ pub fn unpack(zip: &[u8], folder: &Path) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Makes folders, and no more than are left: the name of one entry can have hundreds, which take room on the disk.
+/// Makes folders, and no more than are left: the name of one entry can have hundreds, which take room on
+/// the disk.
 struct Folders<'a> {
     root: &'a Path,
     left: usize,

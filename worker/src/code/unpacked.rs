@@ -34,7 +34,8 @@ impl Unpacked {
 }
 
 impl Drop for Unpacked {
-    /// A million files take minutes to remove, and the thread that drops this may hold a lock that others wait for.
+    /// A million files take minutes to remove, and the thread that drops this may hold a lock that others
+    /// wait for.
     fn drop(&mut self) {
         if !self.may_go.as_ref().is_none_or(|may_go| may_go.load(Ordering::Relaxed)) {
             return;

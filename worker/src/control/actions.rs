@@ -1,4 +1,5 @@
-//! Tells the pool what happens to instances, and carries out what it decides: starts and ends instances, hands out requests, answers those that are not run.
+//! Tells the pool what happens to instances, and carries out what it decides: starts and ends instances,
+//! hands out requests, answers those that are not run.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -23,7 +23,8 @@ impl Worker {
         look(&self.lock().published)
     }
 
-    /// What a function with these layers, and packages of its own, sees below /opt. Takes time in proportion to their files.
+    /// What a function with these layers, and packages of its own, sees below /opt. Takes time in
+    /// proportion to their files.
     ///
     /// # Errors
     /// There is no such layer, or it cannot be copied.

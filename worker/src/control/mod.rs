@@ -63,7 +63,8 @@ pub struct Worker {
     next_request: AtomicU64,
     /// Told whenever an instance is gone.
     instance_removed: Notify,
-    /// The successor it has handed over to. A call that changes persistent state holds the read lock until the change is persisted.
+    /// The successor it has handed over to. A call that changes persistent state holds the read lock until
+    /// the change is persisted.
     pub(crate) handed_over: RwLock<Option<HandedOver>>,
     /// Whether it takes connections.
     pub(crate) accepting: watch::Sender<Accepting>,
@@ -280,7 +281,8 @@ impl Worker {
         self.lock().pool.keep_none();
     }
 
-    /// Takes no new requests, gives those that run some time, then ends all instances and waits until they are gone.
+    /// Takes no new requests, gives those that run some time, then ends all instances and waits until they
+    /// are gone.
     pub async fn close(self: &Arc<Self>, grace: Duration) {
         self.lock().closing = true;
         self.set_code_gc(false);

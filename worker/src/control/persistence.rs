@@ -73,8 +73,8 @@ impl Worker {
         Ok(())
     }
 
-    /// The first function or layer that callers have made and that is not persisted, other than these functions of the
-    /// template.
+    /// The first function or layer that callers have made and that is not persisted, other than these
+    /// functions of the template.
     pub(crate) fn first_unpersisted(&self, of_template: &BTreeSet<String>) -> Option<String> {
         if self.kept.get().is_some() {
             return None;
@@ -120,8 +120,9 @@ impl Worker {
         Ok(kept)
     }
 
-    /// Takes functions of an earlier worker into service. Those that the template has by now are the template's; a warning
-    /// names one whose files are missing. From now on code is removed with its last user.
+    /// Takes functions of an earlier worker into service. Those that the template has by now are the
+    /// template's; a warning names one whose files are missing. From now on code is removed with its last
+    /// user.
     pub(crate) fn restore(self: &Arc<Self>, kept: Kept) {
         for (name, function) in kept.functions {
             if self.function(&name).is_ok() {

@@ -1,4 +1,5 @@
-//! Versions of functions, which do not change any more, and aliases, which name one and may be moved to another.
+//! Versions of functions, which do not change any more, and aliases, which name one and may be moved to
+//! another.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -17,7 +18,8 @@ impl Worker {
         self.lock().function(&target.name)?.qualified(target.qualifier.as_deref()).cloned()
     }
 
-    /// Publishes what the function is now as a new version, unless its latest version is alike. `check` may refuse.
+    /// Publishes what the function is now as a new version, unless its latest version is alike. `check` may
+    /// refuse.
     ///
     /// # Errors
     /// No such function, or what `check` says.

@@ -65,8 +65,8 @@ enum Next {
 }
 
 impl Events {
-    /// The queue as the worker's state has it: what an earlier worker has accepted and not done is run now, but for those that it still
-    /// runs, which are given.
+    /// The queue as the worker's state has it: what an earlier worker has accepted and not done is run now,
+    /// but for those that it still runs, which are given.
     ///
     /// # Errors
     /// The state cannot be read.
@@ -93,8 +93,8 @@ impl Events {
         tokio::spawn(self.clone().run(event, place));
     }
 
-    /// Receives the results of the events that an earlier worker has begun, on a thread of its own. If that worker ends
-    /// without them, they are run again.
+    /// Receives the results of the events that an earlier worker has begun, on a thread of its own. If that
+    /// worker ends without them, they are run again.
     ///
     /// # Errors
     /// There is no thread for it.
@@ -157,8 +157,8 @@ impl Events {
         }
     }
 
-    /// Takes an invocation, which will be run; its outcome is only logged. Where the worker has a state, it is there when
-    /// this returns.
+    /// Takes an invocation, which will be run; its outcome is only logged. Where the worker has a state, it
+    /// is there when this returns.
     ///
     /// # Errors
     /// The queue is full, or the state cannot be written.
@@ -171,7 +171,8 @@ impl Events {
             return Err(ApiError::throttled("CallerRateLimitExceeded", "too many events are waiting"));
         }
         let event = Kept::new(target, invocation, 0);
-        // All of it, whether or not the caller stays for the answer: one that is kept and not run would come after the next start.
+        // All of it, whether or not the caller stays for the answer: one that is kept and not run would
+        // come after the next start.
         let events = self.clone();
         let accepting = tokio::spawn(async move {
             events.write(&event, |store, event| store.keep(event)).await?;

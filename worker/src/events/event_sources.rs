@@ -1,7 +1,8 @@
 //! Event sources: functions that are called with the messages of a queue, each at least once.
 //!
-//! A message is deleted when the function has done with it. What it has not becomes visible again after the queue's visibility timeout, as
-//! does all that a worker had when it was killed; how often, and what then, is the queue's to say (its redrive policy).
+//! A message is deleted when the function has done with it. What it has not becomes visible again after the
+//! queue's visibility timeout, as does all that a worker had when it was killed; how often, and what then,
+//! is the queue's to say (its redrive policy).
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -173,8 +174,8 @@ struct Failure {
     item_identifier: String,
 }
 
-/// The messages that a function has done with, by its answer. One that is no report, or that names a message which was not in the batch,
-/// means that none is.
+/// The messages that a function has done with, by its answer. One that is no report, or that names a
+/// message which was not in the batch, means that none is.
 fn done_of<'a>(batch: &'a [Message], answer: &[u8]) -> Vec<&'a Message> {
     let Ok(report) = serde_json::from_slice::<Option<Report>>(answer) else { return Vec::new() };
     let failures = report.unwrap_or_default().batch_item_failures.unwrap_or_default();

@@ -1,4 +1,5 @@
-//! Calls to a server that speaks SQS' API (its JSON protocol), as far as a function's event source needs them.
+//! Calls to a server that speaks SQS' API (its JSON protocol), as far as a function's event source needs
+//! them.
 
 use std::net::SocketAddr;
 use std::time::Duration;

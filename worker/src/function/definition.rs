@@ -1,4 +1,5 @@
-//! What a function is: settings and code as they are now, what was published of it, and what is said about it.
+//! What a function is: settings and code as they are now, what was published of it, and what is said about
+//! it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -195,8 +196,9 @@ impl Deployment {
         log_group(&self.name)
     }
 
-    /// The name of one instance's log, as long as any other's: the instance has it in its environment, and what is longer lies
-    /// elsewhere in memory. The tenth instance's pages with pointers were not like those of the nine before it.
+    /// The name of one instance's log, as long as any other's: the instance has it in its environment, and
+    /// what is longer lies elsewhere in memory. The tenth instance's pages with pointers were not like
+    /// those of the nine before it.
     pub fn log_stream(&self, instance: InstanceId) -> String {
         format!("[{}]{}-{instance:010}", self.version, self.revision)
     }

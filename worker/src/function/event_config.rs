@@ -127,8 +127,8 @@ pub fn after_throttle(times: u32) -> Duration {
     Duration::from_secs((1 << (times - 1).min(9)).min(300))
 }
 
-/// What a destination receives, as JSON. A record that would be longer than an event may be has neither the payload nor
-/// the answer: functions that are each other's destinations would double it each time.
+/// What a destination receives, as JSON. A record that would be longer than an event may be has neither the
+/// payload nor the answer: functions that are each other's destinations would double it each time.
 pub fn told(
     invocation: &Invocation,
     condition: Condition,

@@ -48,8 +48,8 @@ pub struct Wanted {
 /// What belongs to the call, and not to the function.
 const OF_THE_CALL: [&str; 2] = ["Publish", "RevisionId"];
 
-/// Settings that are not supported, and why. They are refused, as are unknown ones, so that no caller believes to have
-/// them; their default is accepted.
+/// Settings that are not supported, and why. They are refused, as are unknown ones, so that no caller
+/// believes to have them; their default is accepted.
 const REFUSED: [(&str, &str); 9] = [
     ("DeadLetterConfig", "events that failed are only logged"),
     ("VpcConfig", "there is no such network"),
@@ -105,18 +105,21 @@ pub struct Settings {
     pub image_config: ImageConfig,
     /// Processors it may use at most: `Metadata.Mayfly.Cpus` of its resource in a template.
     pub processors: Option<f64>,
-    /// Whether it reaches the outside world: `Metadata.Mayfly.Network` of its resource in a template; otherwise as the worker
-    /// is set up.
+    /// Whether it reaches the outside world: `Metadata.Mayfly.Network` of its resource in a template;
+    /// otherwise as the worker is set up.
     pub outside: Option<bool>,
-    /// Its VM, with `--sandbox vm`: `Metadata.Mayfly.Vm` of its resource in a template; otherwise that of all who name none.
+    /// Its VM, with `--sandbox vm`: `Metadata.Mayfly.Vm` of its resource in a template; otherwise that of
+    /// all who name none.
     #[serde(default)]
     pub vm: Option<String>,
-    /// Frozen for so long, its memory goes to the host's swap: `Metadata.Mayfly.PageOutAfter` of its resource in a template.
+    /// Frozen for so long, its memory goes to the host's swap: `Metadata.Mayfly.PageOutAfter` of its
+    /// resource in a template.
     #[serde(default)]
     pub page_out_after_s: Option<u32>,
 }
 
-/// Variables that Lambda sets and a function may not (Lambda's guide, "Defined runtime environment variables").
+/// Variables that Lambda sets and a function may not (Lambda's guide, "Defined runtime environment
+/// variables").
 const RESERVED_VARIABLES: [&str; 16] = [
     "_HANDLER",
     "_X_AMZN_TRACE_ID",

@@ -32,7 +32,8 @@ pub struct Options {
     pub queues: Option<SocketAddr>,
     /// Whether functions that say nothing of it reach the outside world.
     pub outside: bool,
-    /// Where what callers have made and events that were accepted are kept, so that they survive the worker; otherwise in memory.
+    /// Where what callers have made and events that were accepted are kept, so that they survive the
+    /// worker; otherwise in memory.
     pub state: Option<PathBuf>,
 }
 

@@ -1,9 +1,11 @@
-//! The connections of a server, so that those who only hold one open cannot keep others out, nor fill its memory.
+//! The connections of a server, so that those who only hold one open cannot keep others out, nor fill its
+//! memory.
 //!
-//! A connection *waits* until a request has arrived whole, and again once that is answered; in between it *works*. Beyond
-//! [`WAITING`] of those that wait, or of as many as this process can have open, the one that has for longest is closed: a client
-//! that holds hundreds half-open loses those, and everybody else is served. Of answers that clients have not taken yet there are
-//! [`UNTAKEN_BYTES`] at most: beyond, the connection is closed whose client has taken nothing for longest.
+//! A connection *waits* until a request has arrived whole, and again once that is answered; in between it
+//! *works*. Beyond [`WAITING`] of those that wait, or of as many as this process can have open, the one
+//! that has for longest is closed: a client that holds hundreds half-open loses those, and everybody else
+//! is served. Of answers that clients have not taken yet there are [`UNTAKEN_BYTES`] at most: beyond, the
+//! connection is closed whose client has taken nothing for longest.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -100,7 +102,8 @@ pub struct Client {
 }
 
 impl Client {
-    /// A part of an answer to it, which counts until it is dropped: once the client has taken it, or the connection is closed.
+    /// A part of an answer to it, which counts until it is dropped: once the client has taken it, or the
+    /// connection is closed.
     pub fn part(&self, bytes: impl Into<Bytes>) -> Part {
         let bytes = bytes.into();
         lock(&self.all.known).count(self.number, bytes.len());

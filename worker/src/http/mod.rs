@@ -33,7 +33,8 @@ pub type Answer = Response<AnswerBody>;
 pub enum AnswerBody {
     /// All of it.
     Whole(Option<Part>),
-    /// Part by part as it comes. An error breaks the connection off, so that the client does not take a part for the whole.
+    /// Part by part as it comes. An error breaks the connection off, so that the client does not take a
+    /// part for the whole.
     Parts(mpsc::Receiver<io::Result<Part>>),
 }
 
@@ -86,8 +87,8 @@ const HEADER_BYTES: usize = 64 * 1024;
 const HEADER_COUNT: usize = 100;
 const KIB: usize = 1024;
 
-/// Has the kernel close a connection whose other side has taken nothing of what waits for it for so long, or is gone without a word:
-/// its answer would wait for ever, and keep a place and its memory.
+/// Has the kernel close a connection whose other side has taken nothing of what waits for it for so long,
+/// or is gone without a word: its answer would wait for ever, and keep a place and its memory.
 ///
 /// # Errors
 /// It is closed already.
@@ -126,8 +127,8 @@ where
     }
 }
 
-/// What HTTP's own rules refuse: a request of version 1.1 names one host (RFC 9112 §3.2); and the bound on headers, which the
-/// parser's buffer only keeps about.
+/// What HTTP's own rules refuse: a request of version 1.1 names one host (RFC 9112 §3.2); and the bound on
+/// headers, which the parser's buffer only keeps about.
 fn broken_rule(request: &Request<Incoming>) -> Option<Answer> {
     let headers = request.headers();
     let refused = |status, text: &'static str| Some(answer(status, "text/plain", text));
@@ -170,8 +171,8 @@ impl BodyMemory {
         BodyMemory(Arc::new(Semaphore::new(bytes / KIB)))
     }
 
-    /// Reads a body of at most `limit` bytes. What has arrived counts until the permit is dropped; what a client only
-    /// announces does not.
+    /// Reads a body of at most `limit` bytes. What has arrived counts until the permit is dropped; what a
+    /// client only announces does not.
     ///
     /// # Errors
     /// See [`BodyError`].

@@ -57,7 +57,8 @@ pub struct Claim<'a> {
     signature: &'a str,
 }
 
-/// Reads what a request claims, and checks all of it that needs no body: a request that cannot be right is not read.
+/// Reads what a request claims, and checks all of it that needs no body: a request that cannot be right is
+/// not read.
 ///
 /// # Errors
 /// It has no signature, one of other credentials, for another service, or an old one.

@@ -44,7 +44,8 @@ pub(crate) fn unsupported(path: &str) -> Option<&'static str> {
     }
 }
 
-/// An extension that subscribes receives an error by name, as from the emulator that AWS publishes, and goes on without.
+/// An extension that subscribes receives an error by name, as from the emulator that AWS publishes, and
+/// goes on without.
 pub(crate) async fn not_supported(instance: &Instance, request: Request<Incoming>, kind: &str) -> Answer {
     let _ = http::read_alone(request.into_body(), REGISTRATION_BYTES).await;
     tracing::warn!("{}: an extension asks for the {kind} API, which is not supported", instance.label());

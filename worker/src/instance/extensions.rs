@@ -1,6 +1,8 @@
-//! Lambda's external and internal extensions: programs beside the runtime that receive each invocation, and the shutdown.
+//! Lambda's external and internal extensions: programs beside the runtime that receive each invocation, and
+//! the shutdown.
 //!
-//! An instance is ready when its runtime and every extension have asked for what comes next: at its start, and after each invocation.
+//! An instance is ready when its runtime and every extension have asked for what comes next: at its start,
+//! and after each invocation.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

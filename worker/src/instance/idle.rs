@@ -1,6 +1,6 @@
-//! Freezes an instance that has no work, as Lambda does: nothing in it runs until there is work, except its idle work
-//! (heap trim, page merge), once, and again if merging failed. Idle work costs about 0.5 s of a processor, so it yields
-//! to instances that work or start.
+//! Freezes an instance that has no work, as Lambda does: nothing in it runs until there is work, except its
+//! idle work (heap trim, page merge), once, and again if merging failed. Idle work costs about 0.5 s of a
+//! processor, so it yields to instances that work or start.
 //!
 //! ```text
 //!   asks for work ── GRACE ──► frozen ── idle work is due ──► thawed ──► frozen ── work ──► runs
@@ -17,7 +17,8 @@ use super::{Instance, lock};
 use crate::sandbox::history;
 use crate::sandbox::interface::Sandbox;
 
-/// Without work for so long, it is frozen. Under load instances have work sooner, and freezing costs them nothing.
+/// Without work for so long, it is frozen. Under load instances have work sooner, and freezing costs them
+/// nothing.
 const GRACE: Duration = Duration::from_millis(100);
 /// The longest a rest may take, and the wait for other instances that rest.
 const IDLE_WORK: Duration = Duration::from_secs(30);

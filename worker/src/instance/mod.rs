@@ -1,5 +1,5 @@
-//! One instance: its state, and the requests that it serves. [`life`] starts and ends it, [`idle`] freezes it,
-//! [`extensions`] receive its events.
+//! One instance: its state, and the requests that it serves. [`life`] starts and ends it, [`idle`] freezes
+//! it, [`extensions`] receive its events.
 
 mod extension_api;
 mod extensions;
@@ -191,8 +191,8 @@ impl Instance {
         self.stop.notify_one();
     }
 
-    /// The runtime asks for work (`GET /invocation/next`): where the work will come from. It may say after how long without any it
-    /// wants to rest, and to rest again.
+    /// The runtime asks for work (`GET /invocation/next`): where the work will come from. It may say after
+    /// how long without any it wants to rest, and to rest again.
     pub(crate) fn next(
         &self,
         idle_work_after: &[Duration],
@@ -254,8 +254,8 @@ impl Instance {
         }
     }
 
-    /// The runtime is about to send the answer to this request. What it sends is not read before that is known to be its turn, and of
-    /// one answer only.
+    /// The runtime is about to send the answer to this request. What it sends is not read before that is
+    /// known to be its turn, and of one answer only.
     pub(crate) fn begin_answer(&self, id: &str) -> Result<(), Misuse> {
         match &mut *lock(&self.phase) {
             Phase::Busy(work) if work.invocation.id != id => Err(Misuse::RequestId),

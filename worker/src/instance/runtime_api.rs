@@ -1,7 +1,7 @@
 //! Lambda's Runtime API, as the runtime inside an instance sees it on AWS_LAMBDA_RUNTIME_API.
 //!
-//! `GET /2018-06-01/runtime/invocation/next`, `POST .../invocation/ID/response`, `.../ID/error`, `.../init/error`. An answer may be
-//! streamed.
+//! `GET /2018-06-01/runtime/invocation/next`, `POST .../invocation/ID/response`, `.../ID/error`,
+//! `.../init/error`. An answer may be streamed.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -117,8 +117,8 @@ fn too_large(instance: &Instance, id: &str, limit: usize) -> Answer {
     }
 }
 
-/// An answer that comes while the function makes it. It goes to its caller piece by piece, or all at once where the caller has not asked
-/// for pieces. An error in the middle comes as trailers.
+/// An answer that comes while the function makes it. It goes to its caller piece by piece, or all at once
+/// where the caller has not asked for pieces. An error in the middle comes as trailers.
 async fn streamed(instance: &Instance, id: &str, request: Request<Incoming>) -> Answer {
     let Some(invocation) = instance.invocation(id) else { return refused(&Misuse::State) };
     let limit = if invocation.stream.is_some() { limits::STREAM_BYTES } else { limits::PAYLOAD_BYTES };
@@ -169,7 +169,8 @@ fn trailing_error(trailers: &HeaderMap) -> Option<Bytes> {
 struct Answering<'a>(&'a Instance, &'a str);
 
 impl Answering<'_> {
-    /// If an earlier attempt has the right, its connection may be closed without the worker having noticed yet.
+    /// If an earlier attempt has the right, its connection may be closed without the worker having noticed
+    /// yet.
     async fn begin<'a>(instance: &'a Instance, id: &'a str) -> Result<Answering<'a>, Misuse> {
         let wait = async {
             loop {
@@ -237,8 +238,8 @@ async fn described_error(request: Request<Incoming>) -> Result<Bytes, Answer> {
     }
 }
 
-/// Answers a request whose body is not used. A small one is read all the same: the connection of one that was not could not be used
-/// again, and the runtime's next request on it would fail.
+/// Answers a request whose body is not used. A small one is read all the same: the connection of one that
+/// was not could not be used again, and the runtime's next request on it would fail.
 async fn unread(request: Request<Incoming>, answer: Answer) -> Answer {
     if request.body().size_hint().upper().is_some_and(|bytes| bytes <= UNREAD_BYTES as u64) {
         let _ = http::read_alone(request.into_body(), UNREAD_BYTES).await;

@@ -1,5 +1,5 @@
-//! What functions have printed lately, by function and instance, in CloudWatch Logs' terms: a group for each function, a stream for
-//! each instance. In memory, as much of each function as [`BYTES`] holds.
+//! What functions have printed lately, by function and instance, in CloudWatch Logs' terms: a group for
+//! each function, a stream for each instance. In memory, as much of each function as [`BYTES`] holds.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};

@@ -1,4 +1,5 @@
-//! What a function prints: shown in the worker's log with the function's name, its end kept for `LogType=Tail`.
+//! What a function prints: shown in the worker's log with the function's name, its end kept for
+//! `LogType=Tail`.
 
 use std::collections::VecDeque;
 use std::io::ErrorKind;
@@ -202,7 +203,8 @@ mod tests {
         assert!(tokio::time::timeout(Duration::from_millis(500), output.follow()).await.is_err());
         drop(output);
         let written = printing.join().unwrap();
-        // A busy machine may let seconds pass: each allows as much again, and a reader without a bound far more.
+        // A busy machine may let seconds pass: each allows as much again, and a reader without a bound far
+        // more.
         let seconds = 1 + began.elapsed().as_secs() as usize;
         assert!(written < seconds * READ_BYTES_A_SECOND + (1 << 20), "{written} bytes in {seconds} s");
     }

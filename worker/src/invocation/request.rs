@@ -64,7 +64,8 @@ impl Stream {
     }
 }
 
-/// Of a caller's `X-Amzn-Trace-Id`; a longer one names no trace, and would be kept with each event that waits.
+/// Of a caller's `X-Amzn-Trace-Id`; a longer one names no trace, and would be kept with each event that
+/// waits.
 const TRACE_BYTES: usize = 1024;
 
 impl Invocation {

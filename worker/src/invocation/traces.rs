@@ -1,7 +1,8 @@
 //! Traces by OpenTelemetry: a span for each invocation, sent to a collector by OTLP over HTTP. Off unless
 //! `OTEL_EXPORTER_OTLP_ENDPOINT` names one; what else that standard says of the environment is as it says.
 //!
-//! A caller's own span is the parent, by `X-Amzn-Trace-Id` or `traceparent`; and the function is given the invocation's span as its parent.
+//! A caller's own span is the parent, by `X-Amzn-Trace-Id` or `traceparent`; and the function is given the
+//! invocation's span as its parent.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -91,7 +92,8 @@ impl Traces {
         Span(span)
     }
 
-    /// Sends what has not been sent yet. Waits for the collector; not to be called on a thread of the runtime's.
+    /// Sends what has not been sent yet. Waits for the collector; not to be called on a thread of the
+    /// runtime's.
     pub fn close(&self) {
         if let Err(error) = self.provider.shutdown_with_timeout(PATIENCE) {
             tracing::warn!("traces: {error}");
@@ -130,7 +132,8 @@ struct Given {
 }
 
 impl Given {
-    /// `Root=1-5759e988-bd862e3fe1be46a994272793;Parent=53995c3f42cd8ad8;Sampled=1`; what is wrong is not there.
+    /// `Root=1-5759e988-bd862e3fe1be46a994272793;Parent=53995c3f42cd8ad8;Sampled=1`; what is wrong is not
+    /// there.
     fn parse(text: &str) -> Given {
         let mut given = Given::default();
         for (name, value) in text.split(';').filter_map(|part| part.trim().split_once('=')) {

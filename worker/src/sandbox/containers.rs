@@ -189,7 +189,8 @@ impl Maker for Containers {
         Box::pin(async move { Ok(Arc::new(self.make(&order).await?) as Arc<dyn Sandbox>) })
     }
 
-    /// A store that ends frees its memory, which takes time, and the caller holds the lock that every request needs.
+    /// A store that ends frees its memory, which takes time, and the caller holds the lock that every
+    /// request needs.
     fn forget(&self, function: FunctionId) {
         let stores = self.stores.clone();
         drop(tokio::task::spawn_blocking(move || stores.end(function)));

@@ -100,8 +100,8 @@ pub(crate) fn sources_of(order: &Order, options: &Options, folder: &Path, sharin
     }
 }
 
-/// Nothing but the image, and the heap: that is one library for glibc and musl, of any version. Where [`may_share`] says so, the
-/// bootstrap tries whether what rests and merges fits the image's own libraries.
+/// Nothing but the image, and the heap: that is one library for glibc and musl, of any version. Where
+/// [`may_share`] says so, the bootstrap tries whether what rests and merges fits the image's own libraries.
 fn of_image(
     order: &Order,
     image: &Image,
@@ -113,7 +113,8 @@ fn of_image(
     let deployment = &order.deployment;
     let (layers, config) = (&options.layers, &deployment.settings.image_config);
     let (mut command, arguments) = command_of(order, image);
-    // Runtime interface clients take it from either: of what the image's command has, the last is the handler.
+    // Runtime interface clients take it from either: of what the image's command has, the last is the
+    // handler.
     let handler = arguments.last().cloned();
     command.extend(arguments);
     let folder = config.working_directory.clone().filter(|folder| !folder.is_empty());
@@ -175,8 +176,8 @@ fn command_of(order: &Order, image: &Image) -> (Vec<String>, Vec<String>) {
     (or(&config.entry_point, &image.entry_point), or(&config.command, &image.command))
 }
 
-/// Whether instances of a function can share pages by a store. Those of an image can if it starts with `PYTHON -m awslambdaric`, as
-/// AWS has it for images of others: the bootstrap replaces that client.
+/// Whether instances of a function can share pages by a store. Those of an image can if it starts with
+/// `PYTHON -m awslambdaric`, as AWS has it for images of others: the bootstrap replaces that client.
 pub(crate) fn may_share(order: &Order) -> bool {
     let Some(image) = &order.deployment.code.image else { return true };
     let (program, arguments) = command_of(order, image);
@@ -186,8 +187,8 @@ pub(crate) fn may_share(order: &Order) -> bool {
     name.to_string_lossy().starts_with("python") && flag == "-m" && module == CLIENT
 }
 
-/// Where in an image lies what is elsewhere below /var/mayfly. All else there is the image's, whose folders are read-only and whose
-/// links must not be followed before it is entered; /dev is made for each instance.
+/// Where in an image lies what is elsewhere below /var/mayfly. All else there is the image's, whose folders
+/// are read-only and whose links must not be followed before it is entered; /dev is made for each instance.
 fn in_image(path: &str) -> String {
     path.replace("/var/mayfly/lib/", "/dev/mayfly/").replace("/var/mayfly/", "/dev/mayfly/")
 }
@@ -314,8 +315,9 @@ fn sharing_variables(
     let seed = u32::from_str_radix(&order.deployment.revision[..8], 16).unwrap_or(1);
     add("PYTHONHASHSEED", seed.to_string());
     if layers.heap.is_some() && rests {
-        // Where objects lie shall not depend on time, so that pages with pointers are alike (UPM §IV-B): one lifetime
-        // class, and a clock that stands still until the instance has rested once, which mayfly_bootstrap sees to.
+        // Where objects lie shall not depend on time, so that pages with pointers are alike (UPM §IV-B):
+        // one lifetime class, and a clock that stands still until the instance has rested once, which
+        // mayfly_bootstrap sees to.
         add("MAYFLY_HEAP_LIFETIMES", "fixed:inf".into());
         add("MAYFLY_HEAP_CLOCK", "settled".into());
     }

@@ -1,4 +1,5 @@
-//! What has happened, and how memory has developed: the last events and the last hour's samples, both in memory only.
+//! What has happened, and how memory has developed: the last events and the last hour's samples, both in
+//! memory only.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Mutex;

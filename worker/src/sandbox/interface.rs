@@ -129,7 +129,8 @@ pub(crate) trait Sandbox: Send + Sync {
         None
     }
 
-    /// It has worked, or has nothing to do: its runtime may soon need what only its idle work uses. Called often.
+    /// It has worked, or has nothing to do: its runtime may soon need what only its idle work uses. Called
+    /// often.
     fn may_do_idle_work(&self) {}
 
     /// Stops all that runs in it. False if that cannot be.
@@ -152,7 +153,8 @@ pub(crate) trait Sandbox: Send + Sync {
     fn end(&self) -> Later<'_, ()>;
 }
 
-/// How a runtime ended by itself, and whether a process of its sandbox was killed because the memory was used up.
+/// How a runtime ended by itself, and whether a process of its sandbox was killed because the memory was
+/// used up.
 pub(crate) struct Ended {
     pub how: Ending,
     pub out_of_memory: bool,

@@ -1,5 +1,6 @@
-//! The outside world for instances: an interface of the host's each, and address translation by the kernel's nftables. Its other
-//! end is in the instance's network namespace, or, in a VM, a file of the worker's (vm/tunnel.rs).
+//! The outside world for instances: an interface of the host's each, and address translation by the
+//! kernel's nftables. Its other end is in the instance's network namespace, or, in a VM, a file of the
+//! worker's (vm/tunnel.rs).
 //!
 //! ```text
 //!   instance  eth0 ──────── mfXXXX-N  host ── masquerade ── whatever the host reaches
@@ -7,8 +8,8 @@
 //!                           └ nothing to the host itself, to other instances, or to link-local addresses (169.254/16,
 //!                             where clouds hand out credentials); nothing from outside that was not asked for
 //! ```
-//! An interface is gone when the instance's network namespace is. The rules lie in a table of the worker's own, which goes with
-//! it; that of a worker that was killed, with the next one.
+//! An interface is gone when the instance's network namespace is. The rules lie in a table of the worker's
+//! own, which goes with it; that of a worker that was killed, with the next one.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -73,8 +74,8 @@ struct Pairs {
     used: BTreeSet<u32>,
 }
 
-/// One instance's interfaces, here and inside. The kernel removes them with the instance's namespace, or with the tunnel; this keeps
-/// their addresses.
+/// One instance's interfaces, here and inside. The kernel removes them with the instance's namespace, or
+/// with the tunnel; this keeps their addresses.
 pub struct Pair {
     network: Arc<Network>,
     number: u32,
@@ -280,7 +281,8 @@ fn run(program: &str, arguments: &[&str], input: &str) -> Result<()> {
     Ok(())
 }
 
-/// What /etc/resolv.conf is to say inside: name servers that are outside this host, for itself is out of reach.
+/// What /etc/resolv.conf is to say inside: name servers that are outside this host, for itself is out of
+/// reach.
 pub fn resolvers() -> String {
     let places = ["/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"];
     let usable = |text: String| {

@@ -69,7 +69,8 @@ pub struct Service {
     pub queues: Option<SocketAddr>,
     /// Whether functions that say nothing of it reach the outside world.
     pub outside: bool,
-    /// Where what callers have made and events that were accepted are kept, so that they survive the worker; otherwise in memory.
+    /// Where what callers have made and events that were accepted are kept, so that they survive the
+    /// worker; otherwise in memory.
     pub state: Option<PathBuf>,
 }
 
@@ -136,7 +137,8 @@ pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
                 let (booted, wanted) = (domains.clone(), domains_of(&worker, &functions));
                 let boot = move || booted.provide(wanted).inspect_err(|_| booted.close());
                 tokio::task::spawn_blocking(boot).await??;
-                // An earlier worker serves until the VMs are there. Functions come from the template; what else is kept waits.
+                // An earlier worker serves until the VMs are there. Functions come from the template; what
+                // else is kept waits.
                 let vms = Some(Vms { plan, domains: domains.clone() });
                 (take()?, Kept::default(), functions, domains, vms)
             }
@@ -196,7 +198,8 @@ pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
     })
 }
 
-/// As many files at once as this process may have: what a shell allows is used up by a thousand clients that say nothing.
+/// As many files at once as this process may have: what a shell allows is used up by a thousand clients
+/// that say nothing.
 fn open_many_files() {
     let limit = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
@@ -287,7 +290,8 @@ impl Changing {
         };
         let successor = tokio::task::spawn_blocking(prepare).await??;
         let process = successor.id();
-        // Calls that change persistent state have finished then, and the next one waits. That may take long; other requests are served meanwhile.
+        // Calls that change persistent state have finished then, and the next one waits. That may take
+        // long; other requests are served meanwhile.
         let mut handed_over = self.worker.handed_over.write().await;
         self.worker.accepting.send_replace(Accepting::NotNow);
         match self.give_state(successor).await {

@@ -1,4 +1,5 @@
-//! A template's functions and layers in the worker: put there when it starts, and again when the template is read anew.
+//! A template's functions and layers in the worker: put there when it starts, and again when the template
+//! is read anew.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -55,7 +56,8 @@ impl Stack {
         self.functions.iter().map(|(function, _)| function)
     }
 
-    /// The queues that functions are called from, by what is called: the function, or the alias that is published.
+    /// The queues that functions are called from, by what is called: the function, or the alias that is
+    /// published.
     pub fn sources(&self) -> BTreeMap<String, Vec<Source>> {
         let with = self.functions().filter(|function| !function.sources.is_empty());
         let of = |function: &Declared| {
@@ -160,9 +162,9 @@ fn latest(worker: &Worker, arn: &mut String) -> Result<()> {
     Ok(())
 }
 
-/// Puts functions into the worker, and takes those out that an earlier template had and this one has not. Those that are as they
-/// were keep their instances, if they do not live in one of the VMs that have been `replaced`. `urls` are those that an earlier worker
-/// has had. Gives their names.
+/// Puts functions into the worker, and takes those out that an earlier template had and this one has not.
+/// Those that are as they were keep their instances, if they do not live in one of the VMs that have been
+/// `replaced`. `urls` are those that an earlier worker has had. Gives their names.
 ///
 /// # Errors
 /// A function that the worker cannot take; those before it are there.

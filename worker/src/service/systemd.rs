@@ -4,7 +4,8 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-/// Requests are taken. It is also said that this process is the service now: another one may have been before.
+/// Requests are taken. It is also said that this process is the service now: another one may have been
+/// before.
 pub fn ready() {
     tell(&format!("MAINPID={}\nREADY=1", std::process::id()));
 }

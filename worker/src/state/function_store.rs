@@ -145,8 +145,8 @@ impl FunctionStore {
         &self.may_go
     }
 
-    /// Keeps a function as it is, or that there is none. Who changes it last is kept: `now` is asked while no other is
-    /// written.
+    /// Keeps a function as it is, or that there is none. Who changes it last is kept: `now` is asked while
+    /// no other is written.
     ///
     /// # Errors
     /// It could not be written.
@@ -172,7 +172,8 @@ impl FunctionStore {
         })
     }
 
-    /// All that is kept and can be read. Code that belongs to nothing of it is removed: its worker was killed before it was kept.
+    /// All that is kept and can be read. Code that belongs to nothing of it is removed: its worker was
+    /// killed before it was kept.
     ///
     /// # Errors
     /// It cannot be read.

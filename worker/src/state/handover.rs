@@ -109,7 +109,8 @@ impl Predecessor {
             let given = unsafe { BorrowedFd::borrow_raw(number) };
             fcntl_setfd(given, FdFlags::CLOEXEC).with_context(|| format!("{VARIABLE}: {number}"))?;
         }
-        // SAFETY: both are open. The worker that started this process has opened them for it, and nothing else here owns them.
+        // SAFETY: both are open. The worker that started this process has opened them for it, and nothing else
+        // here owns them.
         let (listener, line) = unsafe { (TcpListener::from_raw_fd(listener), UnixStream::from_raw_fd(line)) };
         listener.local_addr().with_context(|| format!("{VARIABLE} names no socket"))?;
         Ok(Some((Predecessor { line: BufReader::new(line) }, listener)))
@@ -161,7 +162,8 @@ impl Successor {
             .args(std::env::args_os().skip(1))
             .env(VARIABLE, format!("{listener_number} {theirs_number}"))
             .stdin(Stdio::null());
-        // SAFETY: between fork and exec two system calls are made, on descriptors that are open until the command has been started.
+        // SAFETY: between fork and exec two system calls are made, on descriptors that are open until the command
+        // has been started.
         unsafe {
             command.pre_exec(move || {
                 fcntl_setfd(BorrowedFd::borrow_raw(listener_number), FdFlags::empty())?;

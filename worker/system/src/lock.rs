@@ -1,4 +1,5 @@
-//! Locks without poisoning: a panic ends the program in a release build, so only tests ever see a poisoned lock.
+//! Locks without poisoning: a panic ends the program in a release build, so only tests ever see a poisoned
+//! lock.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -1,7 +1,8 @@
-//! Folders that one worker makes and removes when it ends. The next worker removes those of a worker that was killed.
+//! Folders that one worker makes and removes when it ends. The next worker removes those of a worker that
+//! was killed.
 //!
-//! A worker holds a lock (`flock`) on each of its folders. The kernel releases it however the worker ends, and every
-//! other worker can see that, in any PID namespace; a process id would not show it.
+//! A worker holds a lock (`flock`) on each of its folders. The kernel releases it however the worker ends,
+//! and every other worker can see that, in any PID namespace; a process id would not show it.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{ErrorKind, Result};

@@ -1,4 +1,5 @@
-//! What a function's `Events` say: queues that it is called from. Other kinds of events are none of the worker's.
+//! What a function's `Events` say: queues that it is called from. Other kinds of events are none of the
+//! worker's.
 
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
@@ -54,7 +55,8 @@ fn yes() -> bool {
 /// Batches at once where nothing else is said: what Lambda begins with.
 const CONCURRENCY: usize = 5;
 
-/// The queues of a function, all of its `Events` that are left. `resources` are the template's, whose queues are named by their logical ids.
+/// The queues of a function, all of its `Events` that are left. `resources` are the template's, whose
+/// queues are named by their logical ids.
 ///
 /// # Errors
 /// What is wrong, and in which event.

@@ -1,8 +1,9 @@
 //! What intrinsic functions of CloudFormation stand for where there is no CloudFormation.
 //!
-//! Parameters have their `Default`. A resource of the template is named by its logical id, as `sam local` has it, and its
-//! attributes by `ID.Attribute`: there is no such resource here, so a function that uses it must be configured in another way: a
-//! warning says so. What cannot be known at all is left out, with a warning.
+//! Parameters have their `Default`. A resource of the template is named by its logical id, as `sam local`
+//! has it, and its attributes by `ID.Attribute`. There is no such resource here, so a function that uses it
+//! must be configured in another way, and a warning is logged. What cannot be known at all is left out, with a
+//! warning.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -49,7 +50,8 @@ impl Scope {
         }
     }
 
-    /// YAML as JSON, with what intrinsic functions stand for; `None` if that is nothing. `place` is for messages.
+    /// YAML as JSON, with what intrinsic functions stand for; `None` if that is nothing. `place` is for
+    /// messages.
     pub fn resolve(&self, yaml: &Yaml, place: &str) -> Result<Option<Json>> {
         Ok(Some(match yaml {
             Yaml::Tagged(tagged) => {

@@ -1,7 +1,8 @@
 //! SAM templates: which functions a `template.yaml` declares.
 //!
-//! Read are resources of types `AWS::Serverless::Function` and `AWS::Serverless::LayerVersion`, and `Globals.Function`; [`intrinsics`] has what `!Ref` and the like stand
-//! for. Other resources are none of the worker's and passed over; so are properties that mean nothing here, with a line each.
+//! Read are resources of types `AWS::Serverless::Function` and `AWS::Serverless::LayerVersion`, and
+//! `Globals.Function`; [`intrinsics`] has what `!Ref` and the like stand for. Other resources are none of
+//! the worker's and passed over; so are properties that mean nothing here, with a line each.
 
 mod events;
 mod function;
@@ -48,7 +49,8 @@ const KNOWN: [&str; 21] = [
     "EventInvokeConfig",
 ];
 
-/// Properties that change nothing for a function on one machine: what it may do in an account, and how SAM builds it.
+/// Properties that change nothing for a function on one machine: what it may do in an account, and how SAM
+/// builds it.
 const MEANINGLESS: [&str; 3] = ["Policies", "PermissionsBoundary", "AssumeRolePolicyDocument"];
 
 /// Properties that an image has not.
@@ -234,7 +236,8 @@ fn properties_of(yaml: &Yaml, scope: &Scope, place: &str) -> Result<Map<String, 
     Ok(properties)
 }
 
-/// As SAM merges globals: variables and tags one by one, layers one after another, everything else as a whole.
+/// As SAM merges globals: variables and tags one by one, layers one after another, everything else as a
+/// whole.
 fn merge(properties: &mut Map<String, Json>, key: String, value: Json) {
     if key == "Environment"
         && let Some(known) =

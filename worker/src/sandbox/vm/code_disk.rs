@@ -1,5 +1,6 @@
-//! The code disk: what instances in the VM see under /var and /opt, or as their root, read-only, of all functions. The agent shows each
-//! instance its own part. As files of one disk they are in the guest's memory once (HotMem §4, "shared HotMem partition").
+//! The code disk: what instances in the VM see under /var and /opt, or as their root, read-only, of all
+//! functions. The agent shows each instance its own part. As files of one disk they are in the guest's
+//! memory once (HotMem §4, "shared HotMem partition").
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,6 @@
-//! A VM for each trust domain of a template: `Metadata.Mayfly.Vm` of a function names its own, and those that name none have one together.
-//! Each has a code disk, a kernel and partitions of its own; what happens in one is no other's concern.
+//! A VM for each trust domain of a template: `Metadata.Mayfly.Vm` of a function names its own, and those
+//! that name none have one together. Each has a code disk, a kernel and partitions of its own; what happens
+//! in one is no other's concern.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -55,10 +56,10 @@ impl Domains {
         Domains { plan, host: Arc::new(host), vms: Mutex::default() }
     }
 
-    /// Has a VM for each of these domains and for no other. One that suits its domain as it is stays; others are booted, one after the
-    /// other, before anything changes. Each has room for as many instances as the plan says: memory that is not plugged costs nothing,
-    /// and how many there are in all the pool sees to. Gives the domains that had another one before, whose functions' instances are
-    /// still there.
+    /// Has a VM for each of these domains and for no other. One that suits its domain as it is stays;
+    /// others are booted, one after the other, before anything changes. Each has room for as many instances
+    /// as the plan says: memory that is not plugged costs nothing, and how many there are in all the pool
+    /// sees to. Gives the domains that had another one before, whose functions' instances are still there.
     ///
     /// # Errors
     /// A code disk cannot be made, or a VM does not come up.

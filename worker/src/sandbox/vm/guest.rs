@@ -1,5 +1,5 @@
-//! What the guest reports of its memory. A thread of its own asks, one question at a time, so that a guest that hangs
-//! delays no reader.
+//! What the guest reports of its memory. A thread of its own asks, one question at a time, so that a guest
+//! that hangs delays no reader.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -53,7 +53,8 @@ impl Guest {
         self.lock().last.partitions.get(&partition).cloned()
     }
 
-    /// Has `question` asked, which ends with [`Guest::tell`], unless another is on its way; waits a little for the answer.
+    /// Has `question` asked, which ends with [`Guest::tell`], unless another is on its way; waits a little
+    /// for the answer.
     fn ask(&self, question: impl FnOnce() + Send + 'static) -> GuestMemory {
         let mut told = self.lock();
         if !told.asking {

@@ -53,8 +53,8 @@ pub struct Instance {
     ended: AtomicBool,
 }
 
-/// Plugs a partition and starts an instance in it. If the VM ends before it has started, it starts in the next one: nothing
-/// of it has run.
+/// Plugs a partition and starts an instance in it. If the VM ends before it has started, it starts in the
+/// next one: nothing of it has run.
 ///
 /// # Errors
 /// It could not be started; says why. Its partition is unplugged then.
@@ -273,8 +273,8 @@ fn spawn_order(vm: &PartitionedVm, order: &Order, name: &str, address: Option<Ip
     })
 }
 
-/// The size of /tmp. It is memory: half of what there is, so that a program with a full /tmp gets an error before the
-/// whole instance ends.
+/// The size of /tmp. It is memory: half of what there is, so that a program with a full /tmp gets an error
+/// before the whole instance ends.
 fn file_bytes(settings: &Settings) -> u64 {
     u64::from(settings.ephemeral_mib.min(settings.memory_mib / 2)) << 20
 }

@@ -4,8 +4,9 @@
 //!   scale up:    plug a partition ──► spawn the instance in it ──► it asks for work over the relay
 //!   scale down:  stop ──► the partition is empty ──► unplug: its memory is the host's again, no page was moved
 //! ```
-//! Each trust domain has a VM ([`domains`]). If one ends, its instances have ended, their callers receive the reason, and it is booted again.
-//! One that lacks what a template read anew needs is replaced: it stays until its last instance has ended.
+//! Each trust domain has a VM ([`domains`]). If one ends, its instances have ended, their callers receive
+//! the reason, and it is booted again. One that lacks what a template read anew needs is replaced: it stays
+//! until its last instance has ended.
 
 mod code_disk;
 mod domains;
@@ -43,7 +44,8 @@ use worker_pool::InstanceId;
 
 /// A VM that does not come up is tried again after so long.
 const PAUSE: Duration = Duration::from_secs(2);
-/// How long an instance waits for the VM, which may be emulated on a busy machine. Requests have their own patience.
+/// How long an instance waits for the VM, which may be emulated on a busy machine. Requests have their own
+/// patience.
 const PATIENCE: Duration = Duration::from_secs(300);
 const BLOCK_MIB: u64 = 128;
 /// Of the shared partition, for files; merged pages come on top: as much as one instance may have.
@@ -250,8 +252,8 @@ impl PartitionedVm {
         self.running.borrow().as_ref().is_some_and(|now| Arc::ptr_eq(now, running))
     }
 
-    /// Its memory, as host and guest see it. A guest that does not answer at once is not waited for: then it is what it
-    /// told last.
+    /// Its memory, as host and guest see it. A guest that does not answer at once is not waited for: then
+    /// it is what it told last.
     fn memory_now(&self) -> Option<data::Vm> {
         let running = self.running.borrow().clone()?;
         let merged = running.guest.memory(&running).merged;

@@ -46,8 +46,8 @@ pub(super) async fn plug(vm: &PartitionedVm, running: &Arc<Running>, order: &Ord
     Ok(plugged.partition)
 }
 
-/// Tries for so long to plug a partition: that of an instance that is ending is still plugged, or something is being done
-/// to it.
+/// Tries for so long to plug a partition: that of an instance that is ending is still plugged, or something
+/// is being done to it.
 async fn patiently<T, F: Future<Output = Result<T, Error>>>(
     patience: Duration,
     mut plug: impl FnMut() -> F,
@@ -66,8 +66,8 @@ async fn patiently<T, F: Future<Output = Result<T, Error>>>(
     }
 }
 
-/// Until the partition is the host's again, or the VM has ended: one that stayed plugged without an instance would be lost
-/// to all others, who plug absent ones.
+/// Until the partition is the host's again, or the VM has ended: one that stayed plugged without an
+/// instance would be lost to all others, who plug absent ones.
 pub(super) async fn unplug(vm: &PartitionedVm, running: &Arc<Running>, order: &Order, partition: u32) {
     let mut failed = false;
     loop {

@@ -1,10 +1,11 @@
-//! The way out of an instance in a VM: an interface of the host's, whose packets are carried to and from the guest by the VM's relay.
+//! The way out of an instance in a VM: an interface of the host's, whose packets are carried to and from
+//! the guest by the VM's relay.
 //!
 //! ```text
 //!   instance  eth0 ── agent ── relay ── worker ── mfXXXX-N  host ── as a container's from there on (network.rs)
 //! ```
-//! So the VM has no network device, and what instances may reach is decided on the host alone. The guest is not believed: a packet that
-//! does not come from the instance's own address is dropped.
+//! So the VM has no network device, and what instances may reach is decided on the host alone. The guest is
+//! not believed: a packet that does not come from the instance's own address is dropped.
 
 use std::fs::File;
 use std::io::{Read, Write};

@@ -1,8 +1,9 @@
-//! The host's end of the relay: each connection that an instance in the guest makes becomes a socket here, on which the
-//! worker serves the Runtime API (vm-protocol's `relay` says what is sent). Packets of one that reaches the outside world go to its tunnel.
+//! The host's end of the relay: each connection that an instance in the guest makes becomes a socket here,
+//! on which the worker serves the Runtime API (vm-protocol's `relay` says what is sent). Packets of one
+//! that reaches the outside world go to its tunnel.
 //!
-//! The guest is not believed: one that sends more than it was granted, or grants more than it was sent, loses the connection and no
-//! other ([`Flow`]).
+//! The guest is not believed: one that sends more than it was granted, or grants more than it was sent,
+//! loses the connection and no other ([`Flow`]).
 
 use std::collections::HashMap;
 use std::net::Ipv4Addr;
@@ -36,7 +37,8 @@ struct Shared {
 struct Expected {
     instance: String,
     connections: mpsc::Sender<UnixStream>,
-    /// Which it may have at once: those that the worker has closed and the guest has not heard of are among them.
+    /// Which it may have at once: those that the worker has closed and the guest has not heard of are among
+    /// them.
     places: Arc<Semaphore>,
     /// It was said that the guest does not keep to a window.
     said: Once,
@@ -152,7 +154,8 @@ impl Shared {
         self.links.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The guest carries a connection of this instance from now on: if the instance is expected, and has not too many.
+    /// The guest carries a connection of this instance from now on: if the instance is expected, and has
+    /// not too many.
     fn connect(&self, instance: &str, stream: u32) -> Option<Stream> {
         let expected = self.listeners().get(instance).cloned()?;
         let place = expected.places.clone().try_acquire_owned().ok()?;
@@ -296,7 +299,8 @@ async fn carry(
     let _ = to_guest.send(frame(stream, Kind::Close, &[])).await;
 }
 
-/// Packets for an instance. Where the guest takes them slowly, they wait at the interface, which has room for some.
+/// Packets for an instance. Where the guest takes them slowly, they wait at the interface, which has room
+/// for some.
 async fn carry_packets(stream: u32, tunnel: Arc<Tunnel>, to_guest: mpsc::Sender<Vec<u8>>) {
     while let Ok(packet) = tunnel.next().await {
         if to_guest.send(frame(stream, Kind::Data, &packet)).await.is_err() {

@@ -63,7 +63,8 @@ async fn a_slow_reader_on_either_side_holds_up_its_own_connection_and_no_other()
     let mut listener = relay.listen("a");
     says(&mut guest, 1, Kind::Open, b"a").await;
     let mut slow = listener.accept().await;
-    // Neither the worker nor the guest reads what the other sends: each may send a window, and what the worker's socket holds.
+    // Neither the worker nor the guest reads what the other sends: each may send a window, and what the
+    // worker's socket holds.
     fills(&mut guest, 1).await;
     let (mut taken, mut given) = slow.split();
     let (mut sent, mut granted) = (0, 0);
