@@ -96,7 +96,7 @@ def test_destination_loop_ends(running):
         FunctionName="round", DestinationConfig={"OnSuccess": {"Destination": ARN + "round"}}
     )
     send(client, "round", {"a": 1})
-    running.wait_for("round is not told: functions tell one another in a circle")
+    running.wait_for("round receives no result: functions are each other's destinations in a circle")
     assert running.log().count("REPORT RequestId") == 17
 
 

@@ -41,7 +41,7 @@ pub struct Limits {
     pub share_of_mib: u32,
     /// Processes and threads.
     pub processes: u64,
-    /// Processors it may use at most, where its function says so.
+    /// Processors it may use at most, if its function has a limit.
     pub processors: Option<f64>,
     /// Whether any of its memory may be in the host's swap, where it counts as well.
     pub may_swap: bool,
@@ -74,7 +74,7 @@ pub struct Cgroup {
     freezer: Option<Freezer>,
     /// Its share of the processors, beside other cgroups that want them, and the file that has it.
     share: Option<(PathBuf, u64)>,
-    /// What says the most memory it has used, open: it is read at every answer.
+    /// The file with the most memory it has used, open: it is read at every answer.
     peak: Option<File>,
 }
 
@@ -82,7 +82,7 @@ impl Hierarchy {
     /// Finds where cgroups may be made and makes the worker's.
     ///
     /// # Errors
-    /// The host has none, or this user may not make any; says what to do.
+    /// The host has none, or this user may not make any; the error names what to do.
     pub fn new() -> Result<Hierarchy> {
         let mounts = fs::read_to_string("/proc/self/mountinfo").context("cannot read the mounts")?;
         let own = fs::read_to_string("/proc/self/cgroup").context("cannot read the own cgroup")?;
@@ -218,14 +218,14 @@ impl Cgroup {
         let Some((file, share)) = &self.share else { return };
         let least = if self.version == Version::One { LEAST_SHARES } else { LEAST_WEIGHT };
         let share = if gives_way { (share / PART).max(least) } else { *share };
-        let _ = fs::write(file, share.to_string()); // one that fails has gone
+        let _ = fs::write(file, share.to_string()); // fails only if it is removed
     }
 
     fn all_folders(&self) -> impl Iterator<Item = &PathBuf> {
         self.folders.iter().chain(self.freezer.as_ref().and_then(Freezer::own_folder))
     }
 
-    /// The most memory it has used, if the kernel says.
+    /// The most memory it has used, if the kernel reports it.
     pub fn peak_bytes(&self) -> Option<u64> {
         let Some(file) = &self.peak else { return self.bytes() };
         let mut digits = [0; 24];

@@ -4,7 +4,7 @@
 //! Each instance has a file system of its own, ext4 without a journal, in a file of `EphemeralStorage` MiB
 //! and what ext4 needs for itself. One such file is made for each size (`mke2fs`, 25 ms); an instance gets
 //! a copy, of which only 60 KiB are no hole. The copy has no name any more when it is written to, and the
-//! kernel puts away mount, loop device and file when the last who has the mount ends: whatever is killed,
+//! kernel removes mount, loop device and file with the last process that has the mount: whatever is killed,
 //! nothing is left.
 //!
 //! Copy, loop device and mount take some 10 ms, so while an instance starts, the next one's disk is made:

@@ -13,7 +13,7 @@ pub enum Ending {
     Killed,
     /// It could not be started.
     NotStarted(String),
-    /// What it ran in is gone.
+    /// Its VM has ended.
     Lost(String),
 }
 

@@ -9,7 +9,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// In version 1, what says whether a cgroup is frozen.
+/// In version 1, the file that has a cgroup's state.
 const STATE: &str = "freezer.state";
 const THAWED: &str = "THAWED";
 /// How long processes that were killed while they were frozen may take to end.
@@ -54,7 +54,7 @@ impl Freezer {
 
     /// Lets them go on.
     pub fn thaw(&self) {
-        // One that fails has gone.
+        // Fails only if it is removed.
         let _ = match self {
             Freezer::One(folder) => fs::write(folder.join(STATE), THAWED),
             Freezer::Two(file) => fs::write(file, "0"),
@@ -77,7 +77,7 @@ pub fn enter(folder: &Path) -> io::Result<()> {
     fs::write(folder.join("cgroup.procs"), "0")
 }
 
-/// Removes the cgroup of an instance whose worker and monitor are gone. Where it is frozen, what was killed
+/// Removes the cgroup of an instance whose worker and monitor have ended. Where it is frozen, what was killed
 /// in it ends first.
 pub fn remove_thawed(folder: &Path) -> io::Result<()> {
     if folder.join(STATE).exists() {

@@ -27,7 +27,7 @@ const CONTROL: RawFd = 3;
 pub(super) const LISTENS: u8 = b'L';
 /// First byte of a message to the worker: the network namespace is there, and waits for a way out.
 pub(super) const CONNECTS: u8 = b'C';
-/// First byte of a message to the worker: a line of text follows that says what failed.
+/// First byte of a message to the worker: a line of text follows with what failed.
 pub(super) const FAILED: u8 = b'F';
 /// First byte of a message to the worker: an extension's wait status follows, and its name.
 pub(super) const CRASHED: u8 = b'E';
@@ -68,8 +68,8 @@ fn keep() -> Result<()> {
     control.read_exact(&mut text).context("the worker's order is cut short")?;
     let spec: Spec = serde_json::from_slice(&text).context("the worker's order is wrong")?;
     let thawing = match &spec.freezer {
-        // It must thaw what it kills, so it must not be killed itself: the control socket tells it of the
-        // worker's end.
+        // It must thaw what it kills, so it must not be killed itself: it notices the worker's end by the
+        // control socket.
         Some(folder) => {
             set_parent_process_death_signal(None)?;
             Some(freezer::thawing(folder).with_context(|| format!("no freezer in {}", folder.display()))?)
@@ -83,7 +83,7 @@ fn keep() -> Result<()> {
     setsid()?;
     enter_namespaces().context("cannot make namespaces")?;
     if spec.resolvers.is_some() {
-        // The worker, which is outside, makes the interfaces, and says when they are there.
+        // The worker, which is outside, makes the interfaces, and answers when they are there.
         syscalls::send_with(CONTROL, &[CONNECTS], None).context("the worker has ended")?;
         control.read_exact(&mut [0]).context("the worker made no network")?;
     }

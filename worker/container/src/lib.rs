@@ -76,8 +76,8 @@ pub struct Spec {
     pub freezer: Option<PathBuf>,
     /// Whether all instances have the same addresses (no ASLR), so that pages with pointers are alike.
     pub fixed_layout: bool,
-    /// Whether there is a network beside the loopback device, which the worker makes: what /etc/resolv.conf
-    /// says.
+    /// Whether there is a network beside the loopback device, which the worker makes: the contents of
+    /// /etc/resolv.conf.
     pub resolvers: Option<String>,
     /// Program and arguments.
     pub command: Vec<String>,

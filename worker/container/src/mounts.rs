@@ -43,7 +43,7 @@ const CONTROLLERS: &str = "+memory +pids +cpu";
 pub fn version_two(mounts: &str, own: &str) -> Option<PathBuf> {
     let mount = mounts.lines().filter_map(mount).find(|mount| mount.kind == "cgroup2")?;
     let own = folder(&mount, own.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or("/"));
-    // Who takes over from an earlier worker is in the leaf that [`enable`] has made for that.
+    // The successor of an earlier worker is in the leaf that [`enable`] has made for that one.
     let base = match own.parent() {
         Some(parent) if own.ends_with(LEAF) && names_both(&parent.join(SUBTREE)) => parent.into(),
         _ => own,
@@ -132,7 +132,7 @@ mod tests {
         assert_eq!(version_two(&mounts, &own("")), None, "it has no controllers, whatever the top has");
         fs::write(service.join(HAS), "cpu memory pids\n").unwrap();
         assert_eq!(version_two(&mounts, &own("")), Some(service.clone()));
-        // After the first worker has gone into the leaf, the second is there too.
+        // After the first worker has entered the leaf, the second is there too.
         fs::write(service.join(SUBTREE), "cpu memory pids\n").unwrap();
         assert_eq!(version_two(&mounts, &own("/mayfly")), Some(service));
     }

@@ -1,4 +1,4 @@
-//! Memory of an instance that has been frozen for long goes to the host's swap. It is a rest that asks
+//! Memory of an instance that has been frozen for long goes to the host's swap. It is idle work that asks
 //! nothing of the runtime: for those that cannot share their pages, where swap is memory that is compressed
 //! (zram).
 
@@ -9,7 +9,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::syscalls;
 
-/// Has the kernel page out what is the processes' own, and says how many bytes of theirs are in the swap
+/// Has the kernel page out what is the processes' own, and returns how many bytes of theirs are in the swap
 /// then.
 pub fn page_out(processes: &[i32]) -> u64 {
     let swapped = |process: &i32| {

@@ -3,8 +3,9 @@
 //! A store is a `mayfly share` of its own. Its folder is there for the function's first instance; it runs
 //! from when one of them may rest, so that no start waits for it or shares a processor with it. Its socket
 //! lies in that folder, which only that function's sandboxes show. All their users may call it
-//! (`--domain everyone`): who sees the folder is the trust domain. Where the worker is root, the store is a
-//! user of its own, whose only right is to ask who still uses a segment (CAP_LEASE).
+//! (`--domain everyone`): the instances that see the folder are the trust domain. Where the worker is root,
+//! the store is a user of its own, whose only right is to ask whether a segment is still in use
+//! (CAP_LEASE).
 //!
 //! A store that dies is started anew at the same place, for the instances that are there: what they share
 //! stays theirs, and what they advise next finds the new one.
@@ -138,7 +139,7 @@ impl Stores {
         Ok(endpoint)
     }
 
-    /// An instance of the function may soon rest: its store runs from now on.
+    /// An instance of the function may soon do idle work: its store runs from now on.
     pub fn begin(self: &Arc<Self>, function: FunctionId) {
         let mut stores = lock(&self.stores);
         let Some(store) = stores.get_mut(&function) else { return };
@@ -220,7 +221,7 @@ impl Stores {
         Ok(running)
     }
 
-    /// Ends a function's store: it was deleted, and its last instance is gone.
+    /// Ends a function's store: it was deleted, and its last instance has ended.
     pub fn end(&self, function: FunctionId) {
         let removed = lock(&self.stores).remove(&function);
         if let Some(store) = removed {

@@ -21,7 +21,7 @@ use super::{Bind, INSIDE_USER, Spec, syscalls, worker_is_root};
 const DEVICES: [&str; 5] = ["null", "zero", "full", "random", "urandom"];
 /// Of the host's /etc; those that exist.
 const ETC: [&str; 6] = ["ld.so.cache", "ssl/certs", "ca-certificates", "alternatives", "mime.types", "fonts"];
-/// Of /proc, beside processes: what programs look at to work. The rest tells of the machine, its owner and
+/// Of /proc, beside processes: what programs look at to work. The rest reveals the machine, its owner and
 /// its other guests.
 const PROC: [&str; 13] = [
     "cpuinfo",
@@ -206,7 +206,7 @@ fn mask_proc(proc: &Path, mask: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What /proc/meminfo says to a machine of this size that has nothing else to do.
+/// The contents of /proc/meminfo on a machine of this size that has nothing else to do.
 fn meminfo(memory_mib: u32) -> String {
     let all = u64::from(memory_mib) << 10;
     let line = |(name, kib): (&str, u64)| format!("{:<15} {kib:>8} kB\n", format!("{name}:"));

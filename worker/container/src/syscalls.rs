@@ -50,8 +50,8 @@ pub fn fork() -> Result<Option<Pid>> {
 /// Has the kernel page out part of another process's memory, whose pidfd this is.
 pub fn page_out(process: &OwnedFd, range: std::ops::Range<usize>) -> Result<()> {
     let part = libc::iovec { iov_base: range.start as *mut libc::c_void, iov_len: range.len() };
-    // SAFETY: reads one iovec, which outlives the call; it holds an address of the other process, whose memory
-    // keeps its contents.
+    // SAFETY: reads one iovec, which outlives the call; it holds an address of the other process,
+    // whose memory keeps its contents.
     let outcome = unsafe {
         libc::syscall(
             libc::SYS_process_madvise,
@@ -65,7 +65,7 @@ pub fn page_out(process: &OwnedFd, range: std::ops::Range<usize>) -> Result<()> 
     if outcome < 0 { Err(Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Tells when a child ends, without a thread that waits.
+/// Becomes readable when a child ends, without a thread that waits.
 pub fn ending_of(child: &Child) -> Result<AsyncFd<OwnedFd>> {
     let descriptor = pidfd_open(Pid::from_child(child), PidfdFlags::empty())?;
     // SAFETY: an OwnedFd names one open descriptor, always the same, until it is dropped with the AsyncFd.
@@ -120,8 +120,8 @@ struct LoopConfiguration {
     _names_to_reserved: [u64; 30],
 }
 
-/// Puts a file into a loop device, until the last who has the device open or mounted lets it go. EBUSY: it
-/// has one.
+/// Puts a file into a loop device, until the last process that has the device open or mounted closes it.
+/// EBUSY: it has one.
 pub fn configure_loop_device(device: BorrowedFd<'_>, image: BorrowedFd<'_>) -> Result<()> {
     const LOOP_CONFIGURE: libc::Ioctl = 0x4C0A;
     const LO_FLAGS_AUTOCLEAR: u32 = 4;
@@ -177,8 +177,8 @@ pub fn fix_layout() -> Result<()> {
     checked(unsafe { libc::personality(libc::ADDR_NO_RANDOMIZE as libc::c_ulong) }).map(drop)
 }
 
-/// Has a program run as this user, if given, with the one right to ask who uses files that are not its own
-/// (CAP_LEASE), and end with the thread that starts it.
+/// Has a program run as this user, if given, with the one right to ask whether other processes use files
+/// that are not its own (CAP_LEASE), and end with the thread that starts it.
 pub fn own_user_with_leases(command: &mut Command, user: Option<u32>) {
     let prepare = move || {
         if let Some(user) = user {

@@ -1,5 +1,5 @@
-//! How layers, and archives of images as a whole, are compressed: told by how they begin, and unpacked as
-//! they are read.
+//! How layers, and archives of images as a whole, are compressed: recognised by their first bytes, and
+//! unpacked as they are read.
 
 use std::io::{self, BufRead, Read};
 
@@ -97,8 +97,8 @@ impl<R: BufRead> Read for Frames<R> {
                 continue;
             }
             if !self.done {
-                let told = self.frame.get_checksum_from_data();
-                if told.is_some() && told != self.frame.get_calculated_checksum() {
+                let expected = self.frame.get_checksum_from_data();
+                if expected.is_some() && expected != self.frame.get_calculated_checksum() {
                     return Err(damaged("its sum is another"));
                 }
                 self.done = true;

@@ -73,7 +73,7 @@ pub fn put(open: Open, content: &Digest, tree: &Tree, mut left: Left) -> Result<
     walk_all(open, content, &mut left, |member, bytes| put_one(tree, &member, bytes))
 }
 
-/// Visits all of a layer, as far as it is within bounds, and says whether that was the one that is meant.
+/// Visits all of a layer, as far as it is within bounds, and checks that it is the one that is meant.
 fn walk_all(
     open: Open,
     content: &Digest,

@@ -150,7 +150,7 @@ impl Tree {
             mkdirat(&parent, name, Mode::from_raw_mode(0o755))?;
         }
         let folder = openat(&parent, name, FOLDER | OFlags::NOFOLLOW, Mode::empty())?;
-        // Who owns it writes on.
+        // The owner keeps the right to write.
         Ok(fchmod(&folder, Mode::from_raw_mode(attributes.mode & 0o777 | 0o700))?)
     }
 

@@ -1,4 +1,4 @@
-//! Who is doing what: for the page and the metrics.
+//! How many instances are in which phase: for the page and the metrics.
 
 use super::{Function, FunctionId, InstanceId, Phase, Pool};
 

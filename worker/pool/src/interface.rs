@@ -32,7 +32,7 @@ pub struct Capacity {
 #[allow(missing_docs, reason = "the variants say what their fields are")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Start an instance; say `ready` or `gone` later.
+    /// Start an instance; call `ready` or `ended` later.
     Start { instance: InstanceId, function: FunctionId },
     /// Give the request to the instance, which waits for one.
     Dispatch { instance: InstanceId, request: RequestId },
@@ -42,7 +42,7 @@ pub enum Action {
     FailedStart { instance: InstanceId, request: RequestId },
     /// Answer the request: this instance ended while it ran it.
     Lost { instance: InstanceId, request: RequestId },
-    /// End the instance; say `gone` when it has.
+    /// End the instance; call `ended` when it has.
     Stop { instance: InstanceId },
 }
 

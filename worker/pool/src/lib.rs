@@ -1,9 +1,9 @@
 //! Which instance serves which request: a state machine that does nothing by itself.
 //!
 //! ```text
-//!   request ──► queue ──► Starting ──ready──► Busy ──ready──► Idle ──► Stopping ──gone──► (its memory is free)
+//!   request ──► queue ──► Starting ──ready──► Busy ──ready──► Idle ──► Stopping ──ended─► (its memory is free)
 //!                 │           │                 ▲                │
-//!              refused     gone: the         dispatch ◄──────────┘
+//!              refused     ended: the        dispatch ◄──────────┘
 //!                          oldest request fails
 //!
 //!   An instance that has answered is Finishing until it asks for more, which is soon: a request that comes in
@@ -11,7 +11,7 @@
 //! ```
 //! Events come in as method calls with the time; what is to be done comes out as [`Action`]s, in order. So
 //! every rule here is tested without a process or a clock. Memory counts from the start of an instance
-//! until it is gone, which is when its last process has ended.
+//! until its last process has ended.
 
 mod counts;
 mod interface;
@@ -219,7 +219,7 @@ impl Pool {
         actions
     }
 
-    /// A dispatched request never reached its instance, which is about to be gone: it waits again, as the
+    /// A dispatched request never reached its instance, which is about to end: it waits again, as the
     /// oldest.
     pub fn undelivered(&mut self, instance: InstanceId, now: Time) -> Vec<Action> {
         let mut actions = Vec::new();
@@ -254,7 +254,7 @@ impl Pool {
     }
 
     /// The instance's last process has ended.
-    pub fn gone(&mut self, instance: InstanceId) -> Vec<Action> {
+    pub fn ended(&mut self, instance: InstanceId) -> Vec<Action> {
         let mut actions = Vec::new();
         let Some(known) = self.instances.remove(&instance) else { return actions };
         let function = self.functions.get_mut(&known.function);
@@ -320,7 +320,7 @@ impl Pool {
         actions
     }
 
-    /// The sum of `MemorySize` over all instances that are not gone.
+    /// The sum of `MemorySize` over all instances that have not ended.
     pub fn memory_mib(&self) -> u64 {
         self.instances.values().map(|instance| instance.memory_mib).sum()
     }

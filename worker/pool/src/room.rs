@@ -128,7 +128,7 @@ impl Pool {
     }
 
     /// Whether one more instance of the function fits now. If not, ends idle instances of others, the one
-    /// unused for longest first, until it will fit once they are gone.
+    /// unused for longest first, until it will fit once they have ended.
     fn make_room(
         &mut self,
         function: FunctionId,
@@ -138,7 +138,7 @@ impl Pool {
         let wanted = self.functions[&function].memory_mib + reservation.memory_mib;
         loop {
             let own_fits = self.has_concurrency(function);
-            // More can run than the reservations say while one has just been changed.
+            // While a reservation has just been changed, more can run than it allows.
             let fits = own_fits && self.running(|_| true) + reservation.instances < self.capacity.concurrency;
             let held = self.memory_mib();
             let leaving: u64 = self.instances.values().filter(|i| !i.counts()).map(|i| i.memory_mib).sum();

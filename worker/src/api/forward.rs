@@ -22,8 +22,8 @@ pub async fn forward(api: &Api, call: Call) -> Result<Answer, ApiError> {
     // The body is whole by now.
     parts.headers.remove(TRANSFER_ENCODING);
     let request = Request::from_parts(parts, Full::new(body));
-    let gone = |error| ApiError::service(format!("the worker that has taken over: {error:#}"));
-    let answer = client::pass_on(api.address(), request, PATIENCE).await.map_err(gone)?;
+    let failed = |error| ApiError::service(format!("the worker that has taken over: {error:#}"));
+    let answer = client::pass_on(api.address(), request, PATIENCE).await.map_err(failed)?;
     let (head, mut body) = answer.into_parts();
     let (parts, coming) = mpsc::channel(1);
     tokio::spawn(async move {

@@ -211,7 +211,7 @@ pub fn list(api: &Api, call: &Call) -> Result<Answer, ApiError> {
     Ok(http::json(200, &answer))
 }
 
-/// As on Lambda, what changes is not deleted as if it were a version: all of the function would be gone.
+/// As on Lambda, $LATEST is not deleted as if it were a version: all of the function would be.
 fn check_deletable(function: &str, qualifier: Option<&str>) -> Result<(), ApiError> {
     let named = function.rsplit_once(':').map(|(_, last)| last);
     if [named, qualifier].contains(&Some(name::LATEST)) {

@@ -1,4 +1,4 @@
-//! What the worker tells of itself as JSON: `/history`, `/events`, `/instances`.
+//! What the worker reports of itself as JSON: `/history`, `/events`, `/instances`.
 
 use serde::Serialize;
 use worker_page::data::{History, Layers};

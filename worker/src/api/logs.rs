@@ -64,11 +64,11 @@ pub fn answer(api: &Api, call: &Call, operation: &str) -> Answer {
 pub fn text(api: &Api, query: Option<&str>) -> Answer {
     let named = super::query(query, "function").next();
     let lines = |group: &Group| -> String {
-        let told = |line: &Line| {
+        let shown_line = |line: &Line| {
             let time = lambda_time(UNIX_EPOCH + Duration::from_millis(line.time_ms));
             format!("{time} {} {}\n", line.stream, line.text)
         };
-        group.lines.iter().map(told).collect()
+        group.lines.iter().map(shown_line).collect()
     };
     let log = named.and_then(|function| api.worker.logs.group(&log_group(&function), lines));
     match log {

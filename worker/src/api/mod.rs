@@ -188,7 +188,7 @@ impl Api {
         {
             return answer;
         }
-        // Everything that can be said without the body is said before it is read.
+        // Whatever can be refused without the body is refused before it is read.
         let credentials = self.worker.options.credentials.as_ref().filter(|_| !is_url);
         let logs =
             http::header(&parts.headers, "x-amz-target").and_then(|target| target.strip_prefix(logs::TARGET));
@@ -271,7 +271,7 @@ impl Api {
             http::header(&parts.headers, "authorization").and_then(|text| text.strip_prefix("Basic "));
         if let Some(given) = basic.and_then(|text| BASE64.decode(text).ok()) {
             let wanted = format!("{}:{}", known.access_key_id, known.secret_access_key);
-            // Of digests, whose comparison tells nothing of what they are of.
+            // Compares digests, whose timing reveals nothing of the secrets.
             if Sha256::digest(given) == Sha256::digest(wanted) {
                 return Ok(());
             }

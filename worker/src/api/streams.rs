@@ -44,7 +44,7 @@ enum Next {
 }
 
 impl Drop for Coming {
-    /// Its caller has gone away, or has all: what still waits for an instance does so no longer.
+    /// Its caller has disconnected, or has all: a request that still waits for an instance is cancelled.
     fn drop(&mut self) {
         self.outcome.abort();
     }
@@ -71,7 +71,7 @@ impl Coming {
                 }
             }
         }
-        // All of it was sent before the runtime said that it was done.
+        // All of it was sent before the runtime reported that it was done.
         match (self.pieces.try_recv(), self.done.take()) {
             (Ok(piece), done) => {
                 self.done = done;
@@ -115,16 +115,16 @@ fn chunk(payload: &[u8]) -> Bytes {
 
 /// The last message: what failed, if anything did, and the end of the log, if that is wanted.
 fn complete(outcome: &Outcome, tail: bool) -> Bytes {
-    let mut told = json!({});
+    let mut complete = json!({});
     if outcome.failed {
         let error: Value = serde_json::from_slice(&outcome.payload).unwrap_or_default();
-        told["ErrorCode"] = error["errorType"].as_str().unwrap_or("Runtime.Unknown").into();
-        told["ErrorDetails"] = String::from_utf8_lossy(&outcome.payload).into();
+        complete["ErrorCode"] = error["errorType"].as_str().unwrap_or("Runtime.Unknown").into();
+        complete["ErrorDetails"] = String::from_utf8_lossy(&outcome.payload).into();
     }
     if tail {
-        told["LogResult"] = BASE64.encode(&outcome.log_tail).into();
+        complete["LogResult"] = BASE64.encode(&outcome.log_tail).into();
     }
-    event("InvokeComplete", "application/json", told.to_string().as_bytes())
+    event("InvokeComplete", "application/json", complete.to_string().as_bytes())
 }
 
 /// `InvokeWithResponseStream`.
@@ -243,7 +243,7 @@ pub async fn url(api: &Api, call: &Call, target: Target, invocation: Invocation)
                 Ok(Next::Piece(Piece::Data(data))) => data,
                 Ok(Next::Piece(Piece::Kind(_))) => client.part(Bytes::new()),
                 Ok(Next::Done(outcome)) if !outcome.failed => return,
-                // It cannot be said any more but by breaking off.
+                // The only way left to report it is to break the connection off.
                 _ => {
                     let _ = parts.send(Err(io::Error::other("the function failed"))).await;
                     return;

@@ -1,4 +1,4 @@
-//! Copies a folder that a caller has named, and reads of it only what everybody may.
+//! Copies a folder that a caller has named, and reads of it only what every user may.
 
 use std::fs;
 use std::io::{self, Read};

@@ -47,7 +47,7 @@ pub struct Code {
     /// What it says of itself, if it is an image, whose root the folder is.
     #[serde(default)]
     pub image: Option<Image>,
-    /// Unpacked code goes when no function and no instance uses it any more.
+    /// Unpacked code is removed when no function and no instance uses it any more.
     #[serde(skip)]
     unpacked: Option<Arc<Unpacked>>,
 }

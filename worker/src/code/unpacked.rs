@@ -1,4 +1,4 @@
-//! Where unpacked code lies, which goes with its last user.
+//! Where unpacked code lies, which is removed with its last user.
 
 use std::fs;
 use std::io::ErrorKind;

@@ -1,4 +1,4 @@
-//! Tells the pool what happens to instances, and carries out what it decides: starts and ends instances,
+//! Reports to the pool what happens to instances, and carries out its decisions: starts and ends instances,
 //! hands out requests, answers those that are not run.
 
 use std::collections::BTreeMap;
@@ -101,7 +101,7 @@ impl Scheduler for Worker {
         self.carry_out(&mut state, actions);
     }
 
-    fn gone(self: Arc<Self>, instance: InstanceId) {
+    fn ended(self: Arc<Self>, instance: InstanceId) {
         let mut state = self.lock();
         let known = state.instances.remove(&instance);
         if let Some(known) = &known {
@@ -111,7 +111,7 @@ impl Scheduler for Worker {
             });
             self.end_store_unless_used(&state, known.deployment.parent);
         }
-        let actions = state.pool.gone(instance);
+        let actions = state.pool.ended(instance);
         for action in &actions {
             if let (Action::FailedStart { request, .. }, Some(known)) = (action, &known)
                 && let Some(waiting) = state.waiting.remove(request)
@@ -152,7 +152,7 @@ fn refusal_error(refusal: Refusal, invocation: &Invocation, state: &State) -> Ap
     }
 }
 
-/// Who holds most of the memory, as part of a sentence.
+/// The function that holds most of the memory, as part of a sentence.
 fn most_of_it(state: &State) -> String {
     let mut held: BTreeMap<&str, u64> = BTreeMap::new();
     for instance in state.instances.values() {

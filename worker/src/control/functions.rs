@@ -38,7 +38,7 @@ impl Worker {
     /// Changes a function's settings, code or both; instances of the old kind finish what they have.
     ///
     /// # Errors
-    /// No such function, or what `change` says.
+    /// No such function, or the error of `change`.
     pub fn update(
         self: &Arc<Self>,
         name: &str,
@@ -112,7 +112,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Takes what has instances of its own out of service.
+    /// Removes a function or version from the pool, and ends its instances.
     pub(super) fn withdraw(self: &Arc<Self>, state: &mut State, deployment: &Deployment) {
         let actions = state.pool.remove_function(deployment.function);
         state.deployments.remove(&deployment.function);
@@ -136,7 +136,7 @@ impl Worker {
         self.lock().function(name).cloned()
     }
 
-    /// The function whose URL has this id. Anybody may ask for any: none but this is copied.
+    /// The function whose URL has this id. Any client may ask for any id, so only this one is copied.
     pub fn function_at(&self, url_id: &str) -> Option<Function> {
         let is_its = |function: &&Function| function.url.as_ref().is_some_and(|url| url.id == url_id);
         self.lock().functions.values().find(is_its).cloned()
@@ -200,7 +200,7 @@ impl Worker {
     /// Changes a function's URL with what `change` makes of the one it has.
     ///
     /// # Errors
-    /// No such function, or what `change` says.
+    /// No such function, or the error of `change`.
     pub fn change_url(
         &self,
         name: &str,

@@ -38,7 +38,7 @@ pub(crate) struct Reading {
 }
 
 impl Readings {
-    /// These instances, each with what was last read of it; nothing yet of one that has just come.
+    /// These instances, each with what was last read of it; nothing yet of one that has just started.
     pub fn of(&self, maker: &dyn Maker, instances: Vec<Arc<Instance>>) -> Reading {
         let mut last = lock(&self.0);
         let reading = match last.take().filter(Last::is_fresh) {
@@ -56,7 +56,7 @@ impl Readings {
 
 fn read(maker: &dyn Maker, instances: &[Arc<Instance>]) -> Last {
     let at = Instant::now();
-    // First: what instances in a VM tell comes with it.
+    // First: it brings the guests' reports, which instances in VMs use.
     let overall = maker.memory();
     let memory = instances.iter().map(|instance| (instance.id, instance.memory())).collect();
     Last { at, took: at.elapsed(), overall, memory }

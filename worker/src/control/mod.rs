@@ -50,7 +50,7 @@ pub struct Worker {
     /// What functions have printed lately.
     pub(crate) logs: Arc<Logs>,
     pub(crate) readings: Readings,
-    /// What instances are made by; said once, before the first.
+    /// What instances are made with; set once, before the first.
     context: OnceLock<Arc<InstanceContext>>,
     /// Images of callers that are unpacked.
     images: Images,
@@ -61,7 +61,7 @@ pub struct Worker {
     began: Instant,
     state: Mutex<State>,
     next_request: AtomicU64,
-    /// Told whenever an instance is gone.
+    /// Notified whenever an instance has been removed.
     instance_removed: Notify,
     /// The successor it has handed over to. A call that changes persistent state holds the read lock until
     /// the change is persisted.
@@ -104,7 +104,7 @@ impl Waiting {
     }
 }
 
-/// Takes a request back if its caller goes away while it still waits for an instance.
+/// Cancels a request if its caller disconnects while it still waits for an instance.
 struct CancelOnDrop<'a>(&'a Arc<Worker>, RequestId);
 
 impl Drop for CancelOnDrop<'_> {
@@ -157,7 +157,7 @@ impl Worker {
         }))
     }
 
-    /// Says what instances are made by, once, before the first.
+    /// Sets what instances are made with, once, before the first.
     pub(crate) fn make_with(&self, maker: Arc<dyn Maker>) {
         let (count, history, logs) = (self.count.clone(), self.history.clone(), self.logs.clone());
         let context = Arc::new(InstanceContext { maker, count, history, logs });
@@ -165,15 +165,15 @@ impl Worker {
     }
 
     fn context(&self) -> &Arc<InstanceContext> {
-        self.context.get().expect("the maker is said before the first function")
+        self.context.get().expect("the maker is set before the first function")
     }
 
-    /// What instances are made by.
+    /// What instances are made with.
     pub(crate) fn maker(&self) -> &dyn Maker {
         &*self.context().maker
     }
 
-    /// A folder of the worker's own, gone when it is.
+    /// A folder of the worker's own, which is removed when it ends.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
@@ -196,7 +196,7 @@ impl Worker {
     /// Runs a function, waiting for an instance if there is none.
     ///
     /// # Errors
-    /// It was not run; the error says why.
+    /// It was not run, and why.
     pub async fn invoke(
         self: &Arc<Self>,
         target: &Target,
@@ -237,7 +237,7 @@ impl Worker {
         self.lock().pool.capacity().clone()
     }
 
-    /// Says how much memory all instances together may have.
+    /// Sets how much memory all instances together may have.
     pub(crate) fn set_memory(&self, memory_mib: u64) {
         self.lock().pool.set_memory(memory_mib);
     }
@@ -259,7 +259,7 @@ impl Worker {
         self.lock().pool.phase(instance)
     }
 
-    /// All instances that are not gone.
+    /// All instances that have not ended.
     pub fn instances(&self) -> Vec<Arc<Instance>> {
         self.lock().instances.values().cloned().collect()
     }
@@ -281,8 +281,8 @@ impl Worker {
         self.lock().pool.keep_none();
     }
 
-    /// Takes no new requests, gives those that run some time, then ends all instances and waits until they
-    /// are gone.
+    /// Takes no new requests, gives those that run some time, then ends all instances and waits for
+    /// their end.
     pub async fn close(self: &Arc<Self>, grace: Duration) {
         self.lock().closing = true;
         self.set_code_gc(false);

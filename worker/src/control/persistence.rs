@@ -82,7 +82,7 @@ impl Worker {
         self.lock().functions.keys().find(|name| !of_template.contains(*name)).cloned()
     }
 
-    /// Whether code that is not used any more goes. When the worker ends it is still there for the next one.
+    /// Whether code is removed with its last user. When the worker ends it stays for the next one.
     pub(super) fn set_code_gc(&self, may_go: bool) {
         if let Some(kept) = self.kept.get() {
             kept.may_go().store(may_go, Ordering::Relaxed);

@@ -22,7 +22,7 @@ impl Worker {
     /// refuse.
     ///
     /// # Errors
-    /// No such function, or what `check` says.
+    /// No such function, or the error of `check`.
     pub fn publish(
         &self,
         name: &str,
@@ -99,7 +99,7 @@ impl Worker {
     /// Changes an alias with what `change` makes of the one that there is; gives what there is then.
     ///
     /// # Errors
-    /// No such function or version, or what `change` says.
+    /// No such function or version, or the error of `change`.
     pub fn change_alias(
         &self,
         name: &str,

@@ -16,7 +16,7 @@ use crate::control::Worker;
 use crate::function::event_config::{self, Condition, after_failure, after_throttle};
 use crate::invocation::request::{Invocation, Outcome};
 use crate::state::event_store::{EventStore, Kept};
-use crate::state::handover::{Accepting, Predecessor, Told};
+use crate::state::handover::{Accepting, Predecessor, Report};
 use worker_system::lock::lock;
 
 /// Invocations that wait or run at once.
@@ -38,7 +38,7 @@ pub struct Events {
 struct QueueSize {
     count: AtomicUsize,
     bytes: AtomicUsize,
-    /// Told whenever one is done.
+    /// Notified whenever one is done.
     fewer: Notify,
 }
 
@@ -111,13 +111,13 @@ impl Events {
                     tracing::error!("an event of the earlier worker: {error:#}");
                 }
             };
-            while let Some(told) = predecessor.next() {
-                match (told, &self.store) {
-                    (Told::Done(id), Some(store)) => {
+            while let Some(report) = predecessor.next() {
+                match (report, &self.store) {
+                    (Report::Done(id), Some(store)) => {
                         elsewhere.remove(&id);
                         written(store.forget(&id));
                     }
-                    (Told::Again(event), Some(store)) => {
+                    (Report::Again(event), Some(store)) => {
                         elsewhere.remove(&event.id);
                         written(store.keep(&event));
                         self.start(event);
@@ -227,7 +227,7 @@ impl Events {
         true
     }
 
-    /// Has the function run it. None if nothing can be said of it, as the worker ends.
+    /// Runs it on the function. None if its result is unknown, as the worker ends.
     async fn attempt(&self, event: &mut Kept, throttled: &mut u32) -> Option<Next> {
         let label = label(event);
         let outcome = match name::parse(&event.function) {
@@ -272,9 +272,9 @@ impl Events {
             tracing::error!("{label} is given up after {} failures", event.failures);
         }
         let attempts = event.failures + u32::from(why == Condition::Success);
-        let told =
-            config.destination(why).and_then(|told| follow_up(event, &told, why, attempts, outcome.ok()));
-        Some(Next::Done(told.map(Box::new)))
+        let next_event =
+            config.destination(why).and_then(|target| follow_up(event, &target, why, attempts, outcome.ok()));
+        Some(Next::Done(next_event.map(Box::new)))
     }
 
     /// Persists its result. How long to wait for the next attempt, if there is to be one here.
@@ -284,22 +284,24 @@ impl Events {
         if let (Some(handed_over), Some(_)) = (&*handed_over, &self.store) {
             // Its destination comes first: better twice than never.
             match next {
-                Next::Done(told) => {
-                    told.into_iter().for_each(|told| handed_over.tell(&Told::Again(*told)));
-                    handed_over.tell(&Told::Done(event.id.clone()));
+                Next::Done(next_event) => {
+                    next_event
+                        .into_iter()
+                        .for_each(|next_event| handed_over.report(&Report::Again(*next_event)));
+                    handed_over.report(&Report::Done(event.id.clone()));
                 }
-                Next::Again(_) => handed_over.tell(&Told::Again(event.clone())),
+                Next::Again(_) => handed_over.report(&Report::Again(event.clone())),
             }
             return None;
         }
-        let (told, pause) = match next {
-            Next::Done(told) => (told, None),
+        let (next_event, pause) = match next {
+            Next::Done(next_event) => (next_event, None),
             Next::Again(pause) => (None, Some(pause)),
         };
-        let kept = match (&told, pause) {
-            (Some(told), _) => {
-                let told = told.clone();
-                self.write(event, move |store, event| store.replace(&event.id, &told)).await
+        let kept = match (&next_event, pause) {
+            (Some(next_event), _) => {
+                let next_event = next_event.clone();
+                self.write(event, move |store, event| store.replace(&event.id, &next_event)).await
             }
             (None, None) => self.write(event, |store, event| store.forget(&event.id)).await,
             (None, Some(_)) => self.write(event, |store, event| store.keep(event)).await,
@@ -307,7 +309,7 @@ impl Events {
         if let Err(error) = kept {
             tracing::error!("{}: its result is not persisted: {error:#}", label(event));
         }
-        told.into_iter().for_each(|told| self.start(*told));
+        next_event.into_iter().for_each(|next_event| self.start(*next_event));
         pause
     }
 
@@ -329,22 +331,25 @@ fn label(event: &Kept) -> String {
 /// The event for the destination of another; none if that has gone round too often.
 fn follow_up(
     event: &Kept,
-    told: &Target,
+    destination: &Target,
     condition: Condition,
     attempts: u32,
     response: Option<Outcome>,
 ) -> Option<Kept> {
     if event.hops >= MOST_HOPS {
-        tracing::error!("{}: {told} is not told: functions tell one another in a circle", label(event));
+        tracing::error!(
+            "{}: {destination} receives no result: functions are each other's destinations in a circle",
+            label(event)
+        );
         return None;
     }
     let of = invocation(event);
-    let payload = event_config::told(&of, condition, attempts, response.as_ref());
+    let payload = event_config::receipt(&of, condition, attempts, response.as_ref());
     let next = Invocation::new(String::new(), payload.into(), None, Some(&event.trace_id));
-    Some(Kept::new(told, next, event.hops + 1))
+    Some(Kept::new(destination, next, event.hops + 1))
 }
 
-/// Each attempt has the same id, so that the function can tell.
+/// Each attempt has the same id, so that the function can recognise it.
 fn invocation(event: &Kept) -> Invocation {
     Invocation {
         id: event.id.clone(),

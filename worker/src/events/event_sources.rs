@@ -2,7 +2,7 @@
 //!
 //! A message is deleted when the function has done with it. What it has not becomes visible again after the
 //! queue's visibility timeout, as does all that a worker had when it was killed; how often, and what then,
-//! is the queue's to say (its redrive policy).
+//! is the queue's setting (its redrive policy).
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};

@@ -50,7 +50,7 @@ pub struct Message {
 }
 
 impl Message {
-    /// As Lambda tells functions of it.
+    /// The record that functions receive, as Lambda has it.
     pub fn record(&self, arn: &str) -> Value {
         let attribute = |value: &Value| {
             json!({
@@ -140,7 +140,7 @@ impl Queues {
             let keep = |data: &[u8]| std::io::Write::write_all(&mut text, data);
             client::read(answer.into_body(), ANSWER_BYTES, keep).await?;
             ensure!(status.is_success(), "answers {status}: {}", shown(&String::from_utf8_lossy(&text)));
-            // DeleteMessageBatch of some servers says nothing.
+            // Some servers answer DeleteMessageBatch with an empty body.
             if text.is_empty() { Ok(Value::Null) } else { Ok(serde_json::from_slice(&text)?) }
         };
         asked.await.with_context(|| format!("{action} of http://{}", self.address))

@@ -112,8 +112,8 @@ impl EventConfig {
     /// The function that receives such a result.
     pub fn destination(&self, condition: Condition) -> Option<Target> {
         let Destinations { on_success, on_failure } = &self.destination_config;
-        let told = if condition == Condition::Success { on_success } else { on_failure };
-        name::parse(told.destination.as_deref()?).ok()
+        let target = if condition == Condition::Success { on_success } else { on_failure };
+        name::parse(target.destination.as_deref()?).ok()
     }
 }
 
@@ -129,7 +129,7 @@ pub fn after_throttle(times: u32) -> Duration {
 
 /// What a destination receives, as JSON. A record that would be longer than an event may be has neither the
 /// payload nor the answer: functions that are each other's destinations would double it each time.
-pub fn told(
+pub fn receipt(
     invocation: &Invocation,
     condition: Condition,
     attempts: u32,
@@ -194,8 +194,8 @@ mod tests {
         let record_of = |bytes: usize| {
             let payload = serde_json::to_vec(&"x".repeat(bytes)).unwrap();
             let invocation = Invocation::new(name::arn("f"), payload.into(), None, None);
-            let told = told(&invocation, Condition::Success, 1, None);
-            (told.len(), serde_json::from_str::<Value>(&told).unwrap()["requestPayload"].is_string())
+            let text = receipt(&invocation, Condition::Success, 1, None);
+            (text.len(), serde_json::from_str::<Value>(&text).unwrap()["requestPayload"].is_string())
         };
         let (length, whole) = record_of(1000);
         assert!(whole && length > 1000);

@@ -30,7 +30,7 @@ pub struct Options {
     pub image_registries: Vec<SocketAddr>,
     /// The address of the server whose queues functions are called from.
     pub queues: Option<SocketAddr>,
-    /// Whether functions that say nothing of it reach the outside world.
+    /// Whether functions without a setting for it reach the outside world.
     pub outside: bool,
     /// Where what callers have made and events that were accepted are kept, so that they survive the
     /// worker; otherwise in memory.

@@ -26,7 +26,7 @@ const UNTAKEN_BYTES: usize = 256 * 1024 * 1024;
 #[derive(Debug, Default)]
 pub struct Connections {
     known: Mutex<Known>,
-    /// Told when one is gone.
+    /// Notified when one is closed.
     freed: Notify,
 }
 
@@ -41,7 +41,7 @@ struct Known {
 
 #[derive(Debug, Default)]
 struct Open {
-    /// Told when it is to be closed, which is soon after `closes` is set.
+    /// Notified when it is to be closed, which is soon after `closes` is set.
     closed: Arc<Notify>,
     closes: bool,
     /// Of answers, in bytes.
@@ -94,7 +94,7 @@ impl Known {
     }
 }
 
-/// Who has a connection, as long as that is open.
+/// The client of a connection, as long as that is open.
 #[derive(Clone, Debug)]
 pub struct Client {
     all: Arc<Connections>,
@@ -190,7 +190,7 @@ impl Connections {
         }
     }
 
-    /// One more could not be accepted: the one goes that has waited for longest.
+    /// One more could not be accepted: the one that has waited for longest is closed.
     pub fn give_way(&self) {
         lock(&self.known).close_longest();
     }

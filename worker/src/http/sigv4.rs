@@ -49,7 +49,7 @@ pub struct Signed<'a> {
     pub body: &'a [u8],
 }
 
-/// What an `Authorization` header claims; all that can be said of it without the body was found right.
+/// What an `Authorization` header claims; all that can be checked of it without the body is right.
 pub struct Claim<'a> {
     time: &'a str,
     scope: &'a str,

@@ -35,7 +35,7 @@ pub(crate) async fn handle(instance: Arc<Instance>, below: &str, request: Reques
     }
 }
 
-/// What extensions may ask for and is not here, by its path.
+/// What extensions may ask for and is not supported, by its path.
 pub(crate) fn unsupported(path: &str) -> Option<&'static str> {
     match path {
         "/2022-07-01/telemetry" => Some("Telemetry"),
@@ -80,13 +80,13 @@ async fn register(instance: &Instance, request: Request<Incoming>) -> Answer {
         Err(wrong) => return refused(&wrong),
     };
     let deployment = &instance.deployment;
-    let told = json!({
+    let registered = json!({
         "functionName": deployment.name,
         "functionVersion": deployment.version,
         "handler": deployment.settings.handler,
         "accountId": name::ACCOUNT,
     });
-    with_header(http::json(200, &told), ID, &id)
+    with_header(http::json(200, &registered), ID, &id)
 }
 
 async fn next(instance: &Instance, request: &Request<Incoming>) -> Answer {
@@ -108,17 +108,17 @@ async fn failed(instance: &Instance, request: Request<Incoming>, kind: &str) -> 
         Ok(name) => name,
         Err(wrong) => return refused(&wrong),
     };
-    let Some(told) = http::header(request.headers(), ERROR).map(String::from) else {
+    let Some(error) = http::header(request.headers(), ERROR).map(String::from) else {
         return message(
             400,
             "Extension.MissingHeader",
             "the header Lambda-Extension-Function-Error-Type is needed",
         );
     };
-    // What else it says is in its own words, and in the log.
+    // The body is in its own format, and in the log.
     let _ = http::read_alone(request.into_body(), ERROR_BYTES).await;
-    let told: String = told.chars().take(NAME_BYTES).collect();
-    instance.extension_failed(kind, &format!("Error: {name}: {told}"));
+    let error: String = error.chars().take(NAME_BYTES).collect();
+    instance.extension_failed(kind, &format!("Error: {name}: {error}"));
     http::json(202, &json!({ "status": "OK" }))
 }
 

@@ -17,7 +17,7 @@ use crate::base::time::now_ms;
 use crate::invocation::request::{Invocation, Outcome};
 use crate::sandbox::interface::Sandbox;
 
-/// What extensions have for their last words.
+/// How long extensions have after SHUTDOWN.
 const SHUTDOWN: Duration = Duration::from_secs(2);
 
 /// The events that an extension may register for.
@@ -27,7 +27,7 @@ pub(crate) struct Wishes {
     pub shutdown: bool,
 }
 
-/// Why an extension's request does not fit.
+/// Why an extension's request is refused.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
     /// It is registered, or it is too late, or they are too many.
@@ -48,7 +48,7 @@ struct Extension {
 }
 
 impl Extension {
-    fn tell(&mut self, event: Value) {
+    fn send_event(&mut self, event: Value) {
         self.waits = false;
         self.missed = match self.waiting.take() {
             Some(waiting) => waiting.send(event).err(),
@@ -69,7 +69,7 @@ pub(super) struct Extensions {
     /// Ends the instance where an extension is never done with an invocation.
     timer: Option<AbortHandle>,
     was_ready: bool,
-    /// One has said that it cannot go on: even if it asks for what comes next, there is no more work.
+    /// One has reported that it cannot go on: even if it asks for what comes next, there is no more work.
     failed: bool,
     out_of_time: bool,
 }
@@ -108,7 +108,7 @@ impl Extensions {
         Ok(receiver)
     }
 
-    /// If all wait, that the instance is ready: said once.
+    /// If all wait, that the instance is ready: reported once.
     fn take_ready(&mut self) -> Option<Vec<Duration>> {
         let all = self.started.iter().all(|name| self.registered.values().any(|known| known.name == *name));
         if self.failed || !all || !self.registered.values().all(|known| known.waits) {
@@ -122,14 +122,14 @@ impl Extensions {
         Some(ready)
     }
 
-    /// Tells those who wish it; whether there is one.
-    fn tell(&mut self, wishes: fn(&Wishes) -> bool, event: &Value) -> bool {
-        let mut told = false;
+    /// Sends an event to the extensions that have registered for it; whether there is one.
+    fn send_event(&mut self, wishes: fn(&Wishes) -> bool, event: &Value) -> bool {
+        let mut sent = false;
         for extension in self.registered.values_mut().filter(|known| wishes(&known.wishes)) {
-            extension.tell(event.clone());
-            told = true;
+            extension.send_event(event.clone());
+            sent = true;
         }
-        told
+        sent
     }
 }
 
@@ -166,7 +166,7 @@ impl Instance {
         }
         match self.was_ready() {
             true => self.scheduler.clone().end(self.id),
-            // The pool is not asked: it would start another for who waits, and not tell why.
+            // The pool does not know yet: it would start another instance for the caller, without the reason.
             false => self.stop(),
         }
     }
@@ -178,7 +178,7 @@ impl Instance {
         extensions.timer = timer;
     }
 
-    /// Says so to the pool.
+    /// Reports it to the pool.
     pub(super) fn ready_if_all_wait(&self) {
         let ready = lock(&self.extensions).take_ready();
         if let Some(idle_work_after) = ready {
@@ -197,8 +197,8 @@ impl Instance {
         lock(&self.extensions).out_of_time = true;
     }
 
-    /// The runtime is given an invocation: extensions hear of it.
-    pub(super) fn tell_of_invocation(&self, invocation: &Invocation) {
+    /// The runtime receives an invocation: extensions receive the event.
+    pub(super) fn send_invocation(&self, invocation: &Invocation) {
         let event = json!({
             "eventType": "INVOKE",
             "deadlineMs": self.deadline_ms(),
@@ -206,19 +206,19 @@ impl Instance {
             "invokedFunctionArn": invocation.arn,
             "tracing": { "type": "X-Amzn-Trace-Id", "value": invocation.trace_id },
         });
-        lock(&self.extensions).tell(|wishes| wishes.invoke, &event);
+        lock(&self.extensions).send_event(|wishes| wishes.invoke, &event);
     }
 
     /// It is about to be ended: extensions that wish it have two seconds, or until all have ended.
     pub(super) async fn shut_extensions_down(&self, sandbox: &dyn Sandbox) {
-        let told = {
+        let sent = {
             let mut extensions = lock(&self.extensions);
             let reason = if extensions.out_of_time { "timeout" } else { "spindown" };
             let deadline = now_ms() + SHUTDOWN.as_millis() as u64;
             let event = json!({ "eventType": "SHUTDOWN", "shutdownReason": reason, "deadlineMs": deadline });
-            extensions.tell(|wishes| wishes.shutdown, &event)
+            extensions.send_event(|wishes| wishes.shutdown, &event)
         };
-        if told {
+        if sent {
             self.works();
             sandbox.thaw();
             let _ = tokio::time::timeout(SHUTDOWN, sandbox.ending()).await;
@@ -256,12 +256,12 @@ mod tests {
         assert_eq!(extensions.take_ready(), None);
         assert!(matches!(extensions.register("late", INVOKE), Err(Refused::Registration(_))));
 
-        extensions.tell(|wishes| wishes.invoke, &json!(1));
+        extensions.send_event(|wishes| wishes.invoke, &json!(1));
         assert_eq!(waiting.try_recv().unwrap(), json!(1));
         extensions.runtime_waits = Some(Vec::new());
         assert_eq!(extensions.take_ready(), None);
         drop(extensions.next(&one).unwrap());
-        // The connection on which it waited was broken: it hears of it all the same.
+        // The connection on which it waited was broken: it receives the event all the same.
         assert_eq!(extensions.next(&internal).unwrap().try_recv().unwrap(), json!(1));
         assert_eq!(extensions.take_ready(), None, "and has it to do");
         drop(extensions.next(&internal).unwrap());

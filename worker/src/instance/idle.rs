@@ -20,27 +20,28 @@ use crate::sandbox::interface::Sandbox;
 /// Without work for so long, it is frozen. Under load instances have work sooner, and freezing costs them
 /// nothing.
 const GRACE: Duration = Duration::from_millis(100);
-/// The longest a rest may take, and the wait for other instances that rest.
+/// The longest that idle work may take, with the wait for other instances' idle work.
 const IDLE_WORK: Duration = Duration::from_secs(30);
-/// What a runtime may say of its next rest at most.
+/// The latest that a runtime may ask its next idle work for.
 const MOST: Duration = Duration::from_secs(3600);
-/// How soon after a rest it may have another one, at first.
+/// How soon after idle work it may have more, at first.
 const REPEATS_AFTER: Duration = Duration::from_secs(5);
-/// Rests that it may have while it waits: one in between, if it is never idle for long, and one when it is.
+/// Times of idle work while it waits: one in between, for instances that are never idle for long, and one
+/// later.
 const MOST_IDLE_WORK: usize = 2;
 
 /// Since when an instance has no work.
 #[derive(Debug, Default)]
 pub(super) struct Idle {
     since: Option<Instant>,
-    /// When its runtime wants to rest; what it has done is taken away.
+    /// When its runtime wants to do idle work; done ones are removed.
     idle_work: VecDeque<Instant>,
     /// How soon it may have another than these.
     repeats_after: Duration,
     /// When its memory goes to the swap, once, if it is frozen then.
     pages_out: Option<Instant>,
     frozen: bool,
-    /// It has been thawed to rest, and others go first.
+    /// It has been thawed for idle work, and yields to others.
     gives_way: bool,
     /// Whether it has worked before.
     worked: bool,
@@ -57,7 +58,7 @@ impl Idle {
         (runs, changes.into_iter().flatten().filter(|change| *change > now).min())
     }
 
-    /// What it tells may be false: each time it waits twice as long, whatever it says.
+    /// The runtime's report may be false, so it waits twice as long each time.
     fn did_idle_work(&mut self, now: Instant, again_after: Option<Duration>) {
         self.idle_work.pop_front();
         if let Some(after) = again_after
@@ -71,7 +72,7 @@ impl Idle {
 }
 
 impl Instance {
-    /// It waits for work from now on, and wants to rest if there is none for so long, in order.
+    /// It waits for work from now on, and wants to do idle work after each of these times without any.
     pub(super) fn idles(&self, idle_work_after: &[Duration]) {
         let now = Instant::now();
         let mut idle = lock(&self.idle);
@@ -108,7 +109,7 @@ impl Instance {
         }
     }
 
-    /// It has rested, and may want to again if it still has no work then.
+    /// It has done idle work, and may want to again if it still has no work then.
     pub(super) fn did_idle_work(&self, again_after: Option<Duration>) {
         lock(&self.idle).did_idle_work(Instant::now(), again_after);
         self.idle_changes.notify_one();
@@ -173,7 +174,7 @@ mod tests {
         assert_eq!(idle.look(now), (true, Some(now + GRACE)));
         assert_eq!(idle.look(now + GRACE), (false, Some(now + 300 * MS)));
         assert_eq!(idle.look(now + 300 * MS), (true, Some(now + 300 * MS + IDLE_WORK)));
-        // One that never tells that it has rested gets no more time.
+        // One that never reports its idle work gets no more time.
         assert_eq!(idle.look(now + 300 * MS + IDLE_WORK), (false, None));
         idle.idle_work.clear();
         assert_eq!(idle.look(now + 300 * MS), (false, None));

@@ -1,4 +1,4 @@
-//! What an instance tells of a rest, for those who look.
+//! What an instance reports of its idle work (`mayfly/rest`), for events and metrics.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use worker_page::data::Event;
 use super::{Instance, lock};
 use worker_system::text::plain_reason;
 
-/// What an instance tells of a rest. Nothing depends on its truth.
+/// An instance's report of its idle work. Nothing depends on its truth.
 #[derive(Debug, Deserialize)]
 pub(crate) struct IdleWork {
     /// Resident memory that fell when the heap gave back what it held free.
@@ -29,13 +29,13 @@ pub(crate) struct IdleWork {
     errno: i32,
     /// How long it took.
     ms: f64,
-    /// After how long it wants to rest again if it has no work until then; none: not before it has had work.
+    /// After how long without work it wants to do idle work again; none: not before it has had work.
     #[serde(default)]
     again_after_ms: Option<u64>,
 }
 
 impl Instance {
-    /// The instance tells of a rest: only noted, for those who look. Of a chatty one, five a second.
+    /// Notes a report of idle work, at most five a second.
     pub(crate) fn note_idle_work(&self, rest: &IdleWork) {
         self.context.count.idle_work.fetch_add(1, Ordering::Relaxed);
         self.did_idle_work(rest.again_after_ms.map(Duration::from_millis));

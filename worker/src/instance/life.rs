@@ -25,7 +25,7 @@ impl Instance {
             *lock(&self.failure) =
                 Some(Err(ApiError::service(format!("no instance could be started: {error:#}"))));
         }
-        self.scheduler.clone().gone(self.id);
+        self.scheduler.clone().ended(self.id);
     }
 
     async fn try_to_live(self: &Arc<Self>) -> Result<()> {
@@ -54,7 +54,7 @@ impl Instance {
         };
         self.until_it_ends(ending).await;
         self.shut_extensions_down(&**sandbox).await;
-        // While it is still served: a runtime that is about to end hears nothing of it.
+        // While it is still served: a runtime that is about to end does not notice it.
         sandbox.end().await;
         Ok(())
     }
@@ -97,7 +97,7 @@ impl Instance {
             }
             Phase::Init | Phase::Waiting(_) if !self.was_ready() => {
                 let mut failure = lock(&self.failure);
-                // What the runtime itself has said is better.
+                // The runtime's own error is better.
                 if failure.is_none() {
                     *failure = Some(Ok(Outcome::error(kind, &format!("Error: {ending}{cause}"))));
                 }

@@ -31,7 +31,7 @@ use crate::sandbox::interface::{Maker, Order, Sandbox};
 use worker_pool::{InstanceId, RequestId};
 use worker_system::lock::lock;
 
-/// Who hands out work to instances, and hears from them: the worker.
+/// Hands out work to instances, and receives their results: the worker.
 pub(crate) trait Scheduler: Send + Sync {
     /// It waits for work.
     fn ready(self: Arc<Self>, instance: InstanceId);
@@ -40,7 +40,7 @@ pub(crate) trait Scheduler: Send + Sync {
     /// It can be used no more.
     fn end(self: Arc<Self>, instance: InstanceId);
     /// Nothing of it is left.
-    fn gone(self: Arc<Self>, instance: InstanceId);
+    fn ended(self: Arc<Self>, instance: InstanceId);
 }
 
 /// What the instances of a worker have in common.
@@ -89,7 +89,7 @@ pub struct Instance {
     started_in: OnceLock<Duration>,
     /// When it last reported idle work.
     rested: Mutex<Option<Instant>>,
-    /// Live and held bytes of its heap, as it last told.
+    /// Live and held bytes of its heap, as it last reported.
     heap: Mutex<(u64, u64)>,
     output: OnceLock<Output>,
     sandbox: OnceLock<Arc<dyn Sandbox>>,
@@ -98,7 +98,7 @@ pub struct Instance {
     answering_ends: Notify,
     extensions: Mutex<extensions::Extensions>,
     idle: Mutex<idle::Idle>,
-    /// Told when there may be another thing to do about it than was thought.
+    /// Notified when it may be time to freeze or thaw it earlier than planned.
     idle_changes: Notify,
     stop: Notify,
 }
@@ -154,7 +154,7 @@ impl Instance {
         self.sandbox.get()?.peak_bytes()
     }
 
-    /// Bytes of live objects in its heap and of the blocks that they are in, when it last rested.
+    /// Bytes of live objects in its heap and of the blocks that they are in, at its last idle work.
     pub fn heap_bytes(&self) -> (u64, u64) {
         *lock(&self.heap)
     }
@@ -179,7 +179,7 @@ impl Instance {
         self.started_in.get().copied()
     }
 
-    /// Why it could not start, once it is gone.
+    /// Why it could not start, once it has ended.
     pub fn take_failure(&self) -> Result<Outcome, ApiError> {
         lock(&self.failure)
             .take()
@@ -191,8 +191,8 @@ impl Instance {
         self.stop.notify_one();
     }
 
-    /// The runtime asks for work (`GET /invocation/next`): where the work will come from. It may say after
-    /// how long without any it wants to rest, and to rest again.
+    /// The runtime asks for work (`GET /invocation/next`): where the work will come from. It may name
+    /// after how long without any it wants to do idle work, and to do it again.
     pub(crate) fn next(
         &self,
         idle_work_after: &[Duration],
@@ -243,10 +243,10 @@ impl Instance {
         true
     }
 
-    /// The runtime is about to be given the invocation: it runs again, and its log begins.
+    /// The runtime is about to receive the invocation: it runs again, and its log begins.
     pub(crate) fn begin(&self, invocation: &Invocation) {
         self.works();
-        self.tell_of_invocation(invocation);
+        self.send_invocation(invocation);
         if let Some(output) = self.output.get() {
             output.catch_up();
             output.begin();
@@ -278,12 +278,12 @@ impl Instance {
         self.answering_ends.notify_waiters();
     }
 
-    /// Told whenever an answer has been received, or did not come.
+    /// Notified whenever an answer has been received, or did not come.
     pub(crate) fn answering_ends(&self) -> &Notify {
         &self.answering_ends
     }
 
-    /// Whether it may still say why it cannot start.
+    /// Whether it may still report why it cannot start.
     pub(crate) fn is_starting(&self) -> bool {
         matches!(&*lock(&self.phase), Phase::Init)
     }
@@ -301,7 +301,7 @@ impl Instance {
         }
     }
 
-    /// What came of the request.
+    /// The request's result.
     pub(crate) fn finish(&self, id: &str, outcome: Outcome) -> Result<(), Misuse> {
         let work = {
             let mut phase = lock(&self.phase);
@@ -321,7 +321,7 @@ impl Instance {
         Ok(())
     }
 
-    /// The runtime says why it cannot start (`POST /init/error`).
+    /// The runtime reports why it cannot start (`POST /init/error`).
     pub(crate) fn init_failed(&self, payload: Bytes) -> Result<(), Misuse> {
         if !matches!(&*lock(&self.phase), Phase::Init) {
             return Err(Misuse::State);
@@ -338,7 +338,7 @@ impl Instance {
         self.context.history.note(event);
     }
 
-    /// Who it is, for those who make sandboxes.
+    /// Its identity, for sandbox makers.
     fn order(&self) -> Order {
         Order { id: self.id, deployment: self.deployment.clone() }
     }

@@ -25,10 +25,10 @@ use worker_system::text::shown;
 
 /// Errors are answered with a longer description than this cut off.
 const ERROR_BYTES: usize = 256 * 1024;
-/// Says that the answer is streamed.
+/// The header of an answer that is streamed.
 const MODE: &str = "lambda-runtime-function-response-mode";
 const REST_BYTES: usize = 4096;
-/// After how long without work a runtime wants to rest, if it does: one number, or two.
+/// After how long without work a runtime wants to do idle work, if it does: one number, or two.
 const IDLE_WORK_AFTER_MS: &str = "mayfly-rests-after-ms";
 /// The most that is read of a body that is not used.
 const UNREAD_BYTES: usize = 64 * 1024;
@@ -128,7 +128,7 @@ async fn streamed(instance: &Instance, id: &str, request: Request<Incoming>) -> 
     }
     let (mut body, mut whole, mut bytes) = (request.into_body(), BytesMut::new(), 0);
     let mut error = None;
-    // How long it may take is the function's Timeout to say, which ends the instance.
+    // The function's Timeout bounds how long it may take, and ends the instance.
     while let Some(frame) = body.frame().await {
         match frame.map(Frame::into_data) {
             Ok(Ok(data)) => {
@@ -156,7 +156,7 @@ async fn streamed(instance: &Instance, id: &str, request: Request<Incoming>) -> 
     }
 }
 
-/// What the trailers of an answer say that failed.
+/// The error in the trailers of an answer that failed.
 fn trailing_error(trailers: &HeaderMap) -> Option<Bytes> {
     let kind = http::header(trailers, "lambda-runtime-function-error-type")?;
     let body = http::header(trailers, "lambda-runtime-function-error-body")
@@ -214,7 +214,7 @@ async fn init_error(instance: &Instance, request: Request<Incoming>) -> Answer {
     }
 }
 
-/// Not Lambda's: Mayfly's bootstrap tells of a rest.
+/// Not Lambda's: Mayfly's bootstrap reports its idle work.
 async fn idle_work(instance: &Instance, request: Request<Incoming>) -> Answer {
     let body = http::read_alone(request.into_body(), REST_BYTES).await.unwrap_or_default();
     match serde_json::from_slice(&body) {

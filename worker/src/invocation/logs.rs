@@ -13,7 +13,7 @@ const BYTES: usize = 1 << 20;
 const LINE_BYTES: usize = 64;
 /// Letters of a filter pattern, as CloudWatch has it: every line is compared with every term.
 const PATTERN: usize = 1024;
-/// Groups at once; then the one goes that was silent for longest.
+/// Groups at once; then the one that was silent for longest is removed.
 const GROUPS: usize = 1000;
 
 /// A line.

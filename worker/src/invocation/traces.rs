@@ -123,7 +123,7 @@ impl Span {
     }
 }
 
-/// What a caller says of its trace.
+/// A caller's trace context.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Given {
     trace: Option<TraceId>,

@@ -42,14 +42,14 @@ pub(crate) struct Containers {
     /// The worker's own.
     folder: PathBuf,
     stores: Arc<Stores>,
-    /// Goes after the stores.
+    /// Removed after the stores.
     _store_folder: Folder,
     outside: Outside,
     cgroups: Arc<Hierarchy>,
     spawner: Spawner,
     /// None where the worker is not root.
     disks: Option<Arc<Disks>>,
-    /// Why there are none is said once.
+    /// A missing disk is logged once.
     no_disk: Once,
 }
 
@@ -321,7 +321,7 @@ impl Sandbox for Instance {
 
     fn end(&self) -> Later<'_, ()> {
         Box::pin(async move {
-            // Of version 2, the monitor itself is frozen, and hears of nothing.
+            // Of version 2, the monitor itself is frozen, and notices nothing.
             self.thaw();
             if let Some(container) = self.container.lock().await.take() {
                 container.end().await;

@@ -101,7 +101,7 @@ pub(crate) fn sources_of(order: &Order, options: &Options, folder: &Path, sharin
 }
 
 /// Nothing but the image, and the heap: that is one library for glibc and musl, of any version. Where
-/// [`may_share`] says so, the bootstrap tries whether what rests and merges fits the image's own libraries.
+/// [`may_share`] allows it, the bootstrap tries whether what rests and merges fits the image's own libraries.
 fn of_image(
     order: &Order,
     image: &Image,
@@ -136,8 +136,8 @@ fn of_image(
         binds.push(bind(&endpoint.folder, STORE));
         binds.push(bind(&own.join(runtime_files::OF_IMAGES), BOOTSTRAP_OF_IMAGES));
         command[2] = format!("{}.image", python_packages::BOOTSTRAP);
-        let told = sharing_variables(order, options, sharing, true).into_iter();
-        variables.extend(told.map(|(name, value)| (name, in_image(&value))));
+        let shared = sharing_variables(order, options, sharing, true).into_iter();
+        variables.extend(shared.map(|(name, value)| (name, in_image(&value))));
     }
     if layers.heap.is_some() {
         variables.insert("MAYFLY_HEAP_PAGES".into(), HEAP_PAGES.into());
@@ -217,7 +217,7 @@ fn is_python(settings: &Settings) -> bool {
     matches!(settings.runtime, Runtime::Python(..))
 }
 
-/// What Lambda tells every function of itself.
+/// The variables that Lambda sets for every function.
 fn about(order: &Order) -> Vec<(String, String)> {
     let deployment = &order.deployment;
     [
@@ -311,7 +311,7 @@ fn sharing_variables(
         Advise::Named => {}
         Advise::Whole => add("MAYFLY_REST_ADVISE", "whole".into()),
     }
-    // Strings hash alike in all instances of the function, so dicts are alike; callers cannot tell how.
+    // Strings hash alike in all instances of the function, so dicts are alike; callers cannot find out how.
     let seed = u32::from_str_radix(&order.deployment.revision[..8], 16).unwrap_or(1);
     add("PYTHONHASHSEED", seed.to_string());
     if layers.heap.is_some() && rests {

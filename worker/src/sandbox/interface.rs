@@ -31,7 +31,7 @@ pub(crate) type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 /// Answers one request of the runtime inside.
 pub(crate) type Handler = Arc<dyn Fn(Request<Incoming>) -> Later<'static, Answer> + Send + Sync>;
 
-/// Who is to be started.
+/// The instance that is to be started.
 #[derive(Clone)]
 pub(crate) struct Order {
     pub id: InstanceId,
@@ -68,7 +68,7 @@ pub(crate) trait Maker: Send + Sync {
     /// This function is deleted, and its last instance has ended.
     fn forget(&self, _function: FunctionId) {}
 
-    /// Memory that is no single instance's. A guest is asked anew, and its sandboxes tell what it then said.
+    /// Memory that is no single instance's. Asks guests anew; their sandboxes use that report.
     fn memory(&self) -> Overall;
 
     /// What instances are, in a word, and how memory grows and shrinks with them.
@@ -77,11 +77,11 @@ pub(crate) trait Maker: Send + Sync {
     /// Nothing will be started any more.
     fn closing(&self) {}
 
-    /// All instances are gone.
+    /// All instances have ended.
     fn close(&self) {}
 }
 
-/// Of a maker, for those who look.
+/// A maker's kind, for the page and the API.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kind {
     pub sandbox: &'static str,

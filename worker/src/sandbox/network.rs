@@ -8,8 +8,8 @@
 //!                           └ nothing to the host itself, to other instances, or to link-local addresses (169.254/16,
 //!                             where clouds hand out credentials); nothing from outside that was not asked for
 //! ```
-//! An interface is gone when the instance's network namespace is. The rules lie in a table of the worker's
-//! own, which goes with it; that of a worker that was killed, with the next one.
+//! The kernel removes an interface with the instance's network namespace. The rules lie in a table of the
+//! worker's own, which goes with it; that of a worker that was killed, with the next one.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -45,7 +45,7 @@ impl Outside {
         self.0.get_or_try_init(make).await.cloned()
     }
 
-    /// All instances are gone: the rules are removed, even if this is still in use.
+    /// All instances have ended: the rules are removed, even if this is still in use.
     pub fn close(&self) {
         if let Some(network) = self.0.get() {
             network.close();
@@ -55,7 +55,7 @@ impl Outside {
 
 /// A worker's way out.
 pub struct Network {
-    /// Says that the worker lives; named as the table.
+    /// Its lock shows that the worker lives; named as the table.
     _owner: Folder,
     table: String,
     /// Of the names of the interfaces on the host's side.
@@ -108,7 +108,7 @@ impl Network {
     /// Makes the rules.
     ///
     /// # Errors
-    /// A tool that is missing, or what it says.
+    /// A tool is missing, or its error.
     fn new() -> Result<Network> {
         let owner = Folder::new(Path::new(OWNERS))?;
         remove_left_behind();
@@ -135,7 +135,7 @@ impl Network {
     /// Gives the network namespace of this process a way out.
     ///
     /// # Errors
-    /// There are too many, or what `ip` says.
+    /// There are too many, or the error of `ip`.
     pub fn connect(self: &Arc<Self>, process: u32) -> Result<Pair> {
         let pair = self.take()?;
         let (name, gateway, own) = (pair.name(), pair.gateway(), pair.own());
@@ -273,15 +273,15 @@ fn run(program: &str, arguments: &[&str], input: &str) -> Result<()> {
         .stderr(Stdio::piped())
         .spawn()
         .with_context(|| format!("cannot run {program} (Debian: nftables, iproute2, util-linux)"))?;
-    // It may end without having read all; then it says why.
+    // It may end without having read all; then it prints why.
     let _ = child.stdin.take().expect("it is piped").write_all(input.as_bytes());
     let output = child.wait_with_output()?;
-    let told = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{program}: {}", told.lines().next().unwrap_or("failed"));
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{program}: {}", stderr.lines().next().unwrap_or("failed"));
     Ok(())
 }
 
-/// What /etc/resolv.conf is to say inside: name servers that are outside this host, for itself is out of
+/// The contents of /etc/resolv.conf inside: name servers that are outside this host, for itself is out of
 /// reach.
 pub fn resolvers() -> String {
     let places = ["/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"];

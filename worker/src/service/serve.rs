@@ -67,7 +67,7 @@ pub struct Service {
     pub image_registries: Vec<SocketAddr>,
     /// The server of the queues that functions are called from.
     pub queues: Option<SocketAddr>,
-    /// Whether functions that say nothing of it reach the outside world.
+    /// Whether functions without a setting for it reach the outside world.
     pub outside: bool,
     /// Where what callers have made and events that were accepted are kept, so that they survive the
     /// worker; otherwise in memory.
@@ -199,7 +199,7 @@ pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
 }
 
 /// As many files at once as this process may have: what a shell allows is used up by a thousand clients
-/// that say nothing.
+/// that send nothing.
 fn open_many_files() {
     let limit = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });

@@ -32,7 +32,7 @@ pub struct Kept {
     /// When it was accepted, in milliseconds since 1970.
     #[serde(default = "now_ms")]
     pub accepted_ms: u64,
-    /// How many events before it told of one another's end.
+    /// How many events before it are each other's results.
     #[serde(default)]
     pub hops: u32,
 }

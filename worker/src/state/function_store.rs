@@ -28,7 +28,7 @@ const CODE: &str = "code";
 /// All versions of a layer.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct KeptLayer {
-    /// The number of the latest, which may be gone.
+    /// The number of the latest, which may be deleted.
     pub latest: u64,
     pub versions: Vec<Layer>,
 }
@@ -110,7 +110,7 @@ pub(crate) struct Kept {
 pub(crate) struct FunctionStore {
     file: StateFile,
     code: PathBuf,
-    /// Whether code that is not used any more goes: not while the worker starts or ends.
+    /// Whether code is removed with its last user: not while the worker starts or ends.
     may_go: Arc<AtomicBool>,
 }
 
@@ -140,12 +140,12 @@ impl FunctionStore {
         &self.code
     }
 
-    /// Whether code that is not used any more goes; set while the worker serves.
+    /// Whether code is removed with its last user; set while the worker serves.
     pub fn may_go(&self) -> &Arc<AtomicBool> {
         &self.may_go
     }
 
-    /// Keeps a function as it is, or that there is none. Who changes it last is kept: `now` is asked while
+    /// Keeps a function as it is, or that there is none. The last change wins: `now` is called while
     /// no other is written.
     ///
     /// # Errors

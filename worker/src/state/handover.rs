@@ -44,7 +44,7 @@ const PREPARING: Duration = Duration::from_secs(3600);
 /// How long a successor may take from the state until it serves. No request is served meanwhile.
 const TAKING: Duration = Duration::from_secs(120);
 
-/// What a successor says.
+/// What a successor reports.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Word {
     Prepared,
@@ -53,7 +53,7 @@ enum Word {
 
 /// What a successor receives.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Told {
+pub(crate) enum Report {
     State(State),
     /// An event that was begun is done.
     Done(String),
@@ -105,30 +105,30 @@ impl Predecessor {
         ensure!(listener > 2 && line > 2 && listener != line, "{VARIABLE} is not two descriptors");
         // Neither is for what is started from here.
         for number in [listener, line] {
-            // SAFETY: it is a number, and the call says whether it is open.
+            // SAFETY: it is a number, and the call returns whether it is open.
             let given = unsafe { BorrowedFd::borrow_raw(number) };
             fcntl_setfd(given, FdFlags::CLOEXEC).with_context(|| format!("{VARIABLE}: {number}"))?;
         }
-        // SAFETY: both are open. The worker that started this process has opened them for it, and nothing else
-        // here owns them.
+        // SAFETY: both are open. The worker that started this process has opened them for it, and
+        // nothing else here owns them.
         let (listener, line) = unsafe { (TcpListener::from_raw_fd(listener), UnixStream::from_raw_fd(line)) };
         listener.local_addr().with_context(|| format!("{VARIABLE} names no socket"))?;
         Ok(Some((Predecessor { line: BufReader::new(line) }, listener)))
     }
 
-    /// Says that all is prepared that needs no state, and waits for that.
+    /// Reports that all is prepared that needs no state, and waits for the state.
     ///
     /// # Errors
     /// The earlier worker has ended.
     pub fn state(&mut self) -> Result<State> {
         say(self.line.get_ref(), &Word::Prepared)?;
         match hear(&mut self.line)? {
-            Told::State(state) => Ok(state),
+            Report::State(state) => Ok(state),
             other => anyhow::bail!("the earlier worker says {other:?} in place of its state"),
         }
     }
 
-    /// Says that connections are taken.
+    /// Reports that connections are accepted.
     ///
     /// # Errors
     /// The earlier worker has ended.
@@ -136,8 +136,8 @@ impl Predecessor {
         say(self.line.get_ref(), &Word::Serving)
     }
 
-    /// What it tells next; none when it has ended.
-    pub fn next(&mut self) -> Option<Told> {
+    /// Its next report; none when it has ended.
+    pub fn next(&mut self) -> Option<Report> {
         hear(&mut self.line).ok()
     }
 }
@@ -162,8 +162,8 @@ impl Successor {
             .args(std::env::args_os().skip(1))
             .env(VARIABLE, format!("{listener_number} {theirs_number}"))
             .stdin(Stdio::null());
-        // SAFETY: between fork and exec two system calls are made, on descriptors that are open until the command
-        // has been started.
+        // SAFETY: between fork and exec two system calls are made, on descriptors that are open until
+        // the command has been started.
         unsafe {
             command.pre_exec(move || {
                 fcntl_setfd(BorrowedFd::borrow_raw(listener_number), FdFlags::empty())?;
@@ -194,7 +194,7 @@ impl Successor {
 
     fn take_within(&mut self, state: State, patience: Duration) -> Result<()> {
         self.line.get_ref().set_write_timeout(Some(patience))?;
-        let said = say(self.line.get_ref(), &Told::State(state));
+        let said = say(self.line.get_ref(), &Report::State(state));
         if said.as_ref().is_err_and(is_slow) {
             return self.end(format!("takes no state within {patience:?}"), Duration::ZERO);
         }
@@ -209,7 +209,7 @@ impl Successor {
             Err(error) if is_slow(&error) => {
                 self.end(format!("is not {wanted:?} within {patience:?}"), Duration::ZERO)
             }
-            // It says by itself how it ends.
+            // It logs by itself how it ends.
             _ => self.end("has ended before it served".into(), ENDING),
         }
     }
@@ -253,8 +253,8 @@ impl HandedOver {
         HandedOver { line: Mutex::new(successor.line.into_inner()) }
     }
 
-    /// Tells it of an event that this worker had begun.
-    pub fn tell(&self, what: &Told) {
+    /// Reports the result of an event that this worker had begun.
+    pub fn report(&self, what: &Report) {
         let line = lock(&self.line);
         if let Err(error) = say(&line, what) {
             tracing::error!("the new worker does not hear of an event: {error:#}");

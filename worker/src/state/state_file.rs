@@ -54,7 +54,7 @@ impl StateFile {
     /// What is in it.
     ///
     /// # Errors
-    /// Another worker has it, or what `what` says.
+    /// Another worker has it, or the error of `what`.
     pub fn read<T>(&self, what: impl FnOnce(&Database) -> Result<T>) -> Result<T> {
         let database = self.database.read().unwrap_or_else(PoisonError::into_inner);
         what(database.as_ref().ok_or_else(|| anyhow!("another worker has {}", self.path.display()))?)

@@ -8,10 +8,10 @@ use cap_std::fs::{Dir, File, MetadataExt, OpenOptions, OpenOptionsExt};
 
 use crate::text::plain_reason;
 
-/// Opens a folder: every folder on the way must let everybody pass.
+/// Opens a folder: every folder on the way must be open to every user.
 ///
 /// # Errors
-/// It is not there, a link leads out, or not everybody may pass.
+/// It is not there, a link leads out, or a folder on the way is closed to others.
 pub fn open(root: &Path, below: &Path) -> Result<Dir, String> {
     let root = Dir::open_ambient_dir(root, cap_std::ambient_authority());
     enter(root.map_err(|error| plain_reason(&error))?, below)
@@ -33,10 +33,10 @@ pub fn enter(mut folder: Dir, below: &Path) -> Result<Dir, String> {
     Ok(folder)
 }
 
-/// Opens a file that everybody may read. A pipe is not waited for.
+/// Opens a file that every user may read. A pipe is not waited for.
 ///
 /// # Errors
-/// It is no file, or not everybody may read it.
+/// It is no file, or not every user may read it.
 pub fn file(folder: &Dir, name: &Path) -> Result<File, String> {
     let failed = |error: io::Error| plain_reason(&error);
     let mut options = OpenOptions::new();

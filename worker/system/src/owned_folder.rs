@@ -35,7 +35,7 @@ pub fn make(place: &Path, prefix: &str) -> Result<(PathBuf, Owned)> {
     }
 }
 
-/// Has `remove` take away every folder in `place` whose name begins with `prefix` and whose worker is gone.
+/// Has `remove` take away every folder in `place` whose name begins with `prefix` and whose worker has ended.
 pub fn remove_left_behind(place: &Path, prefix: &str, remove: impl Fn(&Path) -> Result<()>) {
     for entry in fs::read_dir(place).into_iter().flatten().flatten() {
         let folder = entry.path();
@@ -50,7 +50,7 @@ pub fn remove_left_behind(place: &Path, prefix: &str, remove: impl Fn(&Path) -> 
     }
 }
 
-/// Takes over a folder; `None` if it is another's, or gone.
+/// Locks a folder; `None` if it is another's, or removed.
 fn own(folder: &Path) -> Result<Option<Owned>> {
     let file = match File::open(folder) {
         Ok(file) => file,
@@ -70,7 +70,7 @@ fn own(folder: &Path) -> Result<Option<Owned>> {
 
 const FOLDER_PREFIX: &str = "mayfly-worker-";
 
-/// A folder that is gone when the worker is. Others may pass through, to what is theirs.
+/// A folder that is removed when the worker ends. Others may pass through, to what is theirs.
 pub struct Folder {
     path: PathBuf,
     _owned: Owned,

@@ -66,7 +66,7 @@ fn an_idle_instance_makes_room_for_another_function() {
     pool.ready(1, Time::ZERO);
     assert_eq!(pool.counts(Some(1)).idle, 1);
     assert_eq!(pool.request(2, 1, Time::ZERO), [Action::Stop { instance: 1 }], "its memory is needed");
-    assert_eq!(pool.gone(1), [Action::Start { instance: 2, function: 2 }], "and free when it has ended");
+    assert_eq!(pool.ended(1), [Action::Start { instance: 2, function: 2 }], "and free when it has ended");
 }
 
 #[test]
@@ -78,7 +78,7 @@ fn instances_end_after_the_keep_alive_time() {
     pool.ready(1, Duration::from_secs(5));
     assert_eq!(pool.tick(Duration::from_secs(64)), []);
     assert_eq!(pool.tick(Duration::from_secs(65)), [Action::Stop { instance: 1 }]);
-    assert_eq!(pool.gone(1), []);
+    assert_eq!(pool.ended(1), []);
     assert!(pool.is_empty());
 }
 
@@ -104,8 +104,8 @@ fn one_failed_start_answers_one_request() {
     pool.set_function(1, 128);
     pool.request(1, 0, Time::ZERO);
     pool.request(1, 1, Time::ZERO);
-    assert_eq!(pool.gone(1), [Action::FailedStart { instance: 1, request: 0 }]);
-    assert_eq!(pool.gone(2), [Action::FailedStart { instance: 2, request: 1 }]);
+    assert_eq!(pool.ended(1), [Action::FailedStart { instance: 1, request: 0 }]);
+    assert_eq!(pool.ended(2), [Action::FailedStart { instance: 2, request: 1 }]);
     assert!(pool.is_empty(), "no request is left, so nothing starts");
 }
 
@@ -132,7 +132,7 @@ fn a_busy_instance_makes_room_for_a_function_without_one() {
     // One of them is drained, though older requests of its function wait.
     assert_eq!(pool.ready(1, now), [Action::Stop { instance: 1 }]);
     assert_eq!(pool.ready(2, now), [Action::Dispatch { instance: 2, request: 5 }], "one is enough");
-    assert_eq!(pool.gone(1), [Action::Start { instance: 5, function: 2 }]);
+    assert_eq!(pool.ended(1), [Action::Start { instance: 5, function: 2 }]);
     assert_eq!(pool.ready(5, now), [Action::Dispatch { instance: 5, request: 9 }]);
 }
 
@@ -163,7 +163,7 @@ fn functions_of_which_only_one_fits_take_turns() {
         for action in std::mem::take(&mut actions) {
             match action {
                 Action::Start { instance, .. } => actions.extend(pool.ready(instance, now)),
-                Action::Stop { instance } => actions.extend(pool.gone(instance)),
+                Action::Stop { instance } => actions.extend(pool.ended(instance)),
                 Action::Dispatch { instance, request } => {
                     served[(request % 2) as usize] += 1;
                     actions.extend(pool.ready(instance, now));

@@ -148,7 +148,7 @@ impl Model {
             Event::Gone(index) => {
                 let Some(instance) = self.chosen(index, |_| true) else { return };
                 let had = self.running[&instance];
-                let actions = self.pool.gone(instance);
+                let actions = self.pool.ended(instance);
                 let lost = actions.iter().any(|a| matches!(a, Action::Lost { .. }));
                 assert_eq!(
                     lost,
@@ -248,7 +248,7 @@ proptest! {
                     model.stopping.remove(&instance);
                     model.running.remove(&instance);
                     model.memory_mib.remove(&instance);
-                    let actions = model.pool.gone(instance);
+                    let actions = model.pool.ended(instance);
                     model.carry_out(actions);
                 } else {
                     model.running.insert(instance, None);

@@ -2,8 +2,8 @@
 //!
 //! Parameters have their `Default`. A resource of the template is named by its logical id, as `sam local`
 //! has it, and its attributes by `ID.Attribute`. There is no such resource here, so a function that uses it
-//! must be configured in another way, and a warning is logged. What cannot be known at all is left out, with a
-//! warning.
+//! must be configured in another way, and a warning is logged. What cannot be known at all is left out,
+//! with a warning.
 
 use std::collections::{BTreeMap, BTreeSet};
 

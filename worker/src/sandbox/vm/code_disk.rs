@@ -15,7 +15,7 @@ pub struct Part {
     pub source: PathBuf,
     /// On the disk.
     pub name: String,
-    /// What tells it from what lay there before, if that may change.
+    /// Distinguishes its content from earlier ones, if that may change.
     pub content: String,
     /// The root of an image, whose links mean what is in it: it is put there as it is.
     pub is_root: bool,
@@ -77,7 +77,7 @@ impl Disk {
             .args([Path::new("-d"), &tree, &file])
             .arg(format!("{blocks}k")))
         .context("cannot make the code disk")?;
-        // QEMU is a user of its own, who reads it whatever this process's umask is.
+        // QEMU runs as a user of its own, which reads it whatever this process's umask is.
         std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644))
             .with_context(|| format!("cannot let QEMU read {}", file.display()))?;
         std::fs::remove_dir_all(&tree).with_context(|| format!("cannot remove {}", tree.display()))?;

@@ -43,7 +43,7 @@ pub struct Domains {
 struct Vms {
     /// For those that come.
     now: BTreeMap<Option<String>, Arc<PartitionedVm>>,
-    /// Replaced ones, until their last instance is gone.
+    /// Replaced ones, until their last instance has ended.
     leaving: Vec<Arc<PartitionedVm>>,
     /// How many there ever were.
     made: usize,
@@ -58,7 +58,7 @@ impl Domains {
 
     /// Has a VM for each of these domains and for no other. One that suits its domain as it is stays;
     /// others are booted, one after the other, before anything changes. Each has room for as many instances
-    /// as the plan says: memory that is not plugged costs nothing, and how many there are in all the pool
+    /// as the plan allows: memory that is not plugged costs nothing, and how many there are in all the pool
     /// sees to. Gives the domains that had another one before, whose functions' instances are still there.
     ///
     /// # Errors

@@ -1,5 +1,5 @@
-//! A connection's windows (vm-protocol's `window`), between the task that carries it and the one that hears
-//! the guest.
+//! A connection's windows (vm-protocol's `window`), between the task that carries it and the one that reads
+//! from the guest.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

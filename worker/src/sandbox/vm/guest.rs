@@ -12,7 +12,7 @@ use super::Running;
 /// Memory of each partition.
 pub type Partitions = BTreeMap<u32, NodeStats>;
 
-/// What the guest tells.
+/// The guest's report.
 #[derive(Clone, Default)]
 pub struct GuestMemory {
     pub partitions: Partitions,
@@ -26,51 +26,51 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// The last answer, and whether there is a question on its way.
 #[derive(Default)]
 pub struct Guest {
-    told: Mutex<Told>,
+    report: Mutex<Report>,
     answered: Condvar,
 }
 
 #[derive(Default)]
-struct Told {
+struct Report {
     asking: bool,
     last: GuestMemory,
 }
 
 impl Guest {
-    /// What it tells now, or told last.
+    /// Its report of now, or its last one.
     pub fn memory(&self, running: &Arc<Running>) -> GuestMemory {
         let asked = running.clone();
         self.ask(move || {
             let stats = asked.vm.memory().map(|memory| memory.guest).unwrap_or_default();
             let nodes = stats.nodes.into_iter();
             let partitions = nodes.filter_map(|node| Some((node.partition?, node))).collect();
-            asked.guest.tell(GuestMemory { partitions, merged: stats.merged });
+            asked.guest.receive(GuestMemory { partitions, merged: stats.merged });
         })
     }
 
-    /// Memory of a partition, as it told last.
+    /// Memory of a partition, as last reported.
     pub fn partition(&self, partition: u32) -> Option<NodeStats> {
         self.lock().last.partitions.get(&partition).cloned()
     }
 
-    /// Has `question` asked, which ends with [`Guest::tell`], unless another is on its way; waits a little
+    /// Has `question` asked, which ends with [`Guest::receive`], unless another is on its way; waits a little
     /// for the answer.
     fn ask(&self, question: impl FnOnce() + Send + 'static) -> GuestMemory {
-        let mut told = self.lock();
-        if !told.asking {
-            told.asking = std::thread::Builder::new().name("guest".into()).spawn(question).is_ok();
+        let mut report = self.lock();
+        if !report.asking {
+            report.asking = std::thread::Builder::new().name("guest".into()).spawn(question).is_ok();
         }
-        let waited = self.answered.wait_timeout_while(told, PATIENCE, |told| told.asking);
+        let waited = self.answered.wait_timeout_while(report, PATIENCE, |report| report.asking);
         waited.unwrap_or_else(PoisonError::into_inner).0.last.clone()
     }
 
-    fn tell(&self, memory: GuestMemory) {
-        *self.lock() = Told { asking: false, last: memory };
+    fn receive(&self, memory: GuestMemory) {
+        *self.lock() = Report { asking: false, last: memory };
         self.answered.notify_all();
     }
 
-    fn lock(&self) -> MutexGuard<'_, Told> {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Report> {
+        self.report.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -101,7 +101,7 @@ mod tests {
                 if let Some(held) = held {
                     let _ = held.recv();
                 }
-                asked.tell(GuestMemory { partitions: [(3, NODE)].into(), merged: Merged::default() });
+                asked.receive(GuestMemory { partitions: [(3, NODE)].into(), merged: Merged::default() });
             })
         };
         assert!(ask().partitions.is_empty() && ask().partitions.is_empty(), "no report yet");

@@ -57,7 +57,7 @@ pub struct Instance {
 /// next one: nothing of it has run.
 ///
 /// # Errors
-/// It could not be started; says why. Its partition is unplugged then.
+/// It could not be started, and why. Its partition is unplugged then.
 pub async fn start(vm: InUse, order: Order) -> Result<Instance> {
     let name = format!("instance-{}", order.id);
     let deadline = Instant::now() + START_PATIENCE;
@@ -191,7 +191,7 @@ impl Sandbox for Instance {
         Box::pin(self.until_it_ends())
     }
 
-    /// What is used of its partition, as the guest told last.
+    /// What is used of its partition, as the guest last reported.
     fn memory(&self) -> Memory {
         let node = self.running.guest.partition(self.partition);
         node.map_or_else(Memory::default, |node| Memory {
@@ -205,7 +205,7 @@ impl Sandbox for Instance {
         Some(self.partition)
     }
 
-    /// The guest is asked for it, and does it a moment later.
+    /// The guest receives the request, and freezes it a moment later.
     fn freeze(&self) -> bool {
         self.frozen.send_replace(true);
         true
@@ -286,7 +286,7 @@ async fn freeze_as_wished(running: Arc<Running>, name: String, mut wish: watch::
             let (wanted, frozen) = (name.clone(), *wish.borrow_and_update());
             match ask(&running, move |vm| vm.freeze(&wanted, frozen)).await {
                 Ok(()) => break,
-                // Gone with its VM, or about to be.
+                // It ended with its VM, or is about to.
                 Err(_) if wish.has_changed().is_err() => return,
                 Err(error) => {
                     tracing::debug!("{name}: {error}");

@@ -99,7 +99,7 @@ pub struct PartitionedVm {
     occupants: Mutex<Occupants>,
 }
 
-/// Who is in a VM.
+/// The instances in a VM.
 #[derive(Default)]
 struct Occupants {
     instances: usize,
@@ -170,7 +170,7 @@ impl PartitionedVm {
         self.boot_once().with_context(|| format!("{} for the instances", self.label()))?;
         let vm = Arc::clone(self);
         let runtime = tokio::runtime::Handle::current();
-        std::thread::Builder::new().name("machine".into()).spawn(move || {
+        std::thread::Builder::new().name("vm".into()).spawn(move || {
             let _in_runtime = runtime.enter();
             vm.keep();
         })?;
@@ -181,7 +181,7 @@ impl PartitionedVm {
         let vm = Vm::boot(&self.settings)?;
         let Some(stream) = vm.take_relay() else { bail!("the VM has no relay") };
         let boot = vm.boot_time();
-        self.tell(&format!("up, mode {}", word(self.settings.layout.mode)), Some(boot));
+        self.note(&format!("up, mode {}", word(self.settings.layout.mode)), Some(boot));
         let relay = Relay::new(stream)?;
         self.running.send_replace(Some(Arc::new(Running {
             vm,
@@ -202,7 +202,7 @@ impl PartitionedVm {
                     return;
                 }
                 tracing::error!("{} ended: {how}; its instances have ended with it", self.label());
-                self.tell(&format!("ended: {how}"), None);
+                self.note(&format!("ended: {how}"), None);
                 self.running.send_replace(None);
             }
             if self.is_closing() {
@@ -214,7 +214,7 @@ impl PartitionedVm {
                 Ok(()) => {}
                 Err(error) => {
                     tracing::error!("{} does not come up again: {error:#}", self.label());
-                    self.tell(&format!("does not come up: {error:#}"), None);
+                    self.note(&format!("does not come up: {error:#}"), None);
                     std::thread::sleep(PAUSE);
                 }
             }
@@ -230,7 +230,7 @@ impl PartitionedVm {
         self.name.as_ref().map_or_else(|| "the VM".into(), |name| format!("the VM {name}"))
     }
 
-    fn tell(&self, message: &str, took: Option<Duration>) {
+    fn note(&self, message: &str, took: Option<Duration>) {
         let ms = took.and_then(history::ms);
         let message = self.name.as_ref().map_or_else(|| message.into(), |name| format!("{name} {message}"));
         self.host.history.note(Event { message: Some(message), ms, ..history::event("vm") });
@@ -253,7 +253,7 @@ impl PartitionedVm {
     }
 
     /// Its memory, as host and guest see it. A guest that does not answer at once is not waited for: then
-    /// it is what it told last.
+    /// it is its last report.
     fn memory_now(&self) -> Option<data::Vm> {
         let running = self.running.borrow().clone()?;
         let merged = running.guest.memory(&running).merged;
@@ -300,14 +300,14 @@ impl PartitionedVm {
             let vm = self.clone();
             let close = move || {
                 vm.close();
-                vm.tell("replaced, and gone with its last instance", None);
+                vm.note("replaced, and gone with its last instance", None);
                 let own = vm.disk.file.parent().unwrap_or(&vm.disk.file);
                 if let Err(error) = std::fs::remove_dir_all(own) {
                     tracing::warn!("cannot remove {}: {error}", own.display());
                 }
             };
-            // Where there is no thread for it, it goes with the worker.
-            let _ = std::thread::Builder::new().name("machine".into()).spawn(close);
+            // Where there is no thread for it, it ends with the worker.
+            let _ = std::thread::Builder::new().name("vm".into()).spawn(close);
         }
     }
 
@@ -335,7 +335,7 @@ fn word(mode: Mode) -> &'static str {
     }
 }
 
-/// Names a VM among this host's processes; `number` tells it from that which it replaces.
+/// Names a VM among this host's processes; `number` distinguishes it from the one that it replaces.
 fn vm_name(domain: Option<&str>, number: usize) -> String {
     let domain = domain.map(|domain| format!("-{domain}")).unwrap_or_default();
     format!("worker-{}-{number}{domain}", std::process::id())
@@ -344,7 +344,7 @@ fn vm_name(domain: Option<&str>, number: usize) -> String {
 /// Whether there is an image to boot, and which.
 ///
 /// # Errors
-/// It was never built; says how.
+/// It was never built; the error names the command that does.
 pub fn image(mode: Mode) -> Result<vm::image::Image> {
     let kernel = if mode == Mode::Hotmem { vm::image::Kernel::Hotmem } else { vm::image::Kernel::Stock };
     Ok(vm::image::latest(kernel)?)

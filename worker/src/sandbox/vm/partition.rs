@@ -67,7 +67,7 @@ async fn patiently<T, F: Future<Output = Result<T, Error>>>(
 }
 
 /// Until the partition is the host's again, or the VM has ended: one that stayed plugged without an
-/// instance would be lost to all others, who plug absent ones.
+/// instance would be lost to all others, which plug absent ones.
 pub(super) async fn unplug(vm: &PartitionedVm, running: &Arc<Running>, order: &Order, partition: u32) {
     let mut failed = false;
     loop {

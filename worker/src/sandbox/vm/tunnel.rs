@@ -21,7 +21,7 @@ use crate::sandbox::network::{Network, Pair};
 /// An interface of the host's, until it is dropped.
 pub struct Tunnel {
     device: AsyncFd<File>,
-    /// Its addresses are another's as soon as the interface is gone.
+    /// Its addresses are another's as soon as the interface is removed.
     pair: Pair,
 }
 
@@ -53,7 +53,7 @@ impl Tunnel {
     /// The next packet for the instance.
     ///
     /// # Errors
-    /// The interface is gone.
+    /// The interface was removed.
     pub async fn next(&self) -> std::io::Result<Vec<u8>> {
         let mut packet = vec![0; PACKET_BYTES];
         let length = self
@@ -65,7 +65,7 @@ impl Tunnel {
     }
 }
 
-/// Whether this is a packet of IPv4 that says it comes from there.
+/// Whether this is a packet of IPv4 whose source address is this one.
 fn is_from(packet: &[u8], address: Ipv4Addr) -> bool {
     let fits = (20..=PACKET_BYTES).contains(&packet.len());
     fits && packet[0] >> 4 == 4 && packet[12..16] == address.octets()

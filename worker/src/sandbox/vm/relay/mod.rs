@@ -1,5 +1,5 @@
 //! The host's end of the relay: each connection that an instance in the guest makes becomes a socket here,
-//! on which the worker serves the Runtime API (vm-protocol's `relay` says what is sent). Packets of one
+//! on which the worker serves the Runtime API (vm-protocol's `relay` has the frames). Packets of one
 //! that reaches the outside world go to its tunnel.
 //!
 //! The guest is not believed: one that sends more than it was granted, or grants more than it was sent,
@@ -40,7 +40,7 @@ struct Expected {
     /// Which it may have at once: those that the worker has closed and the guest has not heard of are among
     /// them.
     places: Arc<Semaphore>,
-    /// It was said that the guest does not keep to a window.
+    /// A warning was logged that the guest does not keep to a window.
     said: Once,
 }
 
@@ -50,7 +50,7 @@ struct Linked {
     carrying: Option<AbortHandle>,
 }
 
-/// What comes from the guest for a connection; dropping it tells that nothing more will.
+/// What comes from the guest for a connection; dropping it marks the end.
 struct Arriving {
     flow: Arc<Flow>,
     expected: Arc<Expected>,
@@ -130,7 +130,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// The next connection; never, once the VM is gone.
+    /// The next connection; never, once the VM has ended.
     pub async fn accept(&mut self) -> UnixStream {
         match self.connections.recv().await {
             Some(connection) => connection,
