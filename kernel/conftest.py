@@ -15,15 +15,13 @@ AMOUNTS = {"partitions": (4, 64), "rounds": (10, 1000), "ops": (3000, 100_000)}
 
 def pytest_addoption(parser):
     option = parser.addoption
-    option("--kernel", type=Path, metavar="FOLDER", help="what kernel/build printed (default: it is asked)")
-    option(
-        "--soak", action="store_true", help="for hours, on the kernel that checks itself; KSM's tests, too"
-    )
-    option("--stock", type=Path, metavar="FOLDER", help="a kernel on which KSM's tests must say the same")
-    option("--partitions", type=int, metavar="N", help="HotMem's (4, --soak 64)")
+    option("--kernel", type=Path, metavar="FOLDER", help="printed by kernel/build (default: runs it)")
+    option("--soak", action="store_true", help="for hours, on the debug kernel; KSM's tests, too")
+    option("--stock", type=Path, metavar="FOLDER", help="a kernel with the same results of KSM's tests")
+    option("--partitions", type=int, metavar="N", help="how many HotMem partitions (4, --soak 64)")
     option("--rounds", type=int, metavar="N", help="of random activity in partitions (10, --soak 1000)")
     option("--ops", type=int, metavar="N", help="random operations on advised pages (3000, --soak 100000)")
-    option("--seed", type=int, metavar="N", help="of what is random (default: another one each time)")
+    option("--seed", type=int, metavar="N", help="of all that is random (default: another one each time)")
     option("--append", default="", metavar="ARGS", help="more parameters of the kernel with partitions")
 
 

@@ -15,7 +15,7 @@ from bench.vm.results import Results
 
 STOCK_MODES = ("static", "plain", "nodes")
 EPILOG = """
-modes       static  all memory from boot (the paper's statically over-provisioned VM); gives nothing back
+modes       static  all memory from boot (the paper's statically over-provisioned VM); returns nothing
             plain   one virtio-mem device (the paper's vanilla)
             nodes   a NUMA node per partition, on any kernel
             hotmem  the paper's partitions, in Mayfly's kernel
@@ -27,7 +27,7 @@ examples
   bench/vm/run --only unplug,usage --modes plain,nodes
   bench/vm/run --samples samples.jsonl           everything, however often it is interrupted
 
-The machine's accelerator decides the times: compare ratios within one run, not times between machines.
+Times depend on the machine's accelerator: compare ratios within one run, not times between machines.
 """
 
 
@@ -52,7 +52,7 @@ def arguments() -> argparse.Namespace:
         "--samples",
         type=Path,
         metavar="FILE",
-        help="keep what is measured there, a piece of an experiment a line, and go on with what is missing",
+        help="keep samples there, one line for each piece of an experiment, and resume with the missing ones",
     )
     parsed = parser.parse_args()
     Guest.accelerator = parsed.accelerator

@@ -58,8 +58,8 @@ def build_image(kernel: str) -> None:
 class Line:
     """A connection to a VM's supervisor. Requests on one are serial; connections are concurrent."""
 
-    def __init__(self, who: str, path: str):
-        self.who = who
+    def __init__(self, label: str, path: str):
+        self.label = label
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.connect(path)
         self.stream = self.socket.makefile("rw")
@@ -73,13 +73,13 @@ class Line:
         self.stream.flush()
         line = self.stream.readline()
         if not line:
-            raise BenchError(f"{self.who}: the VM ended")
+            raise BenchError(f"{self.label}: the VM ended")
         return json.loads(line)
 
     def ask(self, verb: str, **what: Any) -> Any:
         answer = self.answer({"verb": verb, **what})
         if "error" in answer:
-            raise BenchError(f"{self.who}: {verb}: {answer['error']}")
+            raise BenchError(f"{self.label}: {verb}: {answer['error']}")
         return answer["ok"]
 
     def spawn(self, name: str, partition: int | None, *argv: str, cpus: tuple[int, ...] = ()) -> None:
