@@ -13,7 +13,7 @@ use rustix::mount::{MountFlags, mount};
 use vm_protocol::{Confinement, Spawn};
 
 use crate::cgroup::Group;
-use crate::plan::{Identity, MemorySource, Plan, Report};
+use crate::plan::{Identity, MemoryBinding, Plan, Report};
 use crate::relay::{self, Ends};
 use crate::user_namespaces;
 
@@ -22,14 +22,14 @@ use crate::user_namespaces;
 pub struct Share {
     /// Its first partition, from whose number its users in the guest are computed.
     pub partition: u32,
-    pub source: OwnedMemorySource,
+    pub memory: OwnedMemoryBinding,
     /// Size limit of its writable layer.
     pub layer_bytes: u64,
 }
 
-/// Where an instance's memory comes from: [`MemorySource`] with an owned descriptor.
+/// How an instance's memory is bound: [`MemoryBinding`] with an owned descriptor.
 #[derive(Debug)]
-pub enum OwnedMemorySource {
+pub enum OwnedMemoryBinding {
     Anywhere,
     Nodes(Vec<u32>),
     Hotmem(OwnedFd, u32),
@@ -107,11 +107,11 @@ pub fn start(
     fchown(output, Some(identity.outside()), Some(identity.outside()))?;
     let (reports, report) = io::pipe()?;
     let procs = group.procs()?;
-    let source = match &share.source {
-        OwnedMemorySource::Anywhere => MemorySource::Anywhere,
-        OwnedMemorySource::Nodes(nodes) => MemorySource::Nodes(nodes.clone()),
-        OwnedMemorySource::Hotmem(device, node) => {
-            MemorySource::Hotmem { device: device.as_raw_fd(), node: *node }
+    let memory = match &share.memory {
+        OwnedMemoryBinding::Anywhere => MemoryBinding::Anywhere,
+        OwnedMemoryBinding::Nodes(nodes) => MemoryBinding::Nodes(nodes.clone()),
+        OwnedMemoryBinding::Hotmem(device, node) => {
+            MemoryBinding::Hotmem { device: device.as_raw_fd(), node: *node }
         }
     };
     let mut env = order.env.clone();
@@ -125,7 +125,7 @@ pub fn start(
         env,
         cwd: order.cwd.clone().unwrap_or_else(|| "/".to_string()),
         cpus: order.cpus.clone(),
-        source,
+        memory,
         report: report.as_raw_fd(),
         group: procs.as_raw_fd(),
         users: users.as_raw_fd(),
@@ -141,7 +141,7 @@ pub fn start(
     written.write_all(&serde_json::to_vec(&plan)?)?;
     io::Seek::rewind(&mut written)?;
     let mut passed: Vec<RawFd> = vec![written.as_raw_fd(), plan.report, plan.group, plan.users];
-    if let MemorySource::Hotmem { device, .. } = plan.source {
+    if let MemoryBinding::Hotmem { device, .. } = plan.memory {
         passed.push(device);
     }
     let mut command = Command::new("/proc/self/exe");

@@ -17,7 +17,7 @@ use vm_sandbox::extensions::{self, Extensions};
 use vm_sandbox::syscalls::{self, Placement};
 
 use crate::memory::{assign, bind_to_node};
-use crate::plan::{MemorySource, Plan, Report};
+use crate::plan::{MemoryBinding, Plan, Report};
 use crate::root;
 
 /// `SECBIT_NOROOT`, `SECBIT_NO_SETUID_FIXUP`, `SECBIT_NO_CAP_AMBIENT_RAISE`, all locked: user 0 gets no
@@ -95,7 +95,7 @@ fn at<E: std::fmt::Display>(what: &'static str) -> impl Fn(E) -> String {
 fn confine(plan: &Plan) -> Result<(), String> {
     // The program must not inherit these.
     let mut descriptors = vec![plan.report, plan.group, plan.users];
-    if let MemorySource::Hotmem { device, .. } = plan.source {
+    if let MemoryBinding::Hotmem { device, .. } = plan.memory {
         descriptors.push(device);
     }
     for descriptor in descriptors {
@@ -107,10 +107,10 @@ fn confine(plan: &Plan) -> Result<(), String> {
     rustix::io::write(group, b"0").map_err(at("control group"))?;
     // Directly after joining the group: pages touched in between would be charged to it and lie outside its
     // partition.
-    match &plan.source {
-        MemorySource::Anywhere => {}
-        MemorySource::Nodes(nodes) => bind_to_node(nodes).map_err(at("memory policy"))?,
-        MemorySource::Hotmem { device, node } => {
+    match &plan.memory {
+        MemoryBinding::Anywhere => {}
+        MemoryBinding::Nodes(nodes) => bind_to_node(nodes).map_err(at("memory policy"))?,
+        MemoryBinding::Hotmem { device, node } => {
             // SAFETY: as above.
             let device = unsafe { BorrowedFd::borrow_raw(*device) };
             assign(device, *node).map_err(at("HotMem partition"))?;

@@ -15,7 +15,7 @@ pub struct Plan {
     pub cwd: String,
     /// The vCPUs that it may run on; empty: all.
     pub cpus: Vec<u32>,
-    pub source: MemorySource,
+    pub memory: MemoryBinding,
     /// The pipe for its [`Report`]s.
     pub report: RawFd,
     /// `cgroup.procs` of its control group.
@@ -37,9 +37,9 @@ pub struct Plan {
     pub fixed_layout: bool,
 }
 
-/// Where an instance's memory comes from.
+/// How an instance's memory is bound to its partition.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub enum MemorySource {
+pub enum MemoryBinding {
     /// Anywhere: modes `plain` and `static`.
     Anywhere,
     /// These NUMA nodes only.

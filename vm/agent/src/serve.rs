@@ -15,7 +15,7 @@ use vm_protocol::{
 
 use crate::boot::limit_cpu_page_lists;
 use crate::cgroup;
-use crate::confine::{OwnedMemorySource, Share};
+use crate::confine::{OwnedMemoryBinding, Share};
 use crate::instance::Allowance;
 use crate::instances::Instances;
 use crate::memory::{self, bind_to_node};
@@ -251,20 +251,20 @@ impl Server {
         let limits = order.confinement.as_ref().map(|confinement| confinement.limits);
         let at_most = |limit: Option<u64>| limit.map_or(bytes, |limit| bytes.min(limit));
         let nodes: Vec<_> = partitions.iter().map(|partition| layout.node_of(*partition)).collect();
-        let source = match layout.mode {
-            Mode::Nodes => OwnedMemorySource::Nodes(nodes.clone()),
-            Mode::Hotmem if more.is_empty() => OwnedMemorySource::Hotmem(hotmem_device()?, nodes[0]),
+        let memory = match layout.mode {
+            Mode::Nodes => OwnedMemoryBinding::Nodes(nodes.clone()),
+            Mode::Hotmem if more.is_empty() => OwnedMemoryBinding::Hotmem(hotmem_device()?, nodes[0]),
             Mode::Hotmem => {
                 let message = "mode hotmem: the kernel gives an instance one partition".to_string();
                 return Err(refusal(ErrorKind::CannotStart, message));
             }
-            Mode::Plain | Mode::Static => OwnedMemorySource::Anywhere,
+            Mode::Plain | Mode::Static => OwnedMemoryBinding::Anywhere,
         };
         let apart = has_node(layout.mode);
         Ok(Allowance {
             share: Some(Share {
                 partition: *partition,
-                source,
+                memory,
                 layer_bytes: at_most(limits.map(|limits| limits.file_bytes)),
             }),
             memory: Some((at_most(limits.map(|limits| limits.memory_bytes)), apart)),
