@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use vm::protocol::Mode;
 use worker::Service;
-use worker::function::worker_options::{Advise, Layers};
+use worker::function::worker_options::{Advise, Libraries};
 use worker::http::sigv4::Credentials;
 use worker::sandbox::vm::{Plan, image};
 use worker_pool::Capacity;
@@ -201,7 +201,7 @@ impl UpArguments {
                 keep_alive: Duration::from_secs(self.keep_alive),
             },
             credentials: credentials()?,
-            layers,
+            libraries: layers,
             vm,
             program: std::env::current_exe().context("cannot find the path of this program")?,
             cache: cache()?,
@@ -238,12 +238,12 @@ impl UpArguments {
 }
 
 /// The libraries for instances, beside this program.
-fn layers(without: &[Layer], advise: AdviseName) -> Result<Layers> {
+fn layers(without: &[Layer], advise: AdviseName) -> Result<Libraries> {
     let advise_as = match advise {
         AdviseName::Named => Advise::Named,
         AdviseName::Whole => Advise::Whole,
     };
-    let mut layers = Layers { advise: advise_as, ..Layers::default() };
+    let mut layers = Libraries { advise: advise_as, ..Libraries::default() };
     if !without.contains(&Layer::Heap) {
         layers.heap = Some(settings::find_library().context("--without heap does without it")?);
     }

@@ -68,16 +68,16 @@ pub struct Endpoint {
 }
 
 /// All page stores of a worker.
-pub struct Stores {
+pub struct PageStores {
     spawner: Spawner,
     cgroups: Arc<Hierarchy>,
     folder: PathBuf,
     limit_mib: u32,
-    stores: Mutex<BTreeMap<FunctionId, Store>>,
+    stores: Mutex<BTreeMap<FunctionId, PageStore>>,
 }
 
 #[derive(Default)]
-struct Store {
+struct PageStore {
     /// Whether it is kept running from now on.
     begun: bool,
     /// `None` while it is being started, and from one's death to the next one's start.
@@ -99,7 +99,7 @@ impl Running {
     }
 }
 
-impl Store {
+impl PageStore {
     /// For good.
     fn end(self, place: &Path) {
         if let Some(running) = self.running {
@@ -109,12 +109,12 @@ impl Store {
     }
 }
 
-impl Stores {
+impl PageStores {
     /// No store yet. `memory_mib` is what all instances together may have; a store holds a part of that at
     /// most.
-    pub fn new(spawner: Spawner, cgroups: Arc<Hierarchy>, folder: PathBuf, memory_mib: u64) -> Stores {
+    pub fn new(spawner: Spawner, cgroups: Arc<Hierarchy>, folder: PathBuf, memory_mib: u64) -> PageStores {
         let limit_mib = u32::try_from((memory_mib / PART).max(1)).unwrap_or(u32::MAX - OWN_MIB);
-        Stores { spawner, cgroups, folder, limit_mib, stores: Mutex::default() }
+        PageStores { spawner, cgroups, folder, limit_mib, stores: Mutex::default() }
     }
 
     fn place(&self, function: FunctionId) -> PathBuf {
@@ -134,7 +134,7 @@ impl Stores {
         let endpoint = self.endpoint(function);
         if let Entry::Vacant(none) = lock(&self.stores).entry(function) {
             make_folder(&self.place(function), &endpoint)?;
-            none.insert(Store::default());
+            none.insert(PageStore::default());
         }
         Ok(endpoint)
     }
@@ -164,7 +164,7 @@ impl Stores {
         match stores.get_mut(&function) {
             Some(store) => store.running = Some(running),
             None => {
-                Store { begun: true, running: Some(running) }.end(&place);
+                PageStore { begun: true, running: Some(running) }.end(&place);
                 return Ok(None);
             }
         }
@@ -231,7 +231,8 @@ impl Stores {
 
     /// How many stores run, and what their pages occupy. Waits; not on a thread that serves.
     pub fn figures(&self) -> (u64, u64) {
-        let running = |(function, store): (&FunctionId, &Store)| store.running.is_some().then_some(*function);
+        let running =
+            |(function, store): (&FunctionId, &PageStore)| store.running.is_some().then_some(*function);
         let functions: Vec<FunctionId> = lock(&self.stores).iter().filter_map(running).collect();
         let sockets = functions.iter().map(|function| self.place(*function).join(FIGURES));
         (functions.len() as u64, pages_of_all(sockets) * 4096)
@@ -257,7 +258,7 @@ fn make_folder(place: &Path, endpoint: &Endpoint) -> Result<()> {
 
 /// Keeps a function's store running until the function is deleted or the worker ends. Without it instances
 /// serve as well: they share nothing.
-async fn keep(stores: Weak<Stores>, function: FunctionId) {
+async fn keep(stores: Weak<PageStores>, function: FunctionId) {
     loop {
         let Some(all) = stores.upgrade() else { return };
         let begun = all.run(function).await;
@@ -274,7 +275,7 @@ async fn keep(stores: Weak<Stores>, function: FunctionId) {
     }
 }
 
-impl Drop for Stores {
+impl Drop for PageStores {
     fn drop(&mut self) {
         let stores = std::mem::take(&mut *lock(&self.stores));
         for (function, store) in stores {

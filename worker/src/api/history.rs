@@ -27,7 +27,7 @@ pub fn history(api: &Api, after: Option<u64>) -> Answer {
 
 /// Which layers the worker uses.
 pub fn layers(worker: &Worker) -> Layers {
-    let (layers, kind) = (&worker.options.layers, worker.maker().kind());
+    let (layers, kind) = (&worker.options.libraries, worker.maker().kind());
     Layers {
         sandbox: kind.sandbox.into(),
         heap: layers.heap.is_some(),

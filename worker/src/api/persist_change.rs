@@ -52,7 +52,7 @@ impl PendingChange {
         let change = self.0.take()?;
         Some(tokio::task::spawn_blocking(move || {
             let change = change; // all of it
-            change.worker.keep(&change.changed)
+            change.worker.persist(&change.changed)
         }))
     }
 }

@@ -55,7 +55,7 @@ pub struct Worker {
     /// Images of callers that are unpacked.
     images: Images,
     /// Where what callers have made is kept; once no other worker has it.
-    kept: OnceLock<FunctionStore>,
+    function_store: OnceLock<FunctionStore>,
     traces: Option<Traces>,
     folder: Folder,
     began: Instant,
@@ -145,7 +145,7 @@ impl Worker {
             readings: Readings::default(),
             context: OnceLock::new(),
             images: Images::default(),
-            kept: OnceLock::new(),
+            function_store: OnceLock::new(),
             traces: Traces::of_this_process()?,
             folder,
             began,

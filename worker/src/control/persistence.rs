@@ -1,4 +1,4 @@
-//! What callers have made is kept, and there again when the worker is (`--state`).
+//! What callers have made is stored, and there again when the worker is (`--state`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -12,7 +12,9 @@ use crate::base::error::ApiError;
 use crate::code::Code;
 use crate::code::lambda_layers::OptMount;
 use crate::function::definition::{Deployment, Function};
-use crate::state::function_store::{FunctionStore, Kept, KeptDeployment, KeptFunction, KeptLayer};
+use crate::state::function_store::{
+    FunctionStore, StoredDeployment, StoredFunction, StoredLayer, StoredState,
+};
 use worker_image::Allowed;
 use worker_pool::FunctionId;
 
@@ -26,49 +28,49 @@ pub(crate) enum Changed {
 }
 
 impl Worker {
-    /// Opens what is kept. Called once, before anything else that concerns it.
+    /// Opens what is stored. Called once, before anything else that concerns it.
     ///
     /// # Errors
     /// Another worker has it, or it cannot be read.
     pub(crate) fn open_state(&self) -> Result<()> {
         if let Some(folder) = &self.options.state {
             let store = FunctionStore::open(folder)?;
-            ensure!(self.kept.set(store).is_ok(), "what is kept is opened once");
+            ensure!(self.function_store.set(store).is_ok(), "what is kept is opened once");
         }
         Ok(())
     }
 
     /// Where the code of callers is unpacked.
     pub(crate) fn code_folder(&self) -> &Path {
-        self.kept.get().map_or(self.folder(), |kept| kept.code_folder())
+        self.function_store.get().map_or(self.folder(), |store| store.code_folder())
     }
 
-    /// Code that has just been unpacked there: it stays for the next worker, where that is kept.
+    /// Code that has just been unpacked there: it stays for the next worker, where that is stored.
     pub(crate) fn lasting(&self, code: Code) -> Code {
-        match self.kept.get() {
-            Some(kept) => code.outliving(kept.may_go()),
+        match self.function_store.get() {
+            Some(store) => code.outliving(store.may_go()),
             None => code,
         }
     }
 
-    /// An image that a caller has named, unpacked; it stays for the next worker, where that is kept.
+    /// An image that a caller has named, unpacked; it stays for the next worker, where that is stored.
     ///
     /// # Errors
     /// The operator does not allow it, or what is wrong with it.
     pub(crate) fn image(&self, uri: &str) -> Result<Code, ApiError> {
         let options = &self.options;
         let allowed = Allowed { folders: &options.code_folders, registries: &options.image_registries };
-        let may_go = self.kept.get().map(FunctionStore::may_go);
+        let may_go = self.function_store.get().map(FunctionStore::may_go);
         Code::of_callers_image(uri, &allowed, &self.images, self.code_folder(), may_go)
     }
 
-    /// Closes what is kept, for another worker, or opens it again.
+    /// Closes what is stored, for another worker, or opens it again.
     ///
     /// # Errors
     /// Another worker has it.
     pub(crate) fn set_store_open(&self, in_use: bool) -> Result<()> {
-        let Some(kept) = self.kept.get() else { return Ok(()) };
-        kept.set_in_use(in_use)?;
+        let Some(store) = self.function_store.get() else { return Ok(()) };
+        store.set_in_use(in_use)?;
         self.set_code_gc(in_use);
         Ok(())
     }
@@ -76,7 +78,7 @@ impl Worker {
     /// The first function or layer that callers have made and that is not persisted, other than these
     /// functions of the template.
     pub(crate) fn first_unpersisted(&self, of_template: &BTreeSet<String>) -> Option<String> {
-        if self.kept.get().is_some() {
+        if self.function_store.get().is_some() {
             return None;
         }
         self.lock().functions.keys().find(|name| !of_template.contains(*name)).cloned()
@@ -84,8 +86,8 @@ impl Worker {
 
     /// Whether code is removed with its last user. When the worker ends it stays for the next one.
     pub(super) fn set_code_gc(&self, may_go: bool) {
-        if let Some(kept) = self.kept.get() {
-            kept.may_go().store(may_go, Ordering::Relaxed);
+        if let Some(store) = self.function_store.get() {
+            store.may_go().store(may_go, Ordering::Relaxed);
         }
     }
 
@@ -93,15 +95,18 @@ impl Worker {
     ///
     /// # Errors
     /// It could not be written.
-    pub(crate) fn keep(&self, changed: &Changed) -> Result<(), ApiError> {
-        let Some(kept) = self.kept.get() else { return Ok(()) };
+    pub(crate) fn persist(&self, changed: &Changed) -> Result<(), ApiError> {
+        let Some(store) = self.function_store.get() else { return Ok(()) };
         let done = match changed {
             Changed::Function(name) => {
-                kept.keep_function(name, || self.lock().functions.get(name).map(KeptFunction::of))
+                store.put_function(name, || self.lock().functions.get(name).map(StoredFunction::of))
             }
-            Changed::Layer(name) => kept.keep_layer(name, || {
+            Changed::Layer(name) => store.put_layer(name, || {
                 let (latest, versions) = self.lock().published.history(name)?;
-                Some(KeptLayer { latest, versions: versions.iter().map(|layer| (**layer).clone()).collect() })
+                Some(StoredLayer {
+                    latest,
+                    versions: versions.iter().map(|layer| (**layer).clone()).collect(),
+                })
             }),
         };
         done.map_err(|error| ApiError::service(format!("the change cannot be kept: {error:#}")))
@@ -111,20 +116,21 @@ impl Worker {
     ///
     /// # Errors
     /// It cannot be read.
-    pub(crate) fn read_kept(&self) -> Result<Kept> {
-        let mut kept = self.kept.get().map_or_else(|| Ok(Kept::default()), |kept| kept.all())?;
+    pub(crate) fn read_stored(&self) -> Result<StoredState> {
+        let mut stored =
+            self.function_store.get().map_or_else(|| Ok(StoredState::default()), |store| store.all())?;
         let mut state = self.lock();
-        for (name, KeptLayer { latest, versions }) in std::mem::take(&mut kept.layers) {
+        for (name, StoredLayer { latest, versions }) in std::mem::take(&mut stored.layers) {
             state.published.again(&name, latest, versions.into_iter().map(Arc::new).collect());
         }
-        Ok(kept)
+        Ok(stored)
     }
 
     /// Takes functions of an earlier worker into service. Those that the template has by now are the
     /// template's; a warning names one whose files are missing. From now on code is removed with its last
     /// user.
-    pub(crate) fn restore(self: &Arc<Self>, kept: Kept) {
-        for (name, function) in kept.functions {
+    pub(crate) fn restore(self: &Arc<Self>, stored: StoredState) {
+        for (name, function) in stored.functions {
             if self.function(&name).is_ok() {
                 tracing::info!("{name} is the template's: what was changed of it by the API is not kept");
             } else if let Err(error) = self.restore_one(&name, function) {
@@ -134,26 +140,26 @@ impl Worker {
         self.set_code_gc(true);
     }
 
-    fn restore_one(self: &Arc<Self>, name: &str, kept: KeptFunction) -> Result<()> {
+    fn restore_one(self: &Arc<Self>, name: &str, stored: StoredFunction) -> Result<()> {
         let (id, numbers) = {
             let mut state = self.lock();
             let id = state.new_function_id();
-            (id, kept.versions.iter().map(|_| state.new_function_id()).collect::<Vec<_>>())
+            (id, stored.versions.iter().map(|_| state.new_function_id()).collect::<Vec<_>>())
         };
-        let deployment = self.deployment_again(name, id, id, kept.deployment)?;
+        let deployment = self.deployment_again(name, id, id, stored.deployment)?;
         let mut versions = BTreeMap::new();
-        for ((number, version), own) in kept.versions.into_iter().zip(numbers) {
+        for ((number, version), own) in stored.versions.into_iter().zip(numbers) {
             versions.insert(number, self.deployment_again(name, own, id, version)?);
         }
         let function = Function {
             deployment,
-            reserved: kept.reserved,
-            url: kept.url,
-            tags: kept.tags,
+            reserved: stored.reserved,
+            url: stored.url,
+            tags: stored.tags,
             versions,
-            latest_version: kept.latest_version,
-            aliases: kept.aliases,
-            events: kept.events,
+            latest_version: stored.latest_version,
+            aliases: stored.aliases,
+            events: stored.events,
             count: Arc::default(),
         };
         let mut state = self.lock();
@@ -175,23 +181,23 @@ impl Worker {
         name: &str,
         function: FunctionId,
         parent: FunctionId,
-        kept: KeptDeployment,
+        stored: StoredDeployment,
     ) -> Result<Arc<Deployment>> {
-        let folder = &kept.code.folder;
+        let folder = &stored.code.folder;
         ensure!(folder.is_dir(), "{} is gone", folder.display());
-        self.options.python.provide(&kept.settings.runtime)?;
-        let layers = kept.layers.into_iter().map(Arc::new).collect();
+        self.options.python.provide(&stored.settings.runtime)?;
+        let layers = stored.layers.into_iter().map(Arc::new).collect();
         let opt = OptMount::new(layers, None, self.folder()).map_err(|error| anyhow!("{error}"))?;
         Ok(Arc::new(Deployment {
             function,
             parent,
             name: name.to_string(),
-            version: kept.version,
-            settings: kept.settings,
-            code: kept.code,
+            version: stored.version,
+            settings: stored.settings,
+            code: stored.code,
             opt,
-            revision: kept.revision,
-            modified: kept.modified,
+            revision: stored.revision,
+            modified: stored.modified,
         }))
     }
 }

@@ -15,7 +15,7 @@ use crate::base::time::now_ms;
 use crate::control::Worker;
 use crate::function::event_config::{self, Condition, after_failure, after_throttle};
 use crate::invocation::request::{Invocation, Outcome};
-use crate::state::event_store::{EventStore, Kept};
+use crate::state::event_store::{EventStore, StoredEvent};
 use crate::state::handover::{Accepting, Predecessor, Report};
 use worker_system::lock::lock;
 
@@ -59,7 +59,7 @@ const MOST_HOPS: u32 = 16;
 /// The result of an event's attempt.
 enum Next {
     /// It is done, or given up; and the event for its destination.
-    Done(Option<Box<Kept>>),
+    Done(Option<Box<StoredEvent>>),
     /// It is tried again after this time.
     Again(Duration),
 }
@@ -73,7 +73,7 @@ impl Events {
     pub(crate) fn new(
         worker: Arc<Worker>,
         begun: &BTreeSet<String>,
-    ) -> Result<(Events, BTreeMap<String, Kept>)> {
+    ) -> Result<(Events, BTreeMap<String, StoredEvent>)> {
         let store = worker.options.state.as_deref().map(EventStore::open).transpose()?.map(Arc::new);
         let events = Events { worker, size: Arc::default(), store, begun: Arc::default() };
         let kept = events.store.as_ref().map_or_else(|| Ok(Vec::new()), |store| store.all())?;
@@ -88,7 +88,7 @@ impl Events {
         Ok((events, elsewhere.into_iter().map(|event| (event.id.clone(), event)).collect()))
     }
 
-    fn start(&self, event: Kept) {
+    fn start(&self, event: StoredEvent) {
         let place = self.place(event.payload.len());
         tokio::spawn(self.clone().run(event, place));
     }
@@ -101,7 +101,7 @@ impl Events {
     pub(crate) fn follow(
         self,
         mut predecessor: Predecessor,
-        mut elsewhere: BTreeMap<String, Kept>,
+        mut elsewhere: BTreeMap<String, StoredEvent>,
     ) -> Result<()> {
         let runtime = tokio::runtime::Handle::current();
         let hear = move || {
@@ -119,7 +119,7 @@ impl Events {
                     }
                     (Report::Again(event), Some(store)) => {
                         elsewhere.remove(&event.id);
-                        written(store.keep(&event));
+                        written(store.put(&event));
                         self.start(event);
                     }
                     _ => {}
@@ -170,12 +170,12 @@ impl Events {
         if count > MOST || held > MOST_BYTES {
             return Err(ApiError::throttled("CallerRateLimitExceeded", "too many events are waiting"));
         }
-        let event = Kept::new(target, invocation, 0);
+        let event = StoredEvent::new(target, invocation, 0);
         // All of it, whether or not the caller stays for the answer: one that is kept and not run would
         // come after the next start.
         let events = self.clone();
         let accepting = tokio::spawn(async move {
-            events.write(&event, |store, event| store.keep(event)).await?;
+            events.write(&event, |store, event| store.put(event)).await?;
             tokio::spawn(events.run(event, place));
             Ok(())
         });
@@ -192,8 +192,8 @@ impl Events {
     /// Changes the state, if there is one, on a thread that may wait for the disk.
     async fn write(
         &self,
-        event: &Kept,
-        change: impl FnOnce(&EventStore, &Kept) -> Result<()> + Send + 'static,
+        event: &StoredEvent,
+        change: impl FnOnce(&EventStore, &StoredEvent) -> Result<()> + Send + 'static,
     ) -> Result<()> {
         let Some(store) = self.store.clone() else { return Ok(()) };
         let event = event.clone();
@@ -201,7 +201,7 @@ impl Events {
     }
 
     /// Runs it until it is done or given up; or until it is another worker's, which has it from the state.
-    async fn run(self, mut event: Kept, place: Place) {
+    async fn run(self, mut event: StoredEvent, place: Place) {
         let mut throttled = 0;
         while self.begin(&event.id).await {
             let next = match self.attempt(&mut event, &mut throttled).await {
@@ -228,7 +228,7 @@ impl Events {
     }
 
     /// Runs it on the function. None if its result is unknown, as the worker ends.
-    async fn attempt(&self, event: &mut Kept, throttled: &mut u32) -> Option<Next> {
+    async fn attempt(&self, event: &mut StoredEvent, throttled: &mut u32) -> Option<Next> {
         let label = label(event);
         let outcome = match name::parse(&event.function) {
             Ok(target) => self.worker.invoke(&target, invocation(event)).await,
@@ -278,7 +278,7 @@ impl Events {
     }
 
     /// Persists its result. How long to wait for the next attempt, if there is to be one here.
-    async fn settle(&self, event: &Kept, next: Next) -> Option<Duration> {
+    async fn settle(&self, event: &StoredEvent, next: Next) -> Option<Duration> {
         let handed_over = self.worker.handed_over.read().await;
         lock(&self.begun).remove(&event.id);
         if let (Some(handed_over), Some(_)) = (&*handed_over, &self.store) {
@@ -304,7 +304,7 @@ impl Events {
                 self.write(event, move |store, event| store.replace(&event.id, &next_event)).await
             }
             (None, None) => self.write(event, |store, event| store.forget(&event.id)).await,
-            (None, Some(_)) => self.write(event, |store, event| store.keep(event)).await,
+            (None, Some(_)) => self.write(event, |store, event| store.put(event)).await,
         };
         if let Err(error) = kept {
             tracing::error!("{}: its result is not persisted: {error:#}", label(event));
@@ -324,18 +324,18 @@ impl Events {
     }
 }
 
-fn label(event: &Kept) -> String {
+fn label(event: &StoredEvent) -> String {
     format!("[{}] event {}", event.function, event.id)
 }
 
 /// The event for the destination of another; none if that has gone round too often.
 fn follow_up(
-    event: &Kept,
+    event: &StoredEvent,
     destination: &Target,
     condition: Condition,
     attempts: u32,
     response: Option<Outcome>,
-) -> Option<Kept> {
+) -> Option<StoredEvent> {
     if event.hops >= MOST_HOPS {
         tracing::error!(
             "{}: {destination} receives no result: functions are each other's destinations in a circle",
@@ -346,11 +346,11 @@ fn follow_up(
     let of = invocation(event);
     let payload = event_config::receipt(&of, condition, attempts, response.as_ref());
     let next = Invocation::new(String::new(), payload.into(), None, Some(&event.trace_id));
-    Some(Kept::new(destination, next, event.hops + 1))
+    Some(StoredEvent::new(destination, next, event.hops + 1))
 }
 
 /// Each attempt has the same id, so that the function can recognise it.
-fn invocation(event: &Kept) -> Invocation {
+fn invocation(event: &StoredEvent) -> Invocation {
     Invocation {
         id: event.id.clone(),
         payload: event.payload.clone().into(),
@@ -395,7 +395,8 @@ mod tests {
         let attempted = async |hours: u64| {
             let accepted_ms = now_ms() - hours * 3_600_000;
             let invocation = Invocation::new(String::new(), "1".into(), None, None);
-            let mut event = Kept { accepted_ms, ..Kept::new(&name::parse("f").unwrap(), invocation, 0) };
+            let mut event =
+                StoredEvent { accepted_ms, ..StoredEvent::new(&name::parse("f").unwrap(), invocation, 0) };
             events.attempt(&mut event, &mut 0).await
         };
         assert!(matches!(attempted(5).await, Some(Next::Again(_))));

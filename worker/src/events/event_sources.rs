@@ -18,7 +18,7 @@ use crate::base::limits;
 use crate::base::name::{self, Target};
 use crate::control::Worker;
 use crate::events::sqs::{LONGEST_WAIT, Message, Queues};
-use crate::function::template::Source;
+use crate::function::template::QueueSource;
 use crate::invocation::request::Invocation;
 use worker_system::lock::lock;
 
@@ -27,24 +27,24 @@ const PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 /// All sources that are asked now: by function, as the template has it.
-pub(crate) struct Sources {
+pub(crate) struct EventSources {
     worker: Arc<Worker>,
     running: Mutex<BTreeMap<String, Asked>>,
 }
 
 /// The queues of one function.
 struct Asked {
-    sources: Vec<Source>,
+    sources: Vec<QueueSource>,
     tasks: Vec<AbortHandle>,
 }
 
-impl Sources {
-    pub fn new(worker: Arc<Worker>) -> Sources {
-        Sources { worker, running: Mutex::default() }
+impl EventSources {
+    pub fn new(worker: Arc<Worker>) -> EventSources {
+        EventSources { worker, running: Mutex::default() }
     }
 
     /// Asks these from now on, and no others. Those that stay as they were go on. What was received is done.
-    pub fn set(&self, wanted: BTreeMap<String, Vec<Source>>) {
+    pub fn set(&self, wanted: BTreeMap<String, Vec<QueueSource>>) {
         let Some(queues) = self.worker.options.queues.map(|address| Queues { address }) else { return };
         let mut running = lock(&self.running);
         running.retain(|target, asked| {
@@ -55,7 +55,7 @@ impl Sources {
             stays
         });
         for (target, sources) in wanted {
-            let start = |source: &Source| {
+            let start = |source: &QueueSource| {
                 let poller = Poller {
                     worker: self.worker.clone(),
                     queues,
@@ -75,7 +75,7 @@ struct Poller {
     worker: Arc<Worker>,
     queues: Queues,
     target: String,
-    source: Source,
+    source: QueueSource,
 }
 
 impl Poller {

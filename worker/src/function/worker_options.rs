@@ -1,4 +1,4 @@
-//! How the worker is set up, and which of Mayfly's layers its instances are given.
+//! How the worker is set up, and which of Mayfly's libraries its instances have.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ pub struct Options {
     /// Requests must be signed with these, if given.
     pub credentials: Option<Credentials>,
     /// What instances are given to save memory.
-    pub layers: Layers,
+    pub libraries: Libraries,
     /// Lambda's own clients of the Runtime API for functions in Python.
     pub python: Clients,
     /// `mayfly` itself, which becomes the monitor of each sandbox.
@@ -39,7 +39,7 @@ pub struct Options {
 
 /// Mayfly's libraries for instances; what is absent is left out.
 #[derive(Clone, Debug, Default)]
-pub struct Layers {
+pub struct Libraries {
     /// `libmayfly_heap.so`, preloaded.
     pub heap: Option<PathBuf>,
     /// `libmayfly_merge.so`: instances of a function share pages.
@@ -76,7 +76,7 @@ impl Options {
                 keep_alive: second,
             },
             credentials: None,
-            layers: Layers::default(),
+            libraries: Libraries::default(),
             python: Clients::new(folder),
             program: folder.into(),
             cache: folder.into(),

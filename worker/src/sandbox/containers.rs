@@ -17,14 +17,16 @@ use crate::base::process_memory::Memory;
 use crate::code::runtime::Runtime;
 use crate::function::worker_options::Options;
 use crate::http;
-use crate::sandbox::environment::{self, Sharing, Sources};
-use crate::sandbox::interface::{CONNECTIONS, Ended, Handler, Kind, Later, Maker, Order, Overall, Sandbox};
+use crate::sandbox::environment::{self, ProgramSpec, Sharing};
+use crate::sandbox::interface::{
+    BoxFuture, CONNECTIONS, Ended, Handler, Kind, Maker, Order, Overall, Sandbox,
+};
 use crate::sandbox::network::{self, Outside};
 use worker_container::cgroup::{Cgroup, Hierarchy, Limits};
 use worker_container::disk::Disks;
 use worker_container::freezer::Freezer;
 use worker_container::page_store::Endpoint;
-use worker_container::page_store::Stores;
+use worker_container::page_store::PageStores;
 use worker_container::spawn::{Container, Network, Spawner};
 use worker_container::{Spec, page_out, worker_is_root};
 use worker_pool::FunctionId;
@@ -41,7 +43,7 @@ pub(crate) struct Containers {
     options: Arc<Options>,
     /// The worker's own.
     folder: PathBuf,
-    stores: Arc<Stores>,
+    stores: Arc<PageStores>,
     /// Removed after the stores.
     _store_folder: Folder,
     outside: Outside,
@@ -59,13 +61,13 @@ impl Containers {
     /// # Errors
     /// No cgroup or folder can be made.
     pub fn new(options: Arc<Options>, folder: &Path) -> Result<Containers> {
-        // Stores are users of their own where the worker is root, whose cache is closed to others.
+        // PageStores are users of their own where the worker is root, whose cache is closed to others.
         let store_folder = Folder::new(if worker_is_root() { Path::new("/run") } else { &options.cache })?;
         let spawner = Spawner::new(options.program.clone())?;
         let cgroups = Arc::new(Hierarchy::new()?);
         let place = store_folder.path().to_path_buf();
         let stores =
-            Arc::new(Stores::new(spawner.clone(), cgroups.clone(), place, options.capacity.memory_mib));
+            Arc::new(PageStores::new(spawner.clone(), cgroups.clone(), place, options.capacity.memory_mib));
         let folder = folder.to_path_buf();
         let disks = worker_is_root().then(|| Arc::new(Disks::new(folder.clone())));
         let (outside, no_disk, _store_folder) = (Outside::default(), Once::new(), store_folder);
@@ -141,15 +143,15 @@ impl Containers {
 
     /// Whether the instance shares pages by its function's store.
     fn shares(&self, order: &Order) -> bool {
-        self.options.layers.merge.is_some() && environment::may_share(order)
+        self.options.libraries.merge.is_some() && environment::may_share(order)
     }
 
     /// The monitor's order.
     fn spec(&self, order: &Order, mount_point: PathBuf, cgroup: &Cgroup, store: Option<&Endpoint>) -> Spec {
         let settings = &order.deployment.settings;
         let sharing = store.map_or(Sharing::No, Sharing::Store);
-        let Sources { binds, command, environment, user, root, folder, fixed_layout } =
-            environment::sources_of(order, &self.options, &self.folder, sharing);
+        let ProgramSpec { binds, command, environment, user, root, folder, fixed_layout } =
+            environment::program_spec(order, &self.options, &self.folder, sharing);
         let mut hidden = Vec::new();
         let mut needs_local = false;
         if let Runtime::Python(program, _) | Runtime::Node(program, _) = &settings.runtime {
@@ -185,7 +187,7 @@ impl Containers {
 }
 
 impl Maker for Containers {
-    fn start(self: Arc<Self>, order: Order) -> Later<'static, Result<Arc<dyn Sandbox>>> {
+    fn start(self: Arc<Self>, order: Order) -> BoxFuture<'static, Result<Arc<dyn Sandbox>>> {
         Box::pin(async move { Ok(Arc::new(self.make(&order).await?) as Arc<dyn Sandbox>) })
     }
 
@@ -219,7 +221,7 @@ struct Instance {
     mount_point: PathBuf,
     extensions: Vec<String>,
     /// All stores, and whose is its own; none where it shares no pages.
-    store: Option<(Arc<Stores>, FunctionId)>,
+    store: Option<(Arc<PageStores>, FunctionId)>,
 }
 
 impl Instance {
@@ -256,7 +258,7 @@ impl Sandbox for Instance {
         output.take().expect("the output is taken once")
     }
 
-    fn serve(&self, handler: Handler) -> Later<'_, ()> {
+    fn serve(&self, handler: Handler) -> BoxFuture<'_, ()> {
         Box::pin(async move {
             if let Err(error) = self.accept(handler).await {
                 tracing::error!("{}: {error}", self.label);
@@ -268,7 +270,7 @@ impl Sandbox for Instance {
         &self.extensions
     }
 
-    fn ending(&self) -> Later<'_, Ended> {
+    fn ending(&self) -> BoxFuture<'_, Ended> {
         Box::pin(async move {
             let container = self.container.lock().await;
             match container.as_ref() {
@@ -309,7 +311,7 @@ impl Sandbox for Instance {
         }
     }
 
-    fn page_out(&self) -> Later<'_, u64> {
+    fn page_out(&self) -> BoxFuture<'_, u64> {
         let processes = self.cgroup.processes();
         let work = tokio::task::spawn_blocking(move || page_out::page_out(&processes));
         Box::pin(async { work.await.unwrap_or(0) })
@@ -319,7 +321,7 @@ impl Sandbox for Instance {
         self.cgroup.give_way(gives_way);
     }
 
-    fn end(&self) -> Later<'_, ()> {
+    fn end(&self) -> BoxFuture<'_, ()> {
         Box::pin(async move {
             // Of version 2, the monitor itself is frozen, and notices nothing.
             self.thaw();

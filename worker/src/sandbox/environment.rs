@@ -8,7 +8,7 @@ use crate::code::python_packages::{self, RUNTIME};
 use crate::code::runtime::Runtime;
 use crate::code::runtime_files;
 use crate::function::settings::Settings;
-use crate::function::worker_options::{Advise, Layers, Options};
+use crate::function::worker_options::{Advise, Libraries, Options};
 use crate::sandbox::interface::{Bind, Order, RUNTIME_PORT};
 use worker_container::page_store::Endpoint;
 use worker_image::Image;
@@ -33,7 +33,7 @@ const FIRST_USER: u32 = 2_000_000_000;
 const USERS: u64 = 1_000_000;
 
 /// What an instance is made of, whatever its sandbox.
-pub(crate) struct Sources {
+pub(crate) struct ProgramSpec {
     pub binds: Vec<Bind>,
     pub command: Vec<String>,
     pub environment: Vec<(String, String)>,
@@ -58,7 +58,7 @@ pub(crate) enum Sharing<'a> {
 }
 
 /// What the instance is made of; `folder` is the worker's own.
-pub(crate) fn sources_of(order: &Order, options: &Options, folder: &Path, sharing: Sharing) -> Sources {
+pub(crate) fn program_spec(order: &Order, options: &Options, folder: &Path, sharing: Sharing) -> ProgramSpec {
     let deployment = &order.deployment;
     let settings = &deployment.settings;
     let user = FIRST_USER + (order.id % USERS) as u32;
@@ -71,7 +71,7 @@ pub(crate) fn sources_of(order: &Order, options: &Options, folder: &Path, sharin
     if let Sharing::Store(endpoint) = sharing {
         binds.push(bind(&endpoint.folder, STORE));
     }
-    let layers = &options.layers;
+    let libraries = &options.libraries;
     let command = match &settings.runtime {
         Runtime::Provided(_) | Runtime::Image => vec![format!("{TASK}/bootstrap")],
         Runtime::Node(program, _) => {
@@ -81,7 +81,7 @@ pub(crate) fn sources_of(order: &Order, options: &Options, folder: &Path, sharin
         }
         Runtime::Python(program, _) => {
             let program = program.to_string_lossy().into_owned();
-            let module = if layers.rest.is_some() { python_packages::BOOTSTRAP } else { CLIENT };
+            let module = if libraries.rest.is_some() { python_packages::BOOTSTRAP } else { CLIENT };
             vec![program, "-m".into(), module.into(), settings.handler.clone()]
         }
     };
@@ -89,12 +89,12 @@ pub(crate) fn sources_of(order: &Order, options: &Options, folder: &Path, sharin
         binds.push(bind(&folder.join(runtime_files::PACKAGES), PACKAGES));
         binds.extend(options.python.of(&settings.runtime).map(|client| bind(&client, RUNTIME)));
     }
-    Sources {
+    ProgramSpec {
         binds,
         command,
         environment: variables(order, options, sharing),
         user,
-        fixed_layout: layers.merge.is_some(),
+        fixed_layout: libraries.merge.is_some(),
         root: None,
         folder: TASK.into(),
     }
@@ -109,9 +109,9 @@ fn of_image(
     own: &Path,
     sharing: Sharing,
     user: u32,
-) -> Sources {
+) -> ProgramSpec {
     let deployment = &order.deployment;
-    let (layers, config) = (&options.layers, &deployment.settings.image_config);
+    let (libraries, config) = (&options.libraries, &deployment.settings.image_config);
     let (mut command, arguments) = command_of(order, image);
     // Runtime interface clients take it from either: of what the image's command has, the last is the
     // handler.
@@ -131,7 +131,7 @@ fn of_image(
     variables.extend(handler.map(|handler| ("_HANDLER".into(), handler)));
     let shares = matches!(sharing, Sharing::Store(_));
     let mut binds: Vec<Bind> =
-        libraries(layers).filter(|it| shares || it.target == Path::new(HEAP)).collect();
+        library_binds(libraries).filter(|it| shares || it.target == Path::new(HEAP)).collect();
     if let Sharing::Store(endpoint) = sharing {
         binds.push(bind(&endpoint.folder, STORE));
         binds.push(bind(&own.join(runtime_files::OF_IMAGES), BOOTSTRAP_OF_IMAGES));
@@ -139,11 +139,11 @@ fn of_image(
         let shared = sharing_variables(order, options, sharing, true).into_iter();
         variables.extend(shared.map(|(name, value)| (name, in_image(&value))));
     }
-    if layers.heap.is_some() {
+    if libraries.heap.is_some() {
         variables.insert("MAYFLY_HEAP_PAGES".into(), HEAP_PAGES.into());
     }
     variables.extend(image.environment.iter().cloned());
-    if layers.heap.is_some() {
+    if libraries.heap.is_some() {
         // After what the image itself preloads.
         let preloaded = variables.entry("LD_PRELOAD".into()).or_default();
         *preloaded = joined(&[preloaded, &in_image(HEAP)]);
@@ -157,7 +157,7 @@ fn of_image(
     for bind in &mut binds {
         bind.target = in_image(&bind.target.to_string_lossy()).into();
     }
-    Sources {
+    ProgramSpec {
         binds,
         command,
         environment: variables.into_iter().collect(),
@@ -198,14 +198,14 @@ fn joined(parts: &[&str]) -> String {
     parts.iter().filter(|part| !part.is_empty()).copied().collect::<Vec<_>>().join(":")
 }
 
-/// What all instances see: the layers' libraries, the bootstraps in the worker's `folder`.
+/// What all instances see: Mayfly's libraries, the bootstraps in the worker's `folder`.
 pub(crate) fn common(options: &Options, folder: &Path) -> Vec<Bind> {
     let node = bind(&folder.join(runtime_files::BOOTSTRAP_NODE), BOOTSTRAP_NODE);
-    libraries(&options.layers).chain([node]).collect()
+    library_binds(&options.libraries).chain([node]).collect()
 }
 
-fn libraries(layers: &Layers) -> impl Iterator<Item = Bind> {
-    let all = [(&layers.heap, HEAP), (&layers.merge, MERGE), (&layers.rest, REST)];
+fn library_binds(libraries: &Libraries) -> impl Iterator<Item = Bind> {
+    let all = [(&libraries.heap, HEAP), (&libraries.merge, MERGE), (&libraries.rest, REST)];
     all.into_iter().filter_map(|(library, target)| Some(bind(library.as_ref()?, target)))
 }
 
@@ -238,7 +238,7 @@ fn about(order: &Order) -> Vec<(String, String)> {
 fn variables(order: &Order, options: &Options, sharing: Sharing) -> Vec<(String, String)> {
     let deployment = &order.deployment;
     let settings = &deployment.settings;
-    let layers = &options.layers;
+    let libraries = &options.libraries;
     let mut variables: Vec<(String, String)> = [
         ("PATH", PATH.to_string()),
         ("LD_LIBRARY_PATH", format!("{TASK}:{TASK}/lib:/opt/lib")),
@@ -262,7 +262,7 @@ fn variables(order: &Order, options: &Options, sharing: Sharing) -> Vec<(String,
     if !matches!(sharing, Sharing::No) {
         preloaded.push(REST);
     }
-    if layers.heap.is_some() {
+    if libraries.heap.is_some() {
         preloaded.push(HEAP);
         add("MAYFLY_HEAP_PAGES", HEAP_PAGES.into());
     }
@@ -290,10 +290,10 @@ fn sharing_variables(
     sharing: Sharing,
     rests: bool,
 ) -> Vec<(String, String)> {
-    let layers = &options.layers;
+    let libraries = &options.libraries;
     let mut variables = Vec::new();
     let mut add = |name: &str, value| variables.push((name.to_string(), value));
-    if layers.rest.is_some() {
+    if libraries.rest.is_some() {
         add("MAYFLY_REST_LIBRARY", REST.into());
     }
     match sharing {
@@ -307,14 +307,14 @@ fn sharing_variables(
         Sharing::Kernel => add("MAYFLY_MERGE_PATH", "kernel".into()),
     }
     add("MAYFLY_MERGE_LIBRARY", MERGE.into());
-    match layers.advise {
+    match libraries.advise {
         Advise::Named => {}
         Advise::Whole => add("MAYFLY_REST_ADVISE", "whole".into()),
     }
     // Strings hash alike in all instances of the function, so dicts are alike; callers cannot find out how.
     let seed = u32::from_str_radix(&order.deployment.revision[..8], 16).unwrap_or(1);
     add("PYTHONHASHSEED", seed.to_string());
-    if layers.heap.is_some() && rests {
+    if libraries.heap.is_some() && rests {
         // Where objects lie shall not depend on time, so that pages with pointers are alike (UPM §IV-B):
         // one lifetime class, and a clock that stands still until the instance has rested once, which
         // mayfly_bootstrap sees to.

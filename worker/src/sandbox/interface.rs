@@ -27,9 +27,9 @@ use worker_pool::{FunctionId, InstanceId};
 pub(crate) const CONNECTIONS: usize = 16;
 
 /// What is waited for, of a trait's object.
-pub(crate) type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+pub(crate) type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 /// Answers one request of the runtime inside.
-pub(crate) type Handler = Arc<dyn Fn(Request<Incoming>) -> Later<'static, Answer> + Send + Sync>;
+pub(crate) type Handler = Arc<dyn Fn(Request<Incoming>) -> BoxFuture<'static, Answer> + Send + Sync>;
 
 /// The instance that is to be started.
 #[derive(Clone)]
@@ -53,7 +53,7 @@ impl Order {
 /// Makes sandboxes of one kind.
 pub(crate) trait Maker: Send + Sync {
     /// Starts an instance: its runtime runs when this is done. Where it fails, nothing is left.
-    fn start(self: Arc<Self>, order: Order) -> Later<'static, Result<Arc<dyn Sandbox>>>;
+    fn start(self: Arc<Self>, order: Order) -> BoxFuture<'static, Result<Arc<dyn Sandbox>>>;
 
     /// How many times longer than on this machine's processors a start may take.
     fn slower(&self) -> u32 {
@@ -101,7 +101,7 @@ pub(crate) trait Sandbox: Send + Sync {
     fn take_output(&self) -> pipe::Receiver;
 
     /// Answers the requests that its runtime makes, until this is dropped, and with it every connection.
-    fn serve(&self, handler: Handler) -> Later<'_, ()>;
+    fn serve(&self, handler: Handler) -> BoxFuture<'_, ()>;
 
     /// The programs of /opt/extensions that were started with the runtime.
     fn extensions(&self) -> &[String] {
@@ -109,7 +109,7 @@ pub(crate) trait Sandbox: Send + Sync {
     }
 
     /// Waits until the runtime has ended by itself, or an extension.
-    fn ending(&self) -> Later<'_, Ended>;
+    fn ending(&self) -> BoxFuture<'_, Ended>;
 
     /// Its memory, by whose it is. May read page tables: milliseconds.
     fn memory(&self) -> Memory;
@@ -142,7 +142,7 @@ pub(crate) trait Sandbox: Send + Sync {
     fn thaw(&self) {}
 
     /// Has its memory go to the host's swap; how many bytes of it are there then.
-    fn page_out(&self) -> Later<'_, u64> {
+    fn page_out(&self) -> BoxFuture<'_, u64> {
         Box::pin(std::future::ready(0))
     }
 
@@ -150,7 +150,7 @@ pub(crate) trait Sandbox: Send + Sync {
     fn give_way(&self, _gives_way: bool) {}
 
     /// Ends all that is left of it, frozen or not, and waits until nothing is.
-    fn end(&self) -> Later<'_, ()>;
+    fn end(&self) -> BoxFuture<'_, ()>;
 }
 
 /// How a runtime ended by itself, and whether a process of its sandbox was killed because the memory was
@@ -166,7 +166,7 @@ pub(crate) struct Never;
 
 #[cfg(test)]
 impl Maker for Never {
-    fn start(self: Arc<Self>, _: Order) -> Later<'static, Result<Arc<dyn Sandbox>>> {
+    fn start(self: Arc<Self>, _: Order) -> BoxFuture<'static, Result<Arc<dyn Sandbox>>> {
         Box::pin(std::future::pending())
     }
 

@@ -18,18 +18,18 @@ use crate::code::runtime_files;
 use crate::control::Worker;
 use crate::control::sampler;
 use crate::events::async_invokes::Events;
-use crate::events::event_sources::Sources;
+use crate::events::event_sources::EventSources;
 use crate::function::definition::FunctionUrl;
-use crate::function::template::Source;
-use crate::function::worker_options::{Layers, Options};
+use crate::function::template::QueueSource;
+use crate::function::worker_options::{Libraries, Options};
 use crate::http::sigv4::Credentials;
 use crate::sandbox::containers::Containers;
 use crate::sandbox::environment;
 use crate::sandbox::interface::Maker;
-use crate::sandbox::vm::{Domain, Domains, Part, Plan};
+use crate::sandbox::vm::{Part, Plan, VmDomain, VmDomains};
 use crate::service::stack::{self, Ready, Stack};
 use crate::service::systemd;
-use crate::state::function_store::Kept;
+use crate::state::function_store::StoredState;
 use crate::state::handover::{Accepting, HandedOver, Predecessor, State, Successor};
 use worker_pool::Capacity;
 
@@ -54,7 +54,7 @@ pub struct Service {
     /// Requests must be signed with these, if given.
     pub credentials: Option<Credentials>,
     /// What instances are given to save memory.
-    pub layers: Layers,
+    pub libraries: Libraries,
     /// The VM that instances live in; otherwise they are processes of this host.
     pub vm: Option<Plan>,
     /// `mayfly` itself.
@@ -69,7 +69,7 @@ pub struct Service {
     pub queues: Option<SocketAddr>,
     /// Whether functions without a setting for it reach the outside world.
     pub outside: bool,
-    /// Where what callers have made and events that were accepted are kept, so that they survive the
+    /// Where what callers have made and events that were accepted are stored, so that they survive the
     /// worker; otherwise in memory.
     pub state: Option<PathBuf>,
 }
@@ -107,7 +107,7 @@ pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
             address: service.address,
             capacity: service.capacity,
             credentials: service.credentials,
-            layers: service.layers,
+            libraries: service.libraries,
             python,
             program: service.program,
             cache: service.cache,
@@ -118,40 +118,40 @@ pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
             state: service.state,
         })?;
         let queues = declared.sources();
-        // From then on what is kept is this worker's.
+        // From then on what is stored is this worker's.
         let mut take = || -> Result<State> {
             let earlier = predecessor.as_mut().map(Predecessor::state).transpose()?.unwrap_or_default();
             worker.open_state().map(|()| earlier)
         };
-        let (earlier, kept, functions, maker, vms): (_, _, _, Arc<dyn Maker>, _) = match service.vm {
+        let (earlier, stored, functions, maker, vms): (_, _, _, Arc<dyn Maker>, _) = match service.vm {
             None => {
-                let (earlier, kept) = (take()?, worker.read_kept()?);
+                let (earlier, stored) = (take()?, worker.read_stored()?);
                 let functions = declared.ready(&worker)?;
                 let maker = Containers::new(worker.options.clone(), worker.folder())?;
-                (earlier, kept, functions, Arc::new(maker), None)
+                (earlier, stored, functions, Arc::new(maker), None)
             }
             Some(plan) => {
                 let functions = declared.ready(&worker)?;
                 let (options, history) = (worker.options.clone(), worker.history.clone());
-                let domains = Arc::new(Domains::new(plan.clone(), options, worker.folder(), history));
+                let domains = Arc::new(VmDomains::new(plan.clone(), options, worker.folder(), history));
                 let (booted, wanted) = (domains.clone(), domains_of(&worker, &functions));
                 let boot = move || booted.provide(wanted).inspect_err(|_| booted.close());
                 tokio::task::spawn_blocking(boot).await??;
                 // An earlier worker serves until the VMs are there. Functions come from the template; what
-                // else is kept waits.
+                // else is stored waits.
                 let vms = Some(Vms { plan, domains: domains.clone() });
-                (take()?, Kept::default(), functions, domains, vms)
+                (take()?, StoredState::default(), functions, domains, vms)
             }
         };
         worker.make_with(maker.clone());
         let names = stack::deploy(&worker, functions, &BTreeSet::new(), &earlier.urls, &BTreeSet::new())?;
-        worker.restore(kept);
+        worker.restore(stored);
         let (events, elsewhere) = Events::new(worker.clone(), &earlier.begun)?;
         if let Some(predecessor) = predecessor {
             predecessor.serving()?;
             events.clone().follow(predecessor, elsewhere)?;
         }
-        let sources = Arc::new(Sources::new(worker.clone()));
+        let sources = Arc::new(EventSources::new(worker.clone()));
         sources.set(queues.clone());
         let changing = Changing {
             worker: worker.clone(),
@@ -220,7 +220,7 @@ fn listen(address: SocketAddr) -> Result<TcpListener> {
 #[derive(Clone)]
 struct Vms {
     plan: Plan,
-    domains: Arc<Domains>,
+    domains: Arc<VmDomains>,
 }
 
 /// A worker that changes while it serves: its template, or itself.
@@ -230,8 +230,8 @@ struct Changing {
     /// Of the template's functions.
     names: BTreeSet<String>,
     vms: Option<Vms>,
-    sources: Arc<Sources>,
-    queues: BTreeMap<String, Vec<Source>>,
+    sources: Arc<EventSources>,
+    queues: BTreeMap<String, Vec<QueueSource>>,
     events: Events,
     listener: TcpListener,
 }
@@ -335,14 +335,14 @@ fn memory_of(plan: &Plan, declared: &Stack) -> u64 {
 }
 
 /// Which functions live in a VM together.
-fn domains_of(worker: &Worker, functions: &[Ready]) -> Vec<Domain> {
+fn domains_of(worker: &Worker, functions: &[Ready]) -> Vec<VmDomain> {
     let mut by_name: BTreeMap<Option<String>, Vec<&Ready>> = BTreeMap::new();
     for function in functions {
         by_name.entry(function.declared.settings.vm.clone()).or_default().push(function);
     }
     let domain = |(name, functions): (_, Vec<&Ready>)| {
         let memory = functions.iter().map(|function| function.declared.settings.memory_mib);
-        Domain { name, largest_mib: memory.max().unwrap_or(SMALLEST_MIB), parts: parts(worker, &functions) }
+        VmDomain { name, largest_mib: memory.max().unwrap_or(SMALLEST_MIB), parts: parts(worker, &functions) }
     };
     by_name.into_iter().map(domain).collect()
 }

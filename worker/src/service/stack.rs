@@ -16,7 +16,7 @@ use crate::code::lambda_layers::{Layer, OptMount};
 use crate::code::python_packages;
 use crate::control::{Changed, Worker};
 use crate::function::definition::{Alias, FunctionUrl};
-use crate::function::template::{self, Declared, DeclaredLayer, LATEST_OF_LAYER, Package, Source};
+use crate::function::template::{self, Declared, DeclaredLayer, LATEST_OF_LAYER, Package, QueueSource};
 use worker_container::worker_is_root;
 
 /// What a template declares, with the packages that its functions name.
@@ -58,7 +58,7 @@ impl Stack {
 
     /// The queues that functions are called from, by what is called: the function, or the alias that is
     /// published.
-    pub fn sources(&self) -> BTreeMap<String, Vec<Source>> {
+    pub fn sources(&self) -> BTreeMap<String, Vec<QueueSource>> {
         let with = self.functions().filter(|function| !function.sources.is_empty());
         let of = |function: &Declared| {
             let alias = function.alias.as_ref().map(|alias| format!(":{alias}")).unwrap_or_default();
@@ -179,7 +179,7 @@ pub(crate) fn deploy(
     for gone in earlier.difference(&names) {
         // A caller of the API may have deleted it meanwhile.
         let _ = worker.delete(gone);
-        worker.keep(&Changed::Function(gone.clone())).map_err(plain)?;
+        worker.persist(&Changed::Function(gone.clone())).map_err(plain)?;
         tracing::info!("{gone} is gone from the template");
     }
     for function in functions {

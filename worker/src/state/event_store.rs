@@ -11,12 +11,12 @@ use crate::base::time::now_ms;
 use crate::invocation::request::Invocation;
 use crate::state::state_file::{StateFile, Table};
 
-/// By request id: a [`Kept`] in JSON.
+/// By request id: a [`StoredEvent`] in JSON.
 const EVENTS: Table = Table::new("events");
 
 /// An invocation that was accepted and is not done.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Kept {
+pub struct StoredEvent {
     /// The function's name, with `:QUALIFIER` where a version or an alias was called.
     pub function: String,
     /// The request's id, the same at each attempt.
@@ -37,10 +37,10 @@ pub struct Kept {
     pub hops: u32,
 }
 
-impl Kept {
+impl StoredEvent {
     /// One that is accepted now.
-    pub fn new(target: &Target, invocation: Invocation, hops: u32) -> Kept {
-        Kept {
+    pub fn new(target: &Target, invocation: Invocation, hops: u32) -> StoredEvent {
+        StoredEvent {
             function: target.to_string(),
             id: invocation.id,
             payload: String::from_utf8_lossy(&invocation.payload).into_owned(),
@@ -77,7 +77,7 @@ impl EventStore {
     ///
     /// # Errors
     /// It could not be written.
-    pub fn keep(&self, event: &Kept) -> Result<()> {
+    pub fn put(&self, event: &StoredEvent) -> Result<()> {
         self.0.change(|begun| {
             begun.open_table(EVENTS)?.insert(&*event.id, &*serde_json::to_vec(event)?)?;
             Ok(())
@@ -88,7 +88,7 @@ impl EventStore {
     ///
     /// # Errors
     /// It could not be written.
-    pub fn replace(&self, id: &str, by: &Kept) -> Result<()> {
+    pub fn replace(&self, id: &str, by: &StoredEvent) -> Result<()> {
         self.0.change(|begun| {
             let mut events = begun.open_table(EVENTS)?;
             events.remove(id)?;
@@ -112,7 +112,7 @@ impl EventStore {
     ///
     /// # Errors
     /// They cannot be read.
-    pub fn all(&self) -> Result<Vec<Kept>> {
+    pub fn all(&self) -> Result<Vec<StoredEvent>> {
         self.0.read(|database| {
             let table = database.begin_read()?.open_table(EVENTS)?;
             table.iter()?.map(|entry| Ok(serde_json::from_slice(entry?.1.value())?)).collect()
@@ -128,20 +128,20 @@ mod tests {
     fn events_are_there_when_the_store_is_opened_again() {
         let folder = tempfile::tempdir().unwrap();
         let invocation = || Invocation::new(String::new(), "{}".into(), None, Some("trace"));
-        let event = |id: &str| Kept {
+        let event = |id: &str| StoredEvent {
             id: id.into(),
             accepted_ms: 1,
-            ..Kept::new(&crate::base::name::parse("f").unwrap(), invocation(), 0)
+            ..StoredEvent::new(&crate::base::name::parse("f").unwrap(), invocation(), 0)
         };
         let store = EventStore::open(folder.path()).unwrap();
         assert!(EventStore::open(folder.path()).is_err(), "one at a time");
-        store.keep(&event("a")).unwrap();
-        store.keep(&event("b")).unwrap();
+        store.put(&event("a")).unwrap();
+        store.put(&event("b")).unwrap();
         store.forget("a").unwrap();
-        store.keep(&event("z")).unwrap();
+        store.put(&event("z")).unwrap();
         store.replace("z", &event("b")).unwrap();
         store.set_in_use(false).unwrap();
-        assert!(store.keep(&event("c")).is_err(), "it is another's");
+        assert!(store.put(&event("c")).is_err(), "it is another's");
         let other = EventStore::open(folder.path()).unwrap();
         assert_eq!(other.all().unwrap(), [event("b")]);
         assert!(store.set_in_use(true).is_err());

@@ -18,16 +18,16 @@ use crate::function::event_config::EventConfig;
 use crate::function::settings::Settings;
 use crate::state::state_file::{StateFile, Table};
 
-/// By name: a [`KeptFunction`] in JSON.
+/// By name: a [`StoredFunction`] in JSON.
 const FUNCTIONS: Table = Table::new("functions");
-/// By name: a [`KeptLayer`] in JSON.
+/// By name: a [`StoredLayer`] in JSON.
 const LAYERS: Table = Table::new("layers");
 /// The folder beside it with unpacked code.
 const CODE: &str = "code";
 
 /// All versions of a layer.
 #[derive(Serialize, Deserialize)]
-pub(crate) struct KeptLayer {
+pub(crate) struct StoredLayer {
     /// The number of the latest, which may be deleted.
     pub latest: u64,
     pub versions: Vec<Layer>,
@@ -35,7 +35,7 @@ pub(crate) struct KeptLayer {
 
 /// What is or was published of a function.
 #[derive(Serialize, Deserialize)]
-pub(crate) struct KeptDeployment {
+pub(crate) struct StoredDeployment {
     pub version: String,
     pub settings: Settings,
     pub code: Code,
@@ -47,9 +47,9 @@ pub(crate) struct KeptDeployment {
 
 /// A function with its versions.
 #[derive(Serialize, Deserialize)]
-pub(crate) struct KeptFunction {
-    pub deployment: KeptDeployment,
-    pub versions: BTreeMap<u64, KeptDeployment>,
+pub(crate) struct StoredFunction {
+    pub deployment: StoredDeployment,
+    pub versions: BTreeMap<u64, StoredDeployment>,
     pub latest_version: u64,
     pub reserved: Option<u32>,
     pub url: Option<FunctionUrl>,
@@ -59,9 +59,9 @@ pub(crate) struct KeptFunction {
     pub events: Option<EventConfig>,
 }
 
-impl KeptDeployment {
-    fn of(deployment: &Deployment) -> KeptDeployment {
-        KeptDeployment {
+impl StoredDeployment {
+    fn of(deployment: &Deployment) -> StoredDeployment {
+        StoredDeployment {
             version: deployment.version.clone(),
             settings: deployment.settings.clone(),
             code: deployment.code.clone(),
@@ -76,13 +76,13 @@ impl KeptDeployment {
     }
 }
 
-impl KeptFunction {
+impl StoredFunction {
     /// A function as it is now.
-    pub fn of(function: &Function) -> KeptFunction {
+    pub fn of(function: &Function) -> StoredFunction {
         let published = function.versions.iter();
-        KeptFunction {
-            deployment: KeptDeployment::of(&function.deployment),
-            versions: published.map(|(number, version)| (*number, KeptDeployment::of(version))).collect(),
+        StoredFunction {
+            deployment: StoredDeployment::of(&function.deployment),
+            versions: published.map(|(number, version)| (*number, StoredDeployment::of(version))).collect(),
             latest_version: function.latest_version,
             reserved: function.reserved,
             url: function.url.clone(),
@@ -95,15 +95,15 @@ impl KeptFunction {
     fn codes(&mut self) -> impl Iterator<Item = &mut Code> {
         std::iter::once(&mut self.deployment)
             .chain(self.versions.values_mut())
-            .flat_map(KeptDeployment::codes)
+            .flat_map(StoredDeployment::codes)
     }
 }
 
-/// All that an earlier worker has kept.
+/// All that an earlier worker has stored.
 #[derive(Default)]
-pub(crate) struct Kept {
-    pub layers: BTreeMap<String, KeptLayer>,
-    pub functions: BTreeMap<String, KeptFunction>,
+pub(crate) struct StoredState {
+    pub layers: BTreeMap<String, StoredLayer>,
+    pub functions: BTreeMap<String, StoredFunction>,
 }
 
 /// The file, and the folder with code. One worker has them at a time.
@@ -150,19 +150,19 @@ impl FunctionStore {
     ///
     /// # Errors
     /// It could not be written.
-    pub fn keep_function(&self, name: &str, now: impl FnOnce() -> Option<KeptFunction>) -> Result<()> {
-        self.keep(FUNCTIONS, name, now)
+    pub fn put_function(&self, name: &str, now: impl FnOnce() -> Option<StoredFunction>) -> Result<()> {
+        self.put(FUNCTIONS, name, now)
     }
 
     /// Keeps a layer as it is, or that there is none.
     ///
     /// # Errors
     /// It could not be written.
-    pub fn keep_layer(&self, name: &str, now: impl FnOnce() -> Option<KeptLayer>) -> Result<()> {
-        self.keep(LAYERS, name, now)
+    pub fn put_layer(&self, name: &str, now: impl FnOnce() -> Option<StoredLayer>) -> Result<()> {
+        self.put(LAYERS, name, now)
     }
 
-    fn keep<T: Serialize>(&self, table: Table, name: &str, now: impl FnOnce() -> Option<T>) -> Result<()> {
+    fn put<T: Serialize>(&self, table: Table, name: &str, now: impl FnOnce() -> Option<T>) -> Result<()> {
         self.file.change(|begun| {
             match now() {
                 Some(now) => drop(begun.open_table(table)?.insert(name, &*serde_json::to_vec(&now)?)?),
@@ -173,18 +173,18 @@ impl FunctionStore {
     }
 
     /// All that is kept and can be read. Code that belongs to nothing of it is removed: its worker was
-    /// killed before it was kept.
+    /// killed before it was stored.
     ///
     /// # Errors
     /// It cannot be read.
-    pub fn all(&self) -> Result<Kept> {
-        let (mut broken, mut kept) = (0, Kept::default());
-        kept.layers = self.read(LAYERS, &mut broken)?;
-        kept.functions = self.read(FUNCTIONS, &mut broken)?;
+    pub fn all(&self) -> Result<StoredState> {
+        let (mut broken, mut stored) = (0, StoredState::default());
+        stored.layers = self.read(LAYERS, &mut broken)?;
+        stored.functions = self.read(FUNCTIONS, &mut broken)?;
         let mut unpacked: BTreeMap<PathBuf, Arc<Unpacked>> = BTreeMap::new();
-        let of_layers = kept.layers.values_mut().flat_map(|layer| layer.versions.iter_mut());
+        let of_layers = stored.layers.values_mut().flat_map(|layer| layer.versions.iter_mut());
         let of_layers = of_layers.map(|version| &mut version.code);
-        for code in of_layers.chain(kept.functions.values_mut().flat_map(KeptFunction::codes)) {
+        for code in of_layers.chain(stored.functions.values_mut().flat_map(StoredFunction::codes)) {
             if code.folder.starts_with(&self.code) {
                 let folder = code.folder.clone();
                 let again = || Unpacked::again(code.folder.clone(), self.may_go.clone());
@@ -202,7 +202,7 @@ impl FunctionStore {
                 tracing::warn!("cannot remove {}: {error}", entry.display());
             }
         }
-        Ok(kept)
+        Ok(stored)
     }
 
     fn read<T: DeserializeOwned>(&self, table: Table, broken: &mut usize) -> Result<BTreeMap<String, T>> {

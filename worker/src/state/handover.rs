@@ -31,7 +31,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::function::definition::FunctionUrl;
-use crate::state::event_store::Kept;
+use crate::state::event_store::StoredEvent;
 use worker_system::lock::lock;
 
 /// Two numbers of descriptors: the listening socket, and a connection to the worker that runs.
@@ -58,7 +58,7 @@ pub(crate) enum Report {
     /// An event that was begun is done.
     Done(String),
     /// An event that was begun has to be tried again.
-    Again(Kept),
+    Again(StoredEvent),
 }
 
 /// What a successor begins with, besides what is on the disk.

@@ -8,7 +8,7 @@ use serde_yaml_ng::Value as Yaml;
 
 /// A queue that speaks SQS' API, and how a function is called with its messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Source {
+pub struct QueueSource {
     /// The queue's name.
     pub queue: String,
     /// Its ARN, which the function receives.
@@ -60,7 +60,7 @@ const CONCURRENCY: usize = 5;
 ///
 /// # Errors
 /// What is wrong, and in which event.
-pub fn sources(events: &Map<String, Json>, resources: &Yaml) -> Result<Vec<Source>> {
+pub fn sources(events: &Map<String, Json>, resources: &Yaml) -> Result<Vec<QueueSource>> {
     let mut found = Vec::new();
     for (name, event) in events {
         let place = || format!("Events.{name}");
@@ -85,7 +85,7 @@ pub fn only_queues(events: &Yaml, place: &str) -> Yaml {
     Yaml::Mapping(events.iter().filter(is_queue).map(|(name, event)| (name.clone(), event.clone())).collect())
 }
 
-fn source(properties: Properties, resources: &Yaml) -> Result<Option<Source>> {
+fn source(properties: Properties, resources: &Yaml) -> Result<Option<QueueSource>> {
     let (size, window_s) = (properties.batch_size, properties.maximum_batching_window_in_seconds);
     ensure!((1..=10_000).contains(&size), "BatchSize is {size} and must be 1 to 10000");
     ensure!(window_s <= 300, "MaximumBatchingWindowInSeconds is {window_s} and must be 0 to 300");
@@ -109,7 +109,7 @@ fn source(properties: Properties, resources: &Yaml) -> Result<Option<Source>> {
         true => properties.queue,
         false => format!("arn:aws:sqs:{}:{}:{queue}", crate::base::name::REGION, crate::base::name::ACCOUNT),
     };
-    let source = Source { queue, arn, batch_size: size, window_s, concurrency, partial };
+    let source = QueueSource { queue, arn, batch_size: size, window_s, concurrency, partial };
     Ok(properties.enabled.then_some(source))
 }
 
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn read(properties: &Json) -> Result<Vec<Source>> {
+    fn read(properties: &Json) -> Result<Vec<QueueSource>> {
         let resources = serde_yaml_ng::from_str("Named: { Properties: { QueueName: real } }").unwrap();
         let mut events = json!({ "Come": { "Type": "SQS", "Properties": {} } });
         events["Come"]["Properties"] = properties.clone();

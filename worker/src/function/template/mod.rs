@@ -16,7 +16,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value as Json};
 use serde_yaml_ng::Value as Yaml;
 
-pub use self::events::Source;
+pub use self::events::QueueSource;
 use self::intrinsics::Scope;
 use crate::base::name;
 use crate::function::event_config::EventConfig;
@@ -76,7 +76,7 @@ pub struct Declared {
     /// `EventInvokeConfig`.
     pub events: Option<EventConfig>,
     /// The queues in `Events`.
-    pub sources: Vec<Source>,
+    pub sources: Vec<QueueSource>,
 }
 
 /// What a function is made of.

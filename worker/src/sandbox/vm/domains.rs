@@ -15,7 +15,7 @@ use super::code_disk::Disk;
 use super::{Host, Part, PartitionedVm, Plan, lifecycle, word};
 use crate::function::worker_options::Options;
 use crate::sandbox::history::History;
-use crate::sandbox::interface::{Kind, Later, Maker, Order, Overall, Sandbox};
+use crate::sandbox::interface::{BoxFuture, Kind, Maker, Order, Overall, Sandbox};
 use crate::sandbox::network::Outside;
 
 /// An emulated processor is that much slower.
@@ -23,7 +23,7 @@ const SLOWER: u32 = 6;
 
 /// Functions that live in one VM.
 #[derive(Debug)]
-pub struct Domain {
+pub struct VmDomain {
     /// As they name it.
     pub name: Option<String>,
     /// Memory of the largest of them.
@@ -33,7 +33,7 @@ pub struct Domain {
 }
 
 /// The VMs.
-pub struct Domains {
+pub struct VmDomains {
     plan: Plan,
     host: Arc<Host>,
     vms: Mutex<Vms>,
@@ -49,11 +49,11 @@ struct Vms {
     made: usize,
 }
 
-impl Domains {
+impl VmDomains {
     /// None yet. `folder` is the worker's own.
-    pub fn new(plan: Plan, options: Arc<Options>, folder: &Path, history: Arc<History>) -> Domains {
+    pub fn new(plan: Plan, options: Arc<Options>, folder: &Path, history: Arc<History>) -> VmDomains {
         let host = Host { options, folder: folder.into(), history, outside: Outside::default() };
-        Domains { plan, host: Arc::new(host), vms: Mutex::default() }
+        VmDomains { plan, host: Arc::new(host), vms: Mutex::default() }
     }
 
     /// Has a VM for each of these domains and for no other. One that suits its domain as it is stays;
@@ -63,7 +63,7 @@ impl Domains {
     ///
     /// # Errors
     /// A code disk cannot be made, or a VM does not come up.
-    pub fn provide(&self, domains: Vec<Domain>) -> Result<BTreeSet<Option<String>>> {
+    pub fn provide(&self, domains: Vec<VmDomain>) -> Result<BTreeSet<Option<String>>> {
         let wanted: BTreeSet<Option<String>> = domains.iter().map(|domain| domain.name.clone()).collect();
         let mut booted: BTreeMap<Option<String>, Arc<PartitionedVm>> = BTreeMap::new();
         for domain in domains {
@@ -96,7 +96,7 @@ impl Domains {
         Ok(replaced)
     }
 
-    fn boot(&self, domain: Domain) -> Result<Arc<PartitionedVm>> {
+    fn boot(&self, domain: VmDomain) -> Result<Arc<PartitionedVm>> {
         let number = {
             let mut vms = self.lock();
             vms.made += 1;
@@ -111,7 +111,7 @@ impl Domains {
         booted
     }
 
-    fn boot_in(&self, own: &Path, domain: Domain, number: usize) -> Result<Arc<PartitionedVm>> {
+    fn boot_in(&self, own: &Path, domain: VmDomain, number: usize) -> Result<Arc<PartitionedVm>> {
         // QEMU is a user of its own, whatever this process's umask is.
         let made =
             fs::create_dir(own).and_then(|()| fs::set_permissions(own, fs::Permissions::from_mode(0o711)));
@@ -141,8 +141,8 @@ impl Domains {
     }
 }
 
-impl Maker for Domains {
-    fn start(self: Arc<Self>, order: Order) -> Later<'static, Result<Arc<dyn Sandbox>>> {
+impl Maker for VmDomains {
+    fn start(self: Arc<Self>, order: Order) -> BoxFuture<'static, Result<Arc<dyn Sandbox>>> {
         Box::pin(async move {
             let vm = self.lock().now.get(&order.deployment.settings.vm).map(PartitionedVm::take);
             let vm = vm.context("it has no VM: functions come from the template")?;
@@ -205,10 +205,10 @@ mod tests {
         let history = Arc::new(History::new(std::time::Instant::now()));
         let own = folder.path().join("own");
         fs::create_dir(&own).unwrap();
-        let domains = Domains::new(plan, options, &own, history);
+        let domains = VmDomains::new(plan, options, &own, history);
         let source = folder.path().join("missing");
         let part = Part { source, name: "0".into(), content: String::new(), is_root: false };
-        let domain = Domain { name: None, largest_mib: 128, parts: vec![part] };
+        let domain = VmDomain { name: None, largest_mib: 128, parts: vec![part] };
         assert!(domains.provide(vec![domain]).is_err());
         assert_eq!(fs::read_dir(&own).unwrap().count(), 0);
     }

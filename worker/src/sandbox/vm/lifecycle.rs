@@ -21,8 +21,8 @@ use crate::base::limits;
 use crate::base::process_memory::Memory;
 use crate::function::settings::Settings;
 use crate::http;
-use crate::sandbox::environment::{self, Sharing, Sources};
-use crate::sandbox::interface::{Bind, Ended, Ending, Handler, Later, Order, RUNTIME_PORT, Sandbox};
+use crate::sandbox::environment::{self, ProgramSpec, Sharing};
+use crate::sandbox::interface::{Bind, BoxFuture, Ended, Ending, Handler, Order, RUNTIME_PORT, Sandbox};
 use crate::sandbox::network;
 
 /// How often the guest is asked for what an instance has printed.
@@ -179,7 +179,7 @@ impl Sandbox for Instance {
         lock(&self.output).take().expect("the output is taken once")
     }
 
-    fn serve(&self, handler: Handler) -> Later<'_, ()> {
+    fn serve(&self, handler: Handler) -> BoxFuture<'_, ()> {
         Box::pin(self.accept(handler))
     }
 
@@ -187,7 +187,7 @@ impl Sandbox for Instance {
         &self.extensions
     }
 
-    fn ending(&self) -> Later<'_, Ended> {
+    fn ending(&self) -> BoxFuture<'_, Ended> {
         Box::pin(self.until_it_ends())
     }
 
@@ -215,7 +215,7 @@ impl Sandbox for Instance {
         self.frozen.send_replace(false);
     }
 
-    fn end(&self) -> Later<'_, ()> {
+    fn end(&self) -> BoxFuture<'_, ()> {
         Box::pin(async {
             if let Some(fetching) = lock(&self.fetching).take() {
                 fetching.abort();
@@ -236,12 +236,12 @@ impl Sandbox for Instance {
 }
 
 fn spawn_order(vm: &PartitionedVm, order: &Order, name: &str, address: Option<Ipv4Addr>) -> Result<Spawn> {
-    let sharing = match vm.host.options.layers.merge {
+    let sharing = match vm.host.options.libraries.merge {
         Some(_) => Sharing::Kernel,
         None => Sharing::No,
     };
-    let Sources { binds, command, environment, user, root, folder, fixed_layout } =
-        environment::sources_of(order, &vm.host.options, &vm.host.folder, sharing);
+    let ProgramSpec { binds, command, environment, user, root, folder, fixed_layout } =
+        environment::program_spec(order, &vm.host.options, &vm.host.folder, sharing);
     let on_disk = |source: &Path| -> Result<String> {
         let missing = || format!("{} is not in the VM: functions come from the template", source.display());
         vm.disk.name_of(source).map(str::to_string).with_context(missing)

@@ -31,7 +31,7 @@ use vm::{Settings, Vm};
 use worker_page::data::{self, Event};
 
 pub use code_disk::Part;
-pub use domains::{Domain, Domains};
+pub use domains::{VmDomain, VmDomains};
 
 use code_disk::Disk;
 use guest::Guest;
@@ -131,7 +131,7 @@ impl PartitionedVm {
     /// There cannot be such a VM.
     fn new(
         plan: &Plan,
-        Domain { name, largest_mib, .. }: &Domain,
+        VmDomain { name, largest_mib, .. }: &VmDomain,
         number: usize,
         disk: Disk,
         host: Arc<Host>,
@@ -172,7 +172,7 @@ impl PartitionedVm {
         let runtime = tokio::runtime::Handle::current();
         std::thread::Builder::new().name("vm".into()).spawn(move || {
             let _in_runtime = runtime.enter();
-            vm.keep();
+            vm.supervise();
         })?;
         Ok(())
     }
@@ -192,7 +192,7 @@ impl PartitionedVm {
         Ok(())
     }
 
-    fn keep(&self) {
+    fn supervise(&self) {
         loop {
             let running = self.running.borrow().clone();
             if let Some(running) = running {
@@ -273,7 +273,7 @@ impl PartitionedVm {
     }
 
     /// Whether these functions can live in it as it is.
-    fn suits(&self, domain: &Domain) -> bool {
+    fn suits(&self, domain: &VmDomain) -> bool {
         u64::from(domain.largest_mib) << 20 <= self.settings.layout.bytes_of(0)
             && self.disk.has(&domain.parts)
     }
