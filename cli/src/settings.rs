@@ -120,8 +120,8 @@ pub struct HeapSettings {
     /// Pages whose free blocks are reused for small objects [default: fill]
     #[arg(long)]
     pub recycle: Option<Recycle>,
-    /// A huge page's deadline is FACTOR x its lifetime class: 2 and 4 are the paper's, from 1 to 1000 [default:
-    /// 2]
+    /// A huge page's deadline is FACTOR x its lifetime class: 2 and 4 are the paper's, from 1 to 1000
+    /// [default: 2]
     #[arg(long, alias = "k", value_name = "FACTOR", value_parser = deadline_factor)]
     #[serde(default, alias = "k", deserialize_with = "deadline_factor_in_file")]
     pub deadline_factor: Option<u32>,

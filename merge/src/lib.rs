@@ -1,7 +1,7 @@
 //! User-guided page merging (UPM): pages are merged when a program advises them, without the kernel's help.
 //!
-//! Layers, from the bottom up; each imports from those before it only (`tests/modules` checks this). The client does not
-//! import from the daemon either: they share [`base`] and the protocol.
+//! Layers, from the bottom up; each imports from those before it only (`tests/modules` checks this). The
+//! client does not import from the daemon either: they share [`base`] and the protocol.
 //!
 //! | layer | what it is |
 //! | --- | --- |
@@ -30,9 +30,10 @@ pub mod base {
 pub mod daemon {
     //! The page store: `mayfly share`.
     //!
-    //! One thread accepts connections and asks the kernel which process and user each comes from. Each trust domain has a
-    //! thread and a store of its own, so that a client's worst, a file that never closes or hours of hashing, delays its own
-    //! domain only. The daemon trusts nothing that a client sends: it checks each file's seals and hashes it again.
+    //! One thread accepts connections and asks the kernel which process and user each comes from. Each trust
+    //! domain has a thread and a store of its own, so that a client's worst, a file that never closes or
+    //! hours of hashing, delays its own domain only. The daemon trusts nothing that a client sends: it checks
+    //! each file's seals and hashes it again.
     mod descriptor_store;
     mod domain_metrics;
     mod domain_thread;

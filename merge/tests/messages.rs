@@ -1,5 +1,6 @@
-//! Nearly valid messages: valid ones with bits flipped, words exchanged, ends cut off or added. Each is decoded as its
-//! bytes stand, or refused; no byte is decoded twice, and no decoded message is larger than its bytes.
+//! Nearly valid messages: valid ones with bits flipped, words exchanged, ends cut off or added. Each is
+//! decoded as its bytes stand, or refused; no byte is decoded twice, and no decoded message is larger than
+//! its bytes.
 
 use merge::base::page::{PageHash, SECRET_BYTES};
 use merge::base::protocol::{Answer, MAX_BYTES, Refusal, Report, Request};

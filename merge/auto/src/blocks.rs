@@ -63,7 +63,8 @@ struct Guard;
 
 impl Guard {
     fn take() -> Guard {
-        // SAFETY: initialised statically, never moved or destroyed; a thread that has it does not take it again.
+        // SAFETY: initialised statically, never moved or destroyed; a thread that has it does not take it
+        // again.
         unsafe { libc::pthread_mutex_lock(SHARED.lock.get()) };
         Guard
     }

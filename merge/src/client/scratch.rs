@@ -26,8 +26,8 @@ impl<T: Copy> Deref for Scratch<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        // SAFETY: the mapping has room for so many and is aligned to pages; zero bytes are a value of the types used
-        // (numbers, hashes, page map entries, `Page::Same`).
+        // SAFETY: the mapping has room for so many and is aligned to pages; zero bytes are a value of the
+        // types used (numbers, hashes, page map entries, `Page::Same`).
         unsafe { std::slice::from_raw_parts(self.memory.start().cast(), self.length) }
     }
 }

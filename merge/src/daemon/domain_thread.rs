@@ -235,8 +235,8 @@ impl DomainLoop {
         let flags = RecvFlags::DONTWAIT;
         // First peek at the message, and whether files lie beside it. A file that is received, or left in the
         // message, is closed here, which may take as long as its sender likes. So the thread receives a file
-        // only where a request needs one, and only from a client whose hello succeeded; on other files it closes the
-        // connection.
+        // only where a request needs one, and only from a client whose hello succeeded; on other files it
+        // closes the connection.
         let (bytes, has_files) = match channel::peek(&client.socket, &mut self.buffer, flags) {
             Err(Errno::AGAIN) => return,
             Err(errno) => return self.expel(token, &format!("message: {errno}")),

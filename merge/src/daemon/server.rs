@@ -70,7 +70,8 @@ impl Server {
     /// Listens, so that programs can connect when this returns.
     ///
     /// # Errors
-    /// Another daemon serves that socket; the socket's folder cannot be made; the kernel lacks what the rule needs.
+    /// Another daemon serves that socket; the socket's folder cannot be made; the kernel lacks what the rule
+    /// needs.
     pub fn new(mut configuration: Configuration) -> Result<Server, Error> {
         let asks_cgroups = configuration.rule == Rule::Cgroup || configuration.members.is_some();
         if asks_cgroups && !trust_domain::has_peer_pidfd() {
@@ -81,7 +82,8 @@ impl Server {
         }
         guard_this_process();
         let files = raise_file_limit();
-        // No domain takes more than a quarter of the daemon's files for its segments, or an eighth for its clients.
+        // No domain takes more than a quarter of the daemon's files for its segments, or an eighth for its
+        // clients.
         configuration.max_clients = configuration.max_clients.min(files / 8);
         let beside = configuration.socket.with_extension("lock");
         let lock = SocketLock::take(&configuration.socket, configuration.lock.as_ref().unwrap_or(&beside))?;

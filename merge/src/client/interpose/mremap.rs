@@ -82,7 +82,8 @@ unsafe fn move_shared(old: Range<usize>, want: usize, flags: c_int, to: usize) -
         return failed(libc::EINVAL);
     }
     let anonymous = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    // SAFETY: as the function's; new mappings lie where the kernel finds room, or at the address that the caller passes.
+    // SAFETY: as the function's; new mappings lie where the kernel finds room, or at the address that the
+    // caller passes.
     unsafe {
         if !fixed && !stays {
             let behind = old.end as *mut c_void;
