@@ -32,7 +32,7 @@ enum Version {
     Two,
 }
 
-/// What one instance may use.
+/// The limits of one instance.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// `MemorySize`.
@@ -208,12 +208,12 @@ impl Cgroup {
         self.folders.iter().map(|folder| folder.join("cgroup.procs")).collect()
     }
 
-    /// What stops its processes, if this host has that.
+    /// The freezer of its processes, if this host has one.
     pub fn freezer(&self) -> Option<&Freezer> {
         self.freezer.as_ref()
     }
 
-    /// Those that want the processors go first, or it has its whole share again.
+    /// Has it yield to others that want the processors, or gives it its full share again.
     pub fn give_way(&self, gives_way: bool) {
         let Some((file, share)) = &self.share else { return };
         let least = if self.version == Version::One { LEAST_SHARES } else { LEAST_WEIGHT };

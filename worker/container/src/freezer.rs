@@ -1,4 +1,4 @@
-//! Stops all processes of an instance and lets them go on: the cgroup freezer, of version 1 or 2.
+//! Freezes and thaws all processes of an instance by the cgroup freezer, of version 1 or 2.
 //!
 //! A process that version 1 has frozen does not even take SIGKILL. There the freezer is a hierarchy of its
 //! own, and the monitor stays out of it: if the worker ends, whatever way, the monitor kills process 1 and
@@ -15,7 +15,7 @@ const THAWED: &str = "THAWED";
 /// How long processes that were killed while they were frozen may take to end.
 const ENDING: Duration = Duration::from_secs(5);
 
-/// What stops the processes of one cgroup.
+/// The freezer of one cgroup.
 #[derive(Debug)]
 pub enum Freezer {
     /// The folder that process 1 enters, in version 1.
@@ -43,7 +43,7 @@ impl Freezer {
         }
     }
 
-    /// Stops them. False if they go on.
+    /// Freezes them. False if that fails.
     pub fn freeze(&self) -> bool {
         match self {
             Freezer::One(folder) => fs::write(folder.join(STATE), "FROZEN"),
@@ -52,7 +52,7 @@ impl Freezer {
         .is_ok()
     }
 
-    /// Lets them go on.
+    /// Thaws them.
     pub fn thaw(&self) {
         // Fails only if it is removed.
         let _ = match self {

@@ -247,7 +247,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_name_does_not_make_folders_without_end() {
+    fn one_name_makes_a_bounded_number_of_folders() {
         let folder = tempfile::tempdir().unwrap();
         let tree = Tree::new(folder.path(), 5).unwrap();
         let attributes = Attributes { mode: 0o644, modified_s: 0 };

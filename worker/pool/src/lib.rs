@@ -1,4 +1,4 @@
-//! Which instance serves which request: a state machine that does nothing by itself.
+//! Decides which instance serves which request: a state machine without side effects.
 //!
 //! ```text
 //!   request ──► queue ──► Starting ──ready──► Busy ──ready──► Idle ──► Stopping ──ended─► (its memory is free)
@@ -73,7 +73,7 @@ pub struct Pool {
     functions: BTreeMap<FunctionId, Function>,
     instances: BTreeMap<InstanceId, Instance>,
     next_instance: InstanceId,
-    /// Of the latest event that said it.
+    /// The time of the latest event.
     now: Time,
 }
 
@@ -156,7 +156,7 @@ impl Pool {
         actions
     }
 
-    /// A request has come.
+    /// A request has arrived.
     pub fn request(&mut self, function: FunctionId, request: RequestId, now: Time) -> Vec<Action> {
         self.now = now;
         let mut actions = Vec::new();
@@ -177,7 +177,7 @@ impl Pool {
         actions
     }
 
-    /// Takes back a request that still waits; one that was dispatched goes on. True if it waited.
+    /// Cancels a request that still waits; a dispatched one goes on. True if it waited.
     pub fn withdraw(&mut self, request: RequestId) -> bool {
         self.functions.values_mut().any(|function| {
             let before = function.queue.len();

@@ -13,7 +13,7 @@ const FINISHING: std::time::Duration = std::time::Duration::from_millis(100);
 /// For how long at least a function's only instance is left to it before another function has its turn.
 const TURN: std::time::Duration = std::time::Duration::from_secs(2);
 
-/// What is kept free for functions that wait for their first instance.
+/// Instances and memory reserved for functions that wait for their first instance.
 #[derive(Clone, Copy, Default)]
 struct Reservation {
     instances: u32,

@@ -1,4 +1,4 @@
-//! The worker: functions, their pool, and the requests on their way. Carries out what the pool decides.
+//! The worker: functions, their pool, and requests in flight. Carries out the pool's decisions.
 
 mod actions;
 mod functions;
@@ -41,20 +41,20 @@ use worker_system::owned_folder::Folder;
 
 /// The worker.
 pub struct Worker {
-    /// How it is set up.
+    /// Its options.
     pub options: Arc<Options>,
-    /// What has happened so far.
+    /// Counters since it began.
     pub count: Arc<Count>,
-    /// What has happened, and how memory has developed.
+    /// Events, and samples of memory.
     pub history: Arc<History>,
-    /// What functions have printed lately.
+    /// The latest output of functions.
     pub(crate) logs: Arc<Logs>,
     pub(crate) readings: Readings,
     /// What instances are made with; set once, before the first.
     context: OnceLock<Arc<InstanceContext>>,
     /// Images of callers that are unpacked.
     images: Images,
-    /// Where what callers have made is kept; once no other worker has it.
+    /// The store of functions and layers made by callers; set once no other worker uses it.
     function_store: OnceLock<FunctionStore>,
     traces: Option<Traces>,
     folder: Folder,
@@ -224,7 +224,7 @@ impl Worker {
         answer.await.unwrap_or_else(|_| Err(ApiError::service("the request was lost")))
     }
 
-    /// Lets time pass; call it a few times a second.
+    /// Advances the pool's clock; call it a few times a second.
     pub fn tick(self: &Arc<Self>) {
         let mut state = self.lock();
         let now = self.now();
@@ -264,7 +264,7 @@ impl Worker {
         self.lock().instances.values().cloned().collect()
     }
 
-    /// Whether it takes no new requests any more.
+    /// Whether it accepts no new requests any more.
     pub(crate) fn is_closing(&self) -> bool {
         self.lock().closing
     }
@@ -276,12 +276,12 @@ impl Worker {
         }
     }
 
-    /// Keeps no instance any longer than it has work.
+    /// From now on each instance ends as soon as it has no work.
     pub(crate) fn retire(&self) {
         self.lock().pool.keep_none();
     }
 
-    /// Takes no new requests, gives those that run some time, then ends all instances and waits for
+    /// Accepts no new requests, gives those that run some time, then ends all instances and waits for
     /// their end.
     pub async fn close(self: &Arc<Self>, grace: Duration) {
         self.lock().closing = true;

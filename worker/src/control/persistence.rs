@@ -1,4 +1,4 @@
-//! What callers have made is stored, and there again when the worker is (`--state`).
+//! Functions and layers made by the API: stored on disk, and restored when the worker starts (`--state`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -28,14 +28,14 @@ pub(crate) enum Changed {
 }
 
 impl Worker {
-    /// Opens what is stored. Called once, before anything else that concerns it.
+    /// Opens the store. Called once, before anything else uses it.
     ///
     /// # Errors
     /// Another worker has it, or it cannot be read.
     pub(crate) fn open_state(&self) -> Result<()> {
         if let Some(folder) = &self.options.state {
             let store = FunctionStore::open(folder)?;
-            ensure!(self.function_store.set(store).is_ok(), "what is kept is opened once");
+            ensure!(self.function_store.set(store).is_ok(), "the store is opened once");
         }
         Ok(())
     }
@@ -45,7 +45,7 @@ impl Worker {
         self.function_store.get().map_or(self.folder(), |store| store.code_folder())
     }
 
-    /// Code that has just been unpacked there: it stays for the next worker, where that is stored.
+    /// Code that has just been unpacked there: with a store it stays for the next worker.
     pub(crate) fn lasting(&self, code: Code) -> Code {
         match self.function_store.get() {
             Some(store) => code.outliving(store.may_go()),
@@ -53,7 +53,7 @@ impl Worker {
         }
     }
 
-    /// An image that a caller has named, unpacked; it stays for the next worker, where that is stored.
+    /// An image that a caller has named, unpacked; with a store it stays for the next worker.
     ///
     /// # Errors
     /// The operator does not allow it, or what is wrong with it.
@@ -64,7 +64,7 @@ impl Worker {
         Code::of_callers_image(uri, &allowed, &self.images, self.code_folder(), may_go)
     }
 
-    /// Closes what is stored, for another worker, or opens it again.
+    /// Closes the store, for another worker, or opens it again.
     ///
     /// # Errors
     /// Another worker has it.

@@ -168,7 +168,7 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     #[test]
-    fn it_is_frozen_after_a_while_and_runs_for_its_rest() {
+    fn idle_instance_is_frozen_and_runs_for_its_idle_work() {
         let now = Instant::now();
         let mut idle = Idle { since: Some(now), idle_work: [now + 300 * MS].into(), ..Idle::default() };
         assert_eq!(idle.look(now), (true, Some(now + GRACE)));
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_wants_to_rest_again_does_so_seldom() {
+    fn repeated_idle_work_becomes_rare() {
         let now = Instant::now();
         let idle_work = [now, now + 300 * MS].into();
         let mut idle = Idle { since: Some(now), idle_work, repeats_after: REPEATS_AFTER, ..Idle::default() };
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_wants_to_rest_at_once_is_not_frozen_in_the_midst_of_it() {
+    fn instance_is_not_frozen_during_immediate_idle_work() {
         let now = Instant::now();
         let idle = Idle { since: Some(now), idle_work: [now].into(), ..Idle::default() };
         assert!(idle.look(now + GRACE).0 && idle.look(now + IDLE_WORK / 2).0);

@@ -1,4 +1,4 @@
-//! Makes containers: a cgroup, a page store's socket, a network where one is wanted, and the processes.
+//! Starts instances as containers: a cgroup, the page store's socket, a network if wanted, the processes.
 
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
@@ -33,7 +33,7 @@ use worker_pool::FunctionId;
 use worker_system::lock::lock;
 use worker_system::owned_folder::Folder;
 
-/// Programs of the host that no package has brought.
+/// Programs of the host that belong to no package.
 const LOCAL: &str = "/usr/local";
 /// Python packages of the host, which a function shall not depend on.
 const HOST_PACKAGES: &str = "dist-packages";
@@ -61,7 +61,7 @@ impl Containers {
     /// # Errors
     /// No cgroup or folder can be made.
     pub fn new(options: Arc<Options>, folder: &Path) -> Result<Containers> {
-        // PageStores are users of their own where the worker is root, whose cache is closed to others.
+        // Stores are users of their own where the worker is root, whose cache is closed to others.
         let store_folder = Folder::new(if worker_is_root() { Path::new("/run") } else { &options.cache })?;
         let spawner = Spawner::new(options.program.clone())?;
         let cgroups = Arc::new(Hierarchy::new()?);
@@ -74,7 +74,7 @@ impl Containers {
         Ok(Containers { options, folder, stores, _store_folder, outside, cgroups, spawner, disks, no_disk })
     }
 
-    /// Where /tmp lies, if not in memory.
+    /// The disk for /tmp; none where /tmp is memory.
     async fn disk(&self, mib: u32) -> Option<OwnedFd> {
         let disk = self.disks.as_ref()?.take(mib).await;
         let complain = |error| {
@@ -220,7 +220,7 @@ struct Instance {
     /// Empty for us: what is mounted there is seen by the container alone.
     mount_point: PathBuf,
     extensions: Vec<String>,
-    /// All stores, and whose is its own; none where it shares no pages.
+    /// All stores, and the function whose store it uses; none if it shares no pages.
     store: Option<(Arc<PageStores>, FunctionId)>,
 }
 

@@ -120,7 +120,7 @@ impl History {
         Events { next: log.next.saturating_sub(1), events: wanted.cloned().collect() }
     }
 
-    /// What all events of each kind come to.
+    /// The sums over all events of each kind.
     pub fn totals(&self) -> BTreeMap<String, Total> {
         lock(&self.events).totals.clone()
     }

@@ -1,4 +1,4 @@
-//! The seam between an instance and what it lives in: start, serve, memory, end.
+//! The interface of an instance to its sandbox: start, serve, memory, end.
 //!
 //! ```text
 //!   instance ──► Maker::start ──► Sandbox: serve, ending, memory, end
@@ -26,7 +26,7 @@ use worker_pool::{FunctionId, InstanceId};
 /// Connections to one instance's Runtime API at once.
 pub(crate) const CONNECTIONS: usize = 16;
 
-/// What is waited for, of a trait's object.
+/// A future of a trait object.
 pub(crate) type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 /// Answers one request of the runtime inside.
 pub(crate) type Handler = Arc<dyn Fn(Request<Incoming>) -> BoxFuture<'static, Answer> + Send + Sync>;
@@ -39,7 +39,7 @@ pub(crate) struct Order {
 }
 
 impl Order {
-    /// Names it among people.
+    /// Its name in logs.
     pub fn label(&self) -> String {
         format!("[{}#{}]", self.deployment.name, self.id)
     }
@@ -52,7 +52,7 @@ impl Order {
 
 /// Makes sandboxes of one kind.
 pub(crate) trait Maker: Send + Sync {
-    /// Starts an instance: its runtime runs when this is done. Where it fails, nothing is left.
+    /// Starts an instance; its runtime runs when this is done. A failed start leaves nothing.
     fn start(self: Arc<Self>, order: Order) -> BoxFuture<'static, Result<Arc<dyn Sandbox>>>;
 
     /// How many times longer than on this machine's processors a start may take.
@@ -60,7 +60,8 @@ pub(crate) trait Maker: Send + Sync {
         1
     }
 
-    /// Whether code that comes while it makes instances can be theirs. Otherwise it is the template's.
+    /// Whether instances can run code that arrives while it serves. Otherwise all code comes from the
+    /// template.
     fn takes_code(&self) -> bool {
         true
     }
@@ -71,10 +72,10 @@ pub(crate) trait Maker: Send + Sync {
     /// Memory that is no single instance's. Asks guests anew; their sandboxes use that report.
     fn memory(&self) -> Overall;
 
-    /// What instances are, in a word, and how memory grows and shrinks with them.
+    /// The kind of sandbox, and how memory grows and shrinks with instances.
     fn kind(&self) -> Kind;
 
-    /// Nothing will be started any more.
+    /// No instance will be started any more.
     fn closing(&self) {}
 
     /// All instances have ended.
@@ -95,7 +96,7 @@ pub(crate) struct Overall {
     pub vm: Option<Vm>,
 }
 
-/// One instance's own world, which runs until it is ended.
+/// One instance's sandbox, which runs until `end`.
 pub(crate) trait Sandbox: Send + Sync {
     /// What it prints, stdout and stderr in one. Taken once.
     fn take_output(&self) -> pipe::Receiver;
@@ -138,18 +139,18 @@ pub(crate) trait Sandbox: Send + Sync {
         false
     }
 
-    /// Lets it go on.
+    /// Thaws it.
     fn thaw(&self) {}
 
-    /// Has its memory go to the host's swap; how many bytes of it are there then.
+    /// Pages its memory out to the host's swap; returns how many bytes of it are there then.
     fn page_out(&self) -> BoxFuture<'_, u64> {
         Box::pin(std::future::ready(0))
     }
 
-    /// Whether others go first where the processors are busy.
+    /// Whether it yields to other instances while the processors are busy.
     fn give_way(&self, _gives_way: bool) {}
 
-    /// Ends all that is left of it, frozen or not, and waits until nothing is.
+    /// Ends all of its processes, frozen or not, and waits for their end.
     fn end(&self) -> BoxFuture<'_, ()>;
 }
 

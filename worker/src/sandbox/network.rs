@@ -6,10 +6,10 @@
 //!   instance  eth0 ──────── mfXXXX-N  host ── masquerade ── whatever the host reaches
 //!             100.x.y.z/30  │
 //!                           └ nothing to the host itself, to other instances, or to link-local addresses (169.254/16,
-//!                             where clouds hand out credentials); nothing from outside that was not asked for
+//!                             where clouds hand out credentials); from outside only answers
 //! ```
 //! The kernel removes an interface with the instance's network namespace. The rules lie in a table of the
-//! worker's own, which goes with it; that of a worker that was killed, with the next one.
+//! worker's own, which it removes at its end; the next worker removes that of one that was killed.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -36,10 +36,10 @@ const PAIRS: u32 = 4096;
 pub struct Outside(OnceCell<Arc<Network>>);
 
 impl Outside {
-    /// What there is from then on.
+    /// The network, which is made at the first call.
     ///
     /// # Errors
-    /// There is none to be had; the next one tries again.
+    /// It cannot be made; the next call tries again.
     pub async fn network(&self) -> Result<Arc<Network>> {
         let make = || async { tokio::task::spawn_blocking(Network::new).await?.map(Arc::new) };
         self.0.get_or_try_init(make).await.cloned()
@@ -82,7 +82,7 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// What the interface on the host's side is called.
+    /// The name of the interface on the host's side.
     pub fn name(&self) -> String {
         format!("{}{}", self.network.prefix, self.number)
     }
@@ -168,10 +168,10 @@ impl Network {
         bail!("{PAIRS} instances have a network already")
     }
 
-    /// Takes the rules away, once.
+    /// Removes the rules, once.
     fn close(&self) {
         self.closed.call_once(|| {
-            // The last one out: another worker may have taken over from this one.
+            // The last one out: another worker may use them since a handover.
             let is_anothers =
                 |(table, chain): &(String, String)| chain == FORWARDS_FOR_WORKERS && *table != self.table;
             if !self.forwarded && !chains().iter().any(is_anothers) {
@@ -243,7 +243,7 @@ fn rules(table: &str, prefix: &str, first_address: u32, forwarded: bool) -> Stri
     )
 }
 
-/// Removes the tables of workers whose folder is gone. A folder is there before its table.
+/// Removes the tables of workers whose folder is removed. A folder is there before its table.
 fn remove_left_behind() {
     let Ok(output) = Command::new("nft").args(["list", "tables", "inet"]).stderr(Stdio::null()).output()
     else {

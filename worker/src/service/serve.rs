@@ -33,19 +33,19 @@ use crate::state::function_store::StoredState;
 use crate::state::handover::{Accepting, HandedOver, Predecessor, State, Successor};
 use worker_pool::Capacity;
 
-/// How requests that run are given time when the service ends.
+/// How long running requests may take when the service ends.
 const GRACE: Duration = Duration::from_secs(5);
 /// Connections that the kernel holds while no worker accepts them, such as during a handover.
 const BACKLOG: u32 = 4096;
-/// Of a function; what a VM has room for that has none.
+/// The smallest memory of a function; a VM without functions has room for it.
 const SMALLEST_MIB: u32 = 128;
-/// How often time-outs of the pool are looked at.
+/// How often the pool checks its time-outs.
 const TICK: Duration = Duration::from_millis(200);
 
 /// What the service is started with.
 #[derive(Debug)]
 pub struct Service {
-    /// A SAM template, if functions shall be there from the start.
+    /// A SAM template with functions to deploy at the start.
     pub template: Option<PathBuf>,
     /// Where the Lambda API listens.
     pub address: SocketAddr,
@@ -53,7 +53,7 @@ pub struct Service {
     pub capacity: Capacity,
     /// Requests must be signed with these, if given.
     pub credentials: Option<Credentials>,
-    /// What instances are given to save memory.
+    /// Mayfly's libraries in instances, which save memory.
     pub libraries: Libraries,
     /// The VM that instances live in; otherwise they are processes of this host.
     pub vm: Option<Plan>,
@@ -69,8 +69,8 @@ pub struct Service {
     pub queues: Option<SocketAddr>,
     /// Whether functions without a setting for it reach the outside world.
     pub outside: bool,
-    /// Where what callers have made and events that were accepted are stored, so that they survive the
-    /// worker; otherwise in memory.
+    /// The folder where functions and layers of callers and accepted events survive the worker; otherwise
+    /// they are in memory.
     pub state: Option<PathBuf>,
 }
 
@@ -118,7 +118,7 @@ pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
             state: service.state,
         })?;
         let queues = declared.sources();
-        // From then on what is stored is this worker's.
+        // From then on this worker owns the store.
         let mut take = || -> Result<State> {
             let earlier = predecessor.as_mut().map(Predecessor::state).transpose()?.unwrap_or_default();
             worker.open_state().map(|()| earlier)
@@ -137,7 +137,7 @@ pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
                 let (booted, wanted) = (domains.clone(), domains_of(&worker, &functions));
                 let boot = move || booted.provide(wanted).inspect_err(|_| booted.close());
                 tokio::task::spawn_blocking(boot).await??;
-                // An earlier worker serves until the VMs are there. Functions come from the template; what
+                // An earlier worker serves until the VMs are up. Functions come from the template; what
                 // else is stored waits.
                 let vms = Some(Vms { plan, domains: domains.clone() });
                 (take()?, StoredState::default(), functions, domains, vms)
@@ -198,14 +198,13 @@ pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
     })
 }
 
-/// As many files at once as this process may have: what a shell allows is used up by a thousand clients
-/// that send nothing.
+/// Raises the limit of open files to the most allowed: a thousand silent clients use up a shell's default.
 fn open_many_files() {
     let limit = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
-/// To be called within a runtime.
+/// Must be called within a runtime.
 fn listen(address: SocketAddr) -> Result<TcpListener> {
     let bound = || {
         let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
@@ -216,14 +215,14 @@ fn listen(address: SocketAddr) -> Result<TcpListener> {
     bound().with_context(|| format!("cannot listen on {address}: give another with --listen"))
 }
 
-/// The VMs, where instances live in some.
+/// The VMs, if instances live in VMs.
 #[derive(Clone)]
 struct Vms {
     plan: Plan,
     domains: Arc<VmDomains>,
 }
 
-/// A worker that changes while it serves: its template, or itself.
+/// Follows SIGHUP (a template read anew) and SIGUSR2 (a handover).
 struct Changing {
     worker: Arc<Worker>,
     template: Option<PathBuf>,

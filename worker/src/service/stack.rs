@@ -1,5 +1,5 @@
-//! A template's functions and layers in the worker: put there when it starts, and again when the template
-//! is read anew.
+//! Deploys a template's functions and layers into the worker, at its start and when the template is read
+//! anew.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -37,7 +37,7 @@ impl Stack {
     /// Reads a template, and installs what its functions name.
     ///
     /// # Errors
-    /// What is wrong, and where.
+    /// The template is wrong, and where.
     pub fn read(template: &Path, cache: &Path) -> Result<Stack> {
         let template = template::read(template)?;
         let with_packages = |function: Declared| {
@@ -162,12 +162,12 @@ fn latest(worker: &Worker, arn: &mut String) -> Result<()> {
     Ok(())
 }
 
-/// Puts functions into the worker, and takes those out that an earlier template had and this one has not.
-/// Those that are as they were keep their instances, if they do not live in one of the VMs that have been
-/// `replaced`. `urls` are those that an earlier worker has had. Gives their names.
+/// Creates and updates functions, and deletes those that only the earlier template had. Unchanged functions
+/// keep their instances, unless they live in one of the `replaced` VMs. `urls` are those of an earlier
+/// worker. Returns the names of all.
 ///
 /// # Errors
-/// A function that the worker cannot take; those before it are there.
+/// The worker refuses a function; those before it are deployed.
 pub(crate) fn deploy(
     worker: &Arc<Worker>,
     functions: Vec<Ready>,
