@@ -1,4 +1,4 @@
-//! One call of the API: its head, its body, and what of both is asked for.
+//! One call of the API: its head, its body, and the values that operations read from both.
 
 use bytes::Bytes;
 use hyper::http::request::Parts;
@@ -28,7 +28,7 @@ pub fn query<'a>(query: Option<&'a str>, wanted: &'a str) -> impl Iterator<Item 
     pairs.filter(move |(name, _)| name == wanted).map(|(_, value)| value.into_owned())
 }
 
-/// What of a request is signed.
+/// The parts of a request that its signature covers.
 pub fn signed<'a>(parts: &'a Parts, body: &'a [u8]) -> Signed<'a> {
     Signed {
         method: parts.method.as_str(),

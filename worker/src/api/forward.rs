@@ -1,4 +1,4 @@
-//! What still comes on connections of a worker that has handed over is answered by the one that serves now.
+//! Forwards requests on connections of a worker that has handed over to its successor.
 
 use std::time::Duration;
 

@@ -72,7 +72,7 @@ pub(crate) struct Api {
 }
 
 /// Serves the API until the future is dropped, or until all is done after another worker has taken over.
-/// `ready` is called once connections are taken.
+/// `ready` is called once connections are accepted.
 ///
 /// # Errors
 /// The socket is none that listens.
@@ -214,7 +214,7 @@ impl Api {
         let (body, _memory) = memory.read(body, limit).await.map_err(|error| body_error(&error, limit))?;
         connection.works();
         let call = Call { parts, body, client: connection.client().clone() };
-        // What may change what is kept: another worker gets it only when that is done.
+        // A change of persistent state: a successor receives the state only when it is done.
         let handed_over = self.worker.handed_over.read();
         let handed_over = if changes_state(&call, &segments) { Some(handed_over.await) } else { None };
         // Another may also have taken over while the body came.
@@ -294,7 +294,8 @@ impl Api {
     }
 }
 
-/// Whether a call may change what is kept. One that only waits for a function does not, and may take long.
+/// Whether a call may change persistent state. One that only waits for a function does not, and may take
+/// long.
 fn changes_state(call: &Call, segments: &[&str]) -> bool {
     match segments {
         [urls::PREFIX, ..] | [_, "functions", _, "response-streaming-invocations"] => false,

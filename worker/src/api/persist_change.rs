@@ -40,10 +40,10 @@ struct PendingChange(Option<Change>);
 struct Change {
     worker: Arc<Worker>,
     changed: Changed,
-    /// What is kept of it names its code, which must be there until the change is kept.
+    /// Its record names its code, which must be there until the change is persisted.
     _function: Option<Function>,
     _layers: Vec<Arc<Layer>>,
-    /// One at a time: what is kept is what the call before has left.
+    /// One change at a time: each is based on the state that the call before has left.
     _turn: OwnedMutexGuard<()>,
 }
 

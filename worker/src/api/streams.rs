@@ -30,7 +30,7 @@ const END: [u8; 8] = [0; 8];
 /// What they may have.
 const PRELUDE_BYTES: usize = 64 * 1024;
 
-/// What is still to come of a function's answer.
+/// The next part of a function's answer.
 struct Coming {
     pieces: mpsc::Receiver<Piece>,
     outcome: tokio::task::JoinHandle<Result<Outcome, ApiError>>,
@@ -51,7 +51,7 @@ impl Drop for Coming {
 }
 
 impl Coming {
-    /// Has the function run. What it streams comes first, and then what came of it.
+    /// Runs the function. Its stream comes first, then its result.
     fn begin(worker: &Arc<Worker>, client: &Client, target: Target, mut invocation: Invocation) -> Coming {
         let (stream, pieces) = stream(client.clone());
         invocation.stream = Some(stream);

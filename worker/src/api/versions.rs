@@ -44,7 +44,7 @@ pub fn versions(api: &Api, call: &Call, name: &str) -> Result<Answer, ApiError> 
     }
 }
 
-/// `RevisionId` of a request must be what it is now, if it is given.
+/// `RevisionId` of a request, if given, must be the current one.
 ///
 /// # Errors
 /// It is not.

@@ -67,7 +67,7 @@ impl Copy {
             return Err(format!("{}: is neither a file nor a folder nor a link", below.display()));
         }
         let mut source = entry.open_with(&options).map_err(failed)?;
-        // What was opened is looked at, not what had this name before.
+        // The opened file is checked, not the one that had this name before.
         let metadata = source.metadata().map_err(failed)?;
         if !metadata.is_file() || metadata.mode() & 0o004 == 0 {
             return Err(format!("{}: not all may read it (o+r is needed)", below.display()));

@@ -30,7 +30,7 @@ pub struct Layer {
     pub description: String,
     /// Free text.
     pub license: String,
-    /// Kept for those who ask: a function may use it whatever its runtime.
+    /// Shown by the API only: a function may use the layer whatever its runtime.
     pub runtimes: Vec<String>,
     /// When it was published.
     pub created: SystemTime,

@@ -160,7 +160,7 @@ pub(crate) fn new_folder(place: &Path) -> Result<TempDir, ApiError> {
     Ok(folder)
 }
 
-/// Adds what is in a folder to another, as unpacking one archive over another does. `put` makes a file.
+/// Copies a folder's contents over another, as unpacking one archive over another does. `put` makes a file.
 pub(crate) fn lay_over(from: &Path, to: &Path, put: fn(&Path, &Path) -> io::Result<()>) -> io::Result<()> {
     for entry in fs::read_dir(from)? {
         let entry = entry?;
@@ -211,7 +211,7 @@ fn digest_folder(root: &Path, below: &Path, digest: &mut Sha256, size: &mut u64)
     Ok(())
 }
 
-/// Hashes what is written on.
+/// Hashes what is written.
 struct Hashing<'a, W>(&'a mut Sha256, &'a mut W);
 
 impl<W: Write> Write for Hashing<'_, W> {

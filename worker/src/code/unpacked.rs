@@ -42,7 +42,7 @@ impl Drop for Unpacked {
         }
         let folder = std::mem::take(&mut self.folder);
         let remove = move || match fs::remove_dir_all(&folder) {
-            // The worker's own folder goes, too, when it ends.
+            // The worker's own folder is removed, too, when it ends.
             Err(error) if error.kind() != ErrorKind::NotFound => {
                 tracing::warn!("cannot remove {}: {error}", folder.display());
             }

@@ -136,7 +136,7 @@ impl Events {
         if self.store.is_some() { lock(&self.begun).clone() } else { BTreeSet::new() }
     }
 
-    /// Closes what is kept, for another worker, or opens it again.
+    /// Closes the store, for another worker, or opens it again.
     ///
     /// # Errors
     /// Another worker has it.

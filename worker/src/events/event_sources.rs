@@ -1,6 +1,6 @@
 //! Event sources: functions that are called with the messages of a queue, each at least once.
 //!
-//! A message is deleted when the function has done with it. What it has not becomes visible again after the
+//! A message is deleted when the function has processed it. The others become visible again after the
 //! queue's visibility timeout, as does all that a worker had when it was killed; how often, and what then,
 //! is the queue's setting (its redrive policy).
 
@@ -43,7 +43,7 @@ impl EventSources {
         EventSources { worker, running: Mutex::default() }
     }
 
-    /// Asks these from now on, and no others. Those that stay as they were go on. What was received is done.
+    /// Polls these from now on, and no others. Unchanged ones go on. Received messages are still processed.
     pub fn set(&self, wanted: BTreeMap<String, Vec<QueueSource>>) {
         let Some(queues) = self.worker.options.queues.map(|address| Queues { address }) else { return };
         let mut running = lock(&self.running);
@@ -174,7 +174,7 @@ struct Failure {
     item_identifier: String,
 }
 
-/// The messages that a function has done with, by its answer. One that is no report, or that names a
+/// The messages that a function has processed, by its answer. One that is no report, or that names a
 /// message which was not in the batch, means that none is.
 fn done_of<'a>(batch: &'a [Message], answer: &[u8]) -> Vec<&'a Message> {
     let Ok(report) = serde_json::from_slice::<Option<Report>>(answer) else { return Vec::new() };

@@ -90,7 +90,7 @@ impl Queues {
             .into())
     }
 
-    /// At most so many messages; none, if none comes in that time.
+    /// At most so many messages; none, if none arrives in that time.
     ///
     /// # Errors
     /// The server cannot be asked.

@@ -57,9 +57,9 @@ pub struct Function {
     pub reserved: Option<u32>,
     /// Its URL, if it has one.
     pub url: Option<FunctionUrl>,
-    /// Kept for those who ask.
+    /// Shown by the API only.
     pub tags: BTreeMap<String, String>,
-    /// What was published, by number; it does not change any more.
+    /// Published versions, by number; they do not change any more.
     pub versions: BTreeMap<u64, Arc<Deployment>>,
     /// The number of the latest version, which is never given again.
     pub latest_version: u64,
@@ -97,7 +97,7 @@ impl Function {
         found.ok_or_else(|| name::no_such_function(&format!("{}:{qualifier}", self.deployment.name)))
     }
 
-    /// What is and what was published of it.
+    /// $LATEST and the published versions.
     pub fn deployments(&self) -> impl Iterator<Item = &Arc<Deployment>> {
         std::iter::once(&self.deployment).chain(self.versions.values())
     }

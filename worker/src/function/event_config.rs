@@ -88,7 +88,7 @@ impl EventConfig {
         Ok(())
     }
 
-    /// With what of `other` is given.
+    /// With the values that `other` gives.
     pub fn updated(self, other: EventConfig) -> EventConfig {
         let of = |now: Destination, then: Destination| if then.destination.is_some() { then } else { now };
         let (now, then) = (self.destination_config, other.destination_config);

@@ -38,9 +38,9 @@ pub struct Wanted {
     pub architectures: Option<Vec<String>>,
     /// ARNs of versions of layers, the later over the earlier.
     pub layers: Option<Vec<String>>,
-    /// What is to be different from what the image says.
+    /// Overrides of the image's own configuration.
     pub image_config: Option<ImageConfig>,
-    /// What else a request may ask for; [`REFUSED`] says what of it cannot be had.
+    /// Other properties of a request; [`REFUSED`] lists those that are not supported.
     #[serde(flatten)]
     pub other: BTreeMap<String, Value>,
 }
@@ -175,7 +175,7 @@ impl Settings {
         defaults.changed(wanted)
     }
 
-    /// These settings with what is wanted.
+    /// These settings with the requested changes.
     ///
     /// # Errors
     /// A value out of range.

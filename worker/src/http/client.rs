@@ -49,7 +49,7 @@ pub async fn pass_on(
     Ok(timeout(patience, sender.send_request(request)).await.context("does not answer")??)
 }
 
-/// Asks for a file and gives it to `into`. Waits, on a thread of the runtime.
+/// Fetches a file and writes it to `into`. Blocks a thread of the runtime.
 ///
 /// # Errors
 /// The server cannot be reached, answers another status than 200, or with more than `limit` bytes.

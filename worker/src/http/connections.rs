@@ -1,4 +1,4 @@
-//! The connections of a server, so that those who only hold one open cannot keep others out, nor fill its
+//! The connections of a server, bounded so that idle clients cannot keep others out, nor fill its
 //! memory.
 //!
 //! A connection *waits* until a request has arrived whole, and again once that is answered; in between it
@@ -131,7 +131,7 @@ impl Drop for Untaken {
 }
 
 impl Part {
-    /// Of an answer to those who are so few that all their answers need no bound.
+    /// Part of an answer to clients that are so few that their answers need no bound.
     pub fn uncounted(bytes: Bytes) -> Part {
         Part { bytes, _untaken: None }
     }
@@ -141,7 +141,7 @@ impl Part {
         Part { bytes: change(self.bytes), ..self }
     }
 
-    /// What is in it; it counts no more.
+    /// Its bytes, which count no more.
     pub fn into_bytes(self) -> Bytes {
         self.bytes
     }
@@ -237,7 +237,7 @@ impl Connection {
         self.closed.notified().await;
     }
 
-    /// Who gets its answers.
+    /// The client that receives its answers.
     pub fn client(&self) -> &Client {
         &self.client
     }

@@ -28,7 +28,7 @@ use crate::http::connections::{Client, Part};
 /// An answer.
 pub type Answer = Response<AnswerBody>;
 
-/// What is in an answer.
+/// An answer's body.
 #[derive(Debug)]
 pub enum AnswerBody {
     /// All of it.
@@ -39,7 +39,7 @@ pub enum AnswerBody {
 }
 
 impl AnswerBody {
-    /// What is whole counts from now on until the client has taken it. Whether it is.
+    /// Counts a whole body from now on until the client has read it. Whether it is whole.
     pub fn counted(&mut self, client: &Client) -> bool {
         let AnswerBody::Whole(part) = self else { return false };
         *part = part.take().map(|part| client.part(part.into_bytes()));
@@ -122,7 +122,7 @@ where
         .serve_connection(TokioIo::new(stream), service)
         .await;
     if let Err(error) = served {
-        // The other side went away or spoke no HTTP: nothing of ours is wrong.
+        // The client disconnected or spoke no HTTP: no fault of the worker.
         tracing::debug!("connection: {error}");
     }
 }

@@ -39,7 +39,7 @@ impl std::fmt::Debug for Credentials {
 pub struct Signed<'a> {
     /// `GET`.
     pub method: &'a str,
-    /// As it was sent, with what is percent-encoded.
+    /// As it was sent, still percent-encoded.
     pub path: &'a str,
     /// As it was sent, without `?`.
     pub query: &'a str,
@@ -161,7 +161,7 @@ fn canonical_request(request: &Signed<'_>, signed_headers: &str) -> String {
             .collect();
         writeln!(headers, "{name}:{}", values.join(",")).expect("strings take all");
     }
-    // What was sent is encoded once; what is signed is encoded once more (all services but S3).
+    // The request is encoded once, its signed form once more (all services but S3).
     let path = utf8_percent_encode(request.path, &IN_PATHS);
     let body = hex(&Sha256::digest(request.body));
     format!("{}\n{path}\n{}\n{headers}\n{signed_headers}\n{body}", request.method, query.join("&"))

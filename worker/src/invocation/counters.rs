@@ -1,4 +1,4 @@
-//! What has happened so far, for the page and the metrics.
+//! Counters and histograms since the worker began, for the page and the metrics.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};

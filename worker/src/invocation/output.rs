@@ -39,7 +39,7 @@ struct State {
 }
 
 impl Output {
-    /// `label` stands before each line; what is shown is kept in `log`, too.
+    /// `label` stands before each line; `log` stores the lines, too.
     pub fn new(label: String, log: Stream, receiver: pipe::Receiver) -> Output {
         let state = State {
             line: Vec::new(),
@@ -73,7 +73,7 @@ impl Output {
         }
     }
 
-    /// Reads what has been printed so far.
+    /// Reads the output so far.
     pub fn catch_up(&self) {
         self.read_at_most(READ_BYTES_BEFORE_ANSWER);
     }
@@ -91,7 +91,7 @@ impl Output {
         self.show(line.as_bytes());
     }
 
-    /// The end of what was printed since [`Output::begin`].
+    /// The end of the output since [`Output::begin`].
     pub fn tail(&self) -> Vec<u8> {
         lock(&self.state).tail.iter().copied().collect()
     }

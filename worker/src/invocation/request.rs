@@ -23,11 +23,11 @@ pub struct Invocation {
     pub arn: String,
     /// `X-Amzn-Trace-Id`.
     pub trace_id: String,
-    /// Where the answer goes as it comes, if its caller wants that.
+    /// Receives the answer as it is made, if its caller wants that.
     pub stream: Option<Stream>,
 }
 
-/// Where an answer goes while the function makes it.
+/// Receives an answer while the function makes it.
 #[derive(Debug)]
 pub struct Stream {
     pieces: mpsc::Sender<Piece>,
@@ -46,7 +46,7 @@ pub enum Piece {
 /// Pieces on their way: a function that makes them faster than its caller reads them waits.
 const PIECES: usize = 16;
 
-/// A stream, and where what is put into it comes out.
+/// A stream, and the receiver of its pieces.
 pub fn stream(client: Client) -> (Stream, mpsc::Receiver<Piece>) {
     let (pieces, receiver) = mpsc::channel(PIECES);
     (Stream { pieces, client }, receiver)
@@ -114,7 +114,7 @@ impl Outcome {
         )
     }
 
-    /// The runtime did not end what it had begun to stream.
+    /// The runtime did not finish the stream that it had begun.
     pub fn cut_off() -> Outcome {
         Outcome::error("Runtime.TruncatedResponse", "The response was cut off")
     }

@@ -1,5 +1,5 @@
 //! Traces by OpenTelemetry: a span for each invocation, sent to a collector by OTLP over HTTP. Off unless
-//! `OTEL_EXPORTER_OTLP_ENDPOINT` names one; what else that standard says of the environment is as it says.
+//! `OTEL_EXPORTER_OTLP_ENDPOINT` names one; the standard's other variables work, too.
 //!
 //! A caller's own span is the parent, by `X-Amzn-Trace-Id` or `traceparent`; and the function is given the
 //! invocation's span as its parent.
@@ -46,7 +46,7 @@ impl Traces {
     /// As the environment says; none if it names no collector. To be called within a runtime.
     ///
     /// # Errors
-    /// What it says cannot be done.
+    /// The environment asks for something unsupported.
     pub fn of_this_process() -> Result<Option<Traces>> {
         let given = |name: &&str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let Some(endpoint) = ENDPOINTS.iter().find_map(given) else { return Ok(None) };
@@ -92,7 +92,7 @@ impl Traces {
         Span(span)
     }
 
-    /// Sends what has not been sent yet. Waits for the collector; not to be called on a thread of the
+    /// Sends the remaining spans. Waits for the collector; not to be called on a thread of the
     /// runtime's.
     pub fn close(&self) {
         if let Err(error) = self.provider.shutdown_with_timeout(PATIENCE) {

@@ -33,7 +33,7 @@ pub(crate) struct StoredLayer {
     pub versions: Vec<Layer>,
 }
 
-/// What is or was published of a function.
+/// $LATEST or a published version of a function.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct StoredDeployment {
     pub version: String,
@@ -145,7 +145,7 @@ impl FunctionStore {
         &self.may_go
     }
 
-    /// Keeps a function as it is, or that there is none. The last change wins: `now` is called while
+    /// Stores a function as it is, or that there is none. The last change wins: `now` is called while
     /// no other is written.
     ///
     /// # Errors
@@ -154,7 +154,7 @@ impl FunctionStore {
         self.put(FUNCTIONS, name, now)
     }
 
-    /// Keeps a layer as it is, or that there is none.
+    /// Stores a layer as it is, or that there is none.
     ///
     /// # Errors
     /// It could not be written.
@@ -172,7 +172,7 @@ impl FunctionStore {
         })
     }
 
-    /// All that is kept and can be read. Code that belongs to nothing of it is removed: its worker was
+    /// All records that can be read. Code that belongs to nothing of it is removed: its worker was
     /// killed before it was stored.
     ///
     /// # Errors

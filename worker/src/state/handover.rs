@@ -1,4 +1,4 @@
-//! A new version of the worker takes over from the one that runs, and no request is lost (SIGUSR2).
+//! Hands over to a new version of the worker (SIGUSR2) without losing a request.
 //!
 //! ```text
 //!   the one that runs                            the new one: the same arguments, the program as it is on the disk now
@@ -61,7 +61,7 @@ pub(crate) enum Report {
     Again(StoredEvent),
 }
 
-/// What a successor begins with, besides what is on the disk.
+/// The state that a successor receives, besides that on the disk.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct State {
     /// Ids of events that are still run by the earlier worker.
@@ -97,13 +97,13 @@ impl Predecessor {
     /// If there is one; and its listening socket.
     ///
     /// # Errors
-    /// What it has passed is not what it should be.
+    /// The predecessor has passed something else.
     pub fn of_this_process() -> Result<Option<(Predecessor, TcpListener)>> {
         let Ok(given) = std::env::var(VARIABLE) else { return Ok(None) };
         let numbers: Vec<RawFd> = given.split(' ').filter_map(|number| number.parse().ok()).collect();
         let [listener, line] = numbers[..] else { anyhow::bail!("{VARIABLE} is not two descriptors") };
         ensure!(listener > 2 && line > 2 && listener != line, "{VARIABLE} is not two descriptors");
-        // Neither is for what is started from here.
+        // Child processes shall inherit neither.
         for number in [listener, line] {
             // SAFETY: it is a number, and the call returns whether it is open.
             let given = unsafe { BorrowedFd::borrow_raw(number) };
@@ -231,7 +231,7 @@ impl Successor {
     }
 }
 
-/// Whether connections are taken.
+/// Whether connections are accepted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Accepting {
     #[default]

@@ -29,7 +29,7 @@ impl StateFile {
         Ok(file)
     }
 
-    /// Closes it, when what is being written is, so that another worker may open it; or opens it again.
+    /// Closes it after pending writes, so that another worker may open it; or opens it again.
     ///
     /// # Errors
     /// Another worker has it, or it cannot be read or written.
@@ -51,7 +51,7 @@ impl StateFile {
         Ok(database)
     }
 
-    /// What is in it.
+    /// Its contents.
     ///
     /// # Errors
     /// Another worker has it, or the error of `what`.

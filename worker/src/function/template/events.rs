@@ -59,7 +59,7 @@ const CONCURRENCY: usize = 5;
 /// queues are named by their logical ids.
 ///
 /// # Errors
-/// What is wrong, and in which event.
+/// An event is wrong, and which.
 pub fn sources(events: &Map<String, Json>, resources: &Yaml) -> Result<Vec<QueueSource>> {
     let mut found = Vec::new();
     for (name, event) in events {

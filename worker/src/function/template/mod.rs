@@ -69,7 +69,7 @@ pub struct Declared {
     pub reserved: Option<u32>,
     /// `FunctionUrlConfig`: its `AuthType`, and whether its `InvokeMode` streams.
     pub url: Option<(String, bool)>,
-    /// `AutoPublishAlias`: the alias of what is published whenever it has changed.
+    /// `AutoPublishAlias`: the alias of the version that is published whenever the function has changed.
     pub alias: Option<String>,
     /// `Tags`.
     pub tags: BTreeMap<String, String>,
@@ -118,7 +118,7 @@ pub const LATEST_OF_LAYER: u64 = 0;
 /// Reads a template.
 ///
 /// # Errors
-/// What is wrong, with the file, the resource and the property.
+/// The template is wrong; names the file, the resource and the property.
 pub fn read(path: &Path) -> Result<Template> {
     let shown = path.display();
     let text = std::fs::read_to_string(path)
