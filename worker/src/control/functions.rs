@@ -197,7 +197,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Changes a function's URL with what `change` makes of the one it has.
+    /// Replaces a function's URL by what `change` makes of it.
     ///
     /// # Errors
     /// No such function, or the error of `change`.

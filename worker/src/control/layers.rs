@@ -13,12 +13,12 @@ impl Worker {
         self.lock().published.publish(layer)
     }
 
-    /// Forgets a version of a layer; functions that have it keep it.
+    /// Deletes a version of a layer; functions that use it keep it.
     pub fn delete_layer(&self, name: &str, version: u64) {
         self.lock().published.remove(name, version);
     }
 
-    /// Looks at what layers there are.
+    /// Reads from the worker's layers.
     pub fn layers<T>(&self, look: impl FnOnce(&Layers) -> T) -> T {
         look(&self.lock().published)
     }

@@ -1,4 +1,4 @@
-//! The memory of all instances, read from the kernel at most once a second however many look.
+//! The memory of all instances, read from the kernel at most once a second for any number of readers.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -11,7 +11,7 @@ use crate::sandbox::interface::{Maker, Overall};
 use worker_pool::InstanceId;
 use worker_system::lock::lock;
 
-/// Of all time, at most this part is spent on readings.
+/// At most this part of the time is spent on readings.
 pub(crate) const PART: u32 = 20;
 
 /// The last reading.

@@ -66,7 +66,7 @@ pub struct Worker {
     /// The successor it has handed over to. A call that changes persistent state holds the read lock until
     /// the change is persisted.
     pub(crate) handed_over: RwLock<Option<HandedOver>>,
-    /// Whether it takes connections.
+    /// Whether it accepts connections.
     pub(crate) accepting: watch::Sender<Accepting>,
 }
 
@@ -254,7 +254,7 @@ impl Worker {
         each.fold(Counts::default(), Counts::and)
     }
 
-    /// What an instance is doing: `starting`, `idle`, `busy` or `stopping`.
+    /// An instance's phase: `starting`, `idle`, `busy` or `stopping`.
     pub fn phase(&self, instance: InstanceId) -> &'static str {
         self.lock().pool.phase(instance)
     }
@@ -269,7 +269,7 @@ impl Worker {
         self.lock().closing
     }
 
-    /// Sends what traces there are. Waits; not on a thread of the runtime's.
+    /// Sends the remaining traces. Blocks; not to be called on a thread of the runtime's.
     pub(crate) fn close_traces(&self) {
         if let Some(traces) = &self.traces {
             traces.close();

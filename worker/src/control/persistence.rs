@@ -1,4 +1,5 @@
-//! Functions and layers made by the API: stored on disk, and restored when the worker starts (`--state`).
+//! Functions and layers that callers make by the API: stored on disk, and restored when the worker starts
+//! (`--state`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -55,8 +56,7 @@ impl Worker {
 
     /// An image that a caller has named, unpacked; with a store it stays for the next worker.
     ///
-    /// # Errors
-    /// The operator does not allow it, or what is wrong with it.
+    /// # Errors The operator does not allow it, or it is wrong.
     pub(crate) fn image(&self, uri: &str) -> Result<Code, ApiError> {
         let options = &self.options;
         let allowed = Allowed { folders: &options.code_folders, registries: &options.image_registries };
@@ -91,7 +91,7 @@ impl Worker {
         }
     }
 
-    /// Keeps what may have changed as it is now. Waits for the disk.
+    /// Stores the function or layer that may have changed, as it is now. Waits for the disk.
     ///
     /// # Errors
     /// It could not be written.
@@ -112,7 +112,8 @@ impl Worker {
         done.map_err(|error| ApiError::service(format!("the change cannot be kept: {error:#}")))
     }
 
-    /// What an earlier worker has kept: its layers are there when this returns, its functions are given.
+    /// Reads what an earlier worker has stored. Its layers are published when this returns; its functions
+    /// are returned.
     ///
     /// # Errors
     /// It cannot be read.

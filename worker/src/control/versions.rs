@@ -18,8 +18,8 @@ impl Worker {
         self.lock().function(&target.name)?.qualified(target.qualifier.as_deref()).cloned()
     }
 
-    /// Publishes what the function is now as a new version, unless its latest version is alike. `check` may
-    /// refuse.
+    /// Publishes the function's present state as a new version, unless its latest version is equal.
+    /// `check` may refuse.
     ///
     /// # Errors
     /// No such function, or the error of `check`.
@@ -96,7 +96,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Changes an alias with what `change` makes of the one that there is; gives what there is then.
+    /// Replaces an alias by what `change` makes of it, and returns the new one.
     ///
     /// # Errors
     /// No such function or version, or the error of `change`.

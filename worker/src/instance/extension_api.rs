@@ -35,7 +35,7 @@ pub(crate) async fn handle(instance: Arc<Instance>, below: &str, request: Reques
     }
 }
 
-/// What extensions may ask for and is not supported, by its path.
+/// The name of an API of extensions that is not supported, by its path.
 pub(crate) fn unsupported(path: &str) -> Option<&'static str> {
     match path {
         "/2022-07-01/telemetry" => Some("Telemetry"),
@@ -44,8 +44,8 @@ pub(crate) fn unsupported(path: &str) -> Option<&'static str> {
     }
 }
 
-/// An extension that subscribes receives an error by name, as from the emulator that AWS publishes, and
-/// goes on without.
+/// An extension that subscribes receives this API's NotSupported error, as from the emulator that AWS
+/// publishes, and goes on without it.
 pub(crate) async fn not_supported(instance: &Instance, request: Request<Incoming>, kind: &str) -> Answer {
     let _ = http::read_alone(request.into_body(), REGISTRATION_BYTES).await;
     tracing::warn!("{}: an extension asks for the {kind} API, which is not supported", instance.label());
@@ -97,7 +97,7 @@ async fn next(instance: &Instance, request: &Request<Incoming>) -> Answer {
     };
     match next.await {
         Ok(event) => with_header(http::json(200, &event), EVENT, &uuid::Uuid::new_v4().to_string()),
-        // Another connection of its asks, or the instance is being ended.
+        // The extension asks on another connection, or the instance is being ended.
         Err(_) => std::future::pending().await,
     }
 }

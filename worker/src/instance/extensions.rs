@@ -30,7 +30,7 @@ pub(crate) struct Wishes {
 /// Why an extension's request is refused.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
-    /// It is registered, or it is too late, or they are too many.
+    /// It is registered already, too late, or one too many.
     Registration(&'static str),
     /// No extension has this identifier.
     Unknown,
@@ -57,14 +57,15 @@ impl Extension {
     }
 }
 
-/// Those of one instance.
+/// The extensions of one instance.
 #[derive(Debug, Default)]
 pub(super) struct Extensions {
     /// The programs that were started with the runtime.
     started: Vec<String>,
     /// By identifier.
     registered: BTreeMap<String, Extension>,
-    /// The runtime waits for work, and would do its idle work after so long; the pool does not know yet.
+    /// Set while the runtime waits for work and the pool has no report of it: after how long it would do
+    /// idle work.
     runtime_waits: Option<Vec<Duration>>,
     /// Ends the instance where an extension is never done with an invocation.
     timer: Option<AbortHandle>,
@@ -108,7 +109,8 @@ impl Extensions {
         Ok(receiver)
     }
 
-    /// If all wait, that the instance is ready: reported once.
+    /// The runtime's times for idle work, once: when the runtime and all extensions wait, so that the
+    /// instance is ready.
     fn take_ready(&mut self) -> Option<Vec<Duration>> {
         let all = self.started.iter().all(|name| self.registered.values().any(|known| known.name == *name));
         if self.failed || !all || !self.registered.values().all(|known| known.waits) {
@@ -122,7 +124,7 @@ impl Extensions {
         Some(ready)
     }
 
-    /// Sends an event to the extensions that have registered for it; whether there is one.
+    /// Sends an event to the extensions that have registered for it. Returns whether there is one.
     fn send_event(&mut self, wishes: fn(&Wishes) -> bool, event: &Value) -> bool {
         let mut sent = false;
         for extension in self.registered.values_mut().filter(|known| wishes(&known.wishes)) {
@@ -134,7 +136,7 @@ impl Extensions {
 }
 
 impl Instance {
-    /// An extension registers: its identifier.
+    /// Registers an extension, and returns its identifier.
     pub(crate) fn register_extension(&self, name: &str, wishes: Wishes) -> Result<String, Refused> {
         lock(&self.extensions).register(name, wishes)
     }
@@ -166,7 +168,7 @@ impl Instance {
         }
         match self.was_ready() {
             true => self.scheduler.clone().end(self.id),
-            // The pool does not know yet: it would start another instance for the caller, without the reason.
+            // Not by the pool: it would start another instance for the waiting caller, without the reason.
             false => self.stop(),
         }
     }
@@ -178,7 +180,7 @@ impl Instance {
         extensions.timer = timer;
     }
 
-    /// Reports it to the pool.
+    /// Reports to the pool that the instance is ready.
     pub(super) fn ready_if_all_wait(&self) {
         let ready = lock(&self.extensions).take_ready();
         if let Some(idle_work_after) = ready {
@@ -192,7 +194,7 @@ impl Instance {
         lock(&self.extensions).runtime_waits.is_some()
     }
 
-    /// The reason of its end that extensions receive is a timeout.
+    /// From now on a timeout is the reason of the shutdown that extensions receive.
     pub(super) fn ran_out_of_time(&self) {
         lock(&self.extensions).out_of_time = true;
     }
@@ -209,7 +211,8 @@ impl Instance {
         lock(&self.extensions).send_event(|wishes| wishes.invoke, &event);
     }
 
-    /// It is about to be ended: extensions that wish it have two seconds, or until all have ended.
+    /// Sends SHUTDOWN to the extensions that have registered for it, and waits for their end, at most two
+    /// seconds.
     pub(super) async fn shut_extensions_down(&self, sandbox: &dyn Sandbox) {
         let sent = {
             let mut extensions = lock(&self.extensions);

@@ -22,21 +22,21 @@ use crate::sandbox::interface::Sandbox;
 const GRACE: Duration = Duration::from_millis(100);
 /// The longest that idle work may take, with the wait for other instances' idle work.
 const IDLE_WORK: Duration = Duration::from_secs(30);
-/// The latest that a runtime may ask its next idle work for.
+/// The longest time until its next idle work that a runtime may ask for.
 const MOST: Duration = Duration::from_secs(3600);
 /// How soon after idle work it may have more, at first.
 const REPEATS_AFTER: Duration = Duration::from_secs(5);
-/// Times of idle work while it waits: one in between, for instances that are never idle for long, and one
-/// later.
+/// How often a runtime may do idle work while it waits: once between two requests, for instances that are
+/// never idle for long, and once later.
 const MOST_IDLE_WORK: usize = 2;
 
-/// Since when an instance has no work.
+/// Whether and since when an instance has no work, and its times for idle work.
 #[derive(Debug, Default)]
 pub(super) struct Idle {
     since: Option<Instant>,
-    /// When its runtime wants to do idle work; done ones are removed.
+    /// When its runtime wants to do idle work; past times are removed.
     idle_work: VecDeque<Instant>,
-    /// How soon it may have another than these.
+    /// How soon it may have more idle work than this.
     repeats_after: Duration,
     /// When its memory goes to the swap, once, if it is frozen then.
     pages_out: Option<Instant>,
@@ -72,7 +72,8 @@ impl Idle {
 }
 
 impl Instance {
-    /// It waits for work from now on, and wants to do idle work after each of these times without any.
+    /// The instance waits for work from now on, and wants to do idle work after each of these times
+    /// without any.
     pub(super) fn idles(&self, idle_work_after: &[Duration]) {
         let now = Instant::now();
         let mut idle = lock(&self.idle);
@@ -89,7 +90,7 @@ impl Instance {
         }
     }
 
-    /// It has work, or is about to.
+    /// The instance has work, or is about to: thaws it.
     pub(super) fn works(&self) {
         let mut idle = lock(&self.idle);
         idle.since = None;
@@ -109,13 +110,13 @@ impl Instance {
         }
     }
 
-    /// It has done idle work, and may want to again if it still has no work then.
+    /// The instance has done idle work, and may want more if it still has no work then.
     pub(super) fn did_idle_work(&self, again_after: Option<Duration>) {
         lock(&self.idle).did_idle_work(Instant::now(), again_after);
         self.idle_changes.notify_one();
     }
 
-    /// Freezes and thaws it, until this is dropped. It may be left frozen then.
+    /// Freezes and thaws the instance until this future is dropped, which may leave it frozen.
     pub(super) async fn freeze_while_idle(&self, sandbox: &dyn Sandbox) -> Infallible {
         loop {
             let now = Instant::now();

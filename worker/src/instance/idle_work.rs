@@ -14,9 +14,9 @@ use worker_system::text::plain_reason;
 pub(crate) struct IdleWork {
     /// Resident memory that fell when the heap gave back what it held free.
     trimmed_bytes: u64,
-    /// Looked at for merging.
+    /// Bytes that were examined for merging.
     advised_bytes: u64,
-    /// Shared since.
+    /// Pages that are shared since.
     shared_pages: u64,
     /// Bytes of live objects in Mayfly's heap, and of the blocks that they are in; 0 on another heap.
     #[serde(default)]
@@ -35,7 +35,7 @@ pub(crate) struct IdleWork {
 }
 
 impl Instance {
-    /// Notes a report of idle work, at most five a second.
+    /// Counts a report of idle work. Its figures are noted from at most five reports a second.
     pub(crate) fn note_idle_work(&self, rest: &IdleWork) {
         self.context.count.idle_work.fetch_add(1, Ordering::Relaxed);
         self.did_idle_work(rest.again_after_ms.map(Duration::from_millis));

@@ -1,4 +1,4 @@
-//! An instance's life as processes of this host, from its start until nothing of it is left.
+//! An instance's life in its sandbox, from its start until nothing of it is left.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -43,7 +43,7 @@ pub(crate) trait Scheduler: Send + Sync {
     fn ended(self: Arc<Self>, instance: InstanceId);
 }
 
-/// What the instances of a worker have in common.
+/// Shared by all instances of a worker.
 pub(crate) struct InstanceContext {
     pub maker: Arc<dyn Maker>,
     pub count: Arc<Count>,
@@ -106,11 +106,11 @@ pub struct Instance {
 /// A request of the runtime that does not fit what it is doing.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Misuse {
-    /// Asked or answered out of turn.
+    /// It asked or answered out of turn.
     State,
-    /// Answered a request that it does not have.
+    /// It answered a request that it does not have.
     RequestId,
-    /// Answered a request whose answer is being received.
+    /// It answered a request whose answer is being received already.
     Answering,
 }
 
@@ -159,12 +159,12 @@ impl Instance {
         *lock(&self.heap)
     }
 
-    /// Its memory, by whose it is. Reads page tables: milliseconds.
+    /// Its memory: private, shared, of files. Reads page tables, which takes milliseconds.
     pub fn memory(&self) -> Memory {
         self.sandbox.get().map(|sandbox| sandbox.memory()).unwrap_or_default()
     }
 
-    /// Where its lines are kept.
+    /// Its log stream.
     pub(crate) fn log(&self) -> Stream {
         self.context.logs.stream(&self.deployment.log_group(), &self.deployment.log_stream(self.id))
     }
@@ -225,7 +225,7 @@ impl Instance {
         Ok(receiver)
     }
 
-    /// Gives it work. False if it cannot have received it.
+    /// Sends it a request. False if the runtime cannot have received it.
     pub(crate) fn dispatch(self: &Arc<Self>, request: RequestId, invocation: Arc<Invocation>) -> bool {
         let mut phase = lock(&self.phase);
         let Phase::Waiting(receiver) = std::mem::replace(&mut *phase, Phase::Ended) else { return false };
@@ -254,8 +254,8 @@ impl Instance {
         }
     }
 
-    /// The runtime is about to send the answer to this request. What it sends is not read before that is
-    /// known to be its turn, and of one answer only.
+    /// The runtime is about to send the answer to this request. The worker reads its body only once this
+    /// has succeeded, and only one answer's.
     pub(crate) fn begin_answer(&self, id: &str) -> Result<(), Misuse> {
         match &mut *lock(&self.phase) {
             Phase::Busy(work) if work.invocation.id != id => Err(Misuse::RequestId),

@@ -23,7 +23,7 @@ use crate::instance::{Instance, Misuse};
 use crate::invocation::request::{Invocation, Outcome};
 use worker_system::text::shown;
 
-/// Errors are answered with a longer description than this cut off.
+/// The longest description of an error; the rest is cut off.
 const ERROR_BYTES: usize = 256 * 1024;
 /// The header of an answer that is streamed.
 const MODE: &str = "lambda-runtime-function-response-mode";
@@ -32,7 +32,7 @@ const REST_BYTES: usize = 4096;
 const IDLE_WORK_AFTER_MS: &str = "mayfly-rests-after-ms";
 /// The most that is read of a body that is not used.
 const UNREAD_BYTES: usize = 64 * 1024;
-/// By then, the end of a connection has been noticed.
+/// By then, the worker has noticed the end of a connection.
 const NOTICED: Duration = Duration::from_secs(2);
 
 /// Answers one request of the runtime.
@@ -71,7 +71,7 @@ async fn next(instance: &Instance, request: &Request<Incoming>) -> Answer {
             instance.begin(&invocation);
             hand_out(instance, &invocation)
         }
-        // It is being ended, and need not know.
+        // The instance is being ended: no answer is needed.
         Err(_) => std::future::pending().await,
     }
 }
@@ -117,8 +117,8 @@ fn too_large(instance: &Instance, id: &str, limit: usize) -> Answer {
     }
 }
 
-/// An answer that comes while the function makes it. It goes to its caller piece by piece, or all at once
-/// where the caller has not asked for pieces. An error in the middle comes as trailers.
+/// An answer that arrives while the function makes it. Its caller receives it piece by piece, or all at
+/// once if the caller has not asked for pieces. The runtime sends an error in the middle as trailers.
 async fn streamed(instance: &Instance, id: &str, request: Request<Incoming>) -> Answer {
     let Some(invocation) = instance.invocation(id) else { return refused(&Misuse::State) };
     let limit = if invocation.stream.is_some() { limits::STREAM_BYTES } else { limits::PAYLOAD_BYTES };
