@@ -28,9 +28,9 @@
 //! | [`service`] | the process: start, template, signals, handover, end |
 //!
 //! Beside it are crates that import nothing of the worker. `worker/pool` decides which instance serves
-//! which request. `worker/image` reads container images, `worker/container` runs what is inside a
-//! container, `worker/page` draws the page. `worker/system` has what they and the worker need of the
-//! operating system. `worker/load` calls a worker.
+//! which request. `worker/image` reads container images, `worker/container` runs an instance as a
+//! container, `worker/page` draws the page. `worker/system` wraps the parts of the operating system that
+//! they and the worker need. `worker/load` calls a worker.
 
 pub mod base {
     //! What every other layer uses: errors of the API, limits, names, times, memory of processes.

@@ -1,4 +1,4 @@
-"""Instances in a microVM: they occupy and free partitions, are isolated, and survive the VM's death.
+"""Instances in a microVM occupy and free partitions and are isolated; the worker survives the VM's death.
 
 The VM boots Debian's kernel, under emulation where there is no KVM: a minute in all; and once Mayfly's, which
 merges pages. `mayfly vm image` runs first, and returns at once where there is an image.

@@ -35,8 +35,8 @@ use super::worker_is_root;
 use worker_pool::FunctionId;
 use worker_system::lock::lock;
 
-/// What runs here. Its path may lead through folders that let a store's user not in: root's home, or a
-/// user's.
+/// This program, by a path that a store's user can follow: the program's own may lead through folders that
+/// are closed to it, such as root's home.
 const OWN_PROGRAM: &str = "/proc/self/exe";
 /// The first host user of stores; instances' users end below.
 const FIRST_USER: u32 = 2_001_000_000;

@@ -216,7 +216,7 @@ fn meminfo(memory_mib: u32) -> String {
     full.into_iter().chain(empty.map(|name| (name, 0))).map(line).collect()
 }
 
-/// Shows a part of the syscalls, with what is mounted below it.
+/// Shows a part of the host's system, with the mounts below it.
 fn bind_system(source: &Path, target: &Path) -> Result<()> {
     make_place(source, target)?;
     mount_bind_recursive(source, target).with_context(|| cannot_show(source))

@@ -191,7 +191,7 @@ impl Container {
         let message = tokio::select! {
             biased;
             message = self.message() => message,
-            // Process 1 cannot send anything while it is frozen.
+            // The monitor has ended. Process 1 may have been frozen, and then has sent no message.
             _ = self.ended.readable() => match tokio::time::timeout(LAST_MESSAGE, self.message()).await {
                 Ok(message) => message,
                 Err(_) => return Ending::Killed,

@@ -63,8 +63,8 @@ pub fn check(
     walk_all(open, content, left, |member, _| take_away(tree, &member))
 }
 
-/// Puts there what a layer holds that was checked. It is read a second time, and the owner of its file can
-/// have changed it since: so the same bounds and the same digest hold again.
+/// Puts there what a layer holds that was checked. It is read a second time, and any user who may write
+/// its file can have changed it since: so the same bounds and the same digest are checked again.
 ///
 /// # Errors
 /// What cannot be put there: devices, names and links that lead out; or it is another than the one that was

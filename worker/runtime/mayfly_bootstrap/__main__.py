@@ -37,7 +37,8 @@ MOST_IDLE_S = 60.0
 # Wait before the next attempt while another instance of the function merges.
 AGAIN_S = 0.2
 # An instance that is never idle tries to merge between requests, this long after its start, and then each
-# time after twice as long, until it has merged all. One that never receives work merges then, too.
+# time after twice as long, until it has merged all. One that never receives work merges then, so that its
+# pages are shared, too.
 FIRST_S = 5.0
 # Where merging failed (the page store has ended, another thread is in a system call), the rest is repeated
 # after this long, and each time after twice as long.

@@ -30,14 +30,14 @@ const END: [u8; 8] = [0; 8];
 /// What they may have.
 const PRELUDE_BYTES: usize = 64 * 1024;
 
-/// The next part of a function's answer.
+/// The rest of a function's answer, which still arrives.
 struct Coming {
     pieces: mpsc::Receiver<Piece>,
     outcome: tokio::task::JoinHandle<Result<Outcome, ApiError>>,
     done: Option<Outcome>,
 }
 
-/// The next of it.
+/// The next part of an answer, or its end.
 enum Next {
     Piece(Piece),
     Done(Outcome),

@@ -25,7 +25,7 @@ pub const EVENT_PAYLOAD_BYTES: usize = 1024 * 1024;
 pub const ZIP_BYTES: usize = 50 * 1024 * 1024;
 /// What a .zip holds, unpacked.
 pub const UNZIPPED_BYTES: u64 = 250 * 1024 * 1024;
-/// What a folder that the operator has named may have: as much as an image.
+/// The limits of a folder that the operator has named: those of an image.
 pub use worker_image::{FOLDER_DEPTH, IMAGE_BYTES};
 /// Layers of a function.
 pub const LAYERS: usize = 5;

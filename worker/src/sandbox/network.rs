@@ -171,7 +171,7 @@ impl Network {
     /// Removes the rules, once.
     fn close(&self) {
         self.closed.call_once(|| {
-            // The last one out: another worker may use them since a handover.
+            // Only the last worker turns forwarding off: a successor may still need it.
             let is_anothers =
                 |(table, chain): &(String, String)| chain == FORWARDS_FOR_WORKERS && *table != self.table;
             if !self.forwarded && !chains().iter().any(is_anothers) {

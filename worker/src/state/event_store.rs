@@ -32,7 +32,7 @@ pub struct StoredEvent {
     /// When it was accepted, in milliseconds since 1970.
     #[serde(default = "now_ms")]
     pub accepted_ms: u64,
-    /// How many events before it are each other's results.
+    /// How many results in a row led to it: 0 for a caller's event.
     #[serde(default)]
     pub hops: u32,
 }

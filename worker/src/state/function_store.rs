@@ -172,8 +172,8 @@ impl FunctionStore {
         })
     }
 
-    /// All records that can be read. Code that belongs to nothing of it is removed: its worker was
-    /// killed before it was stored.
+    /// All records that can be read. Code that no record names is removed: its worker was killed before it
+    /// stored the record.
     ///
     /// # Errors
     /// It cannot be read.

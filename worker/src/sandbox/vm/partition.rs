@@ -80,7 +80,7 @@ pub(super) async fn unplug(vm: &PartitionedVm, running: &Arc<Running>, order: &O
                     ..event("unplug", order, partition)
                 });
             }
-            // The VM's maintenance thread was faster.
+            // The VM's recovery thread was faster.
             Err(Error::Absent(_)) if failed => return,
             Err(error) if !failed => {
                 failed = true;
@@ -90,7 +90,8 @@ pub(super) async fn unplug(vm: &PartitionedVm, running: &Arc<Running>, order: &O
             }
             Err(_) => {}
         }
-        // The VM's maintenance thread goes on with it, too: then the next to plug one may have it.
+        // The VM's recovery thread tries, too: after its success the next instance may plug this
+        // partition.
         let is_over = || {
             let is_anothers = lock(&running.holders).get(&partition) != Some(&order.id);
             !vm.is_running(running) || vm.is_closing() || is_anothers
