@@ -58,7 +58,7 @@ int mayfly_unadvise(void *address, size_t length);
  * must stay mapped until the ticket is done. mayfly_advise_wait returns the result. */
 int64_t mayfly_advise_begin(void *address, size_t length, unsigned flags);
 
-/* Waits up to timeout_ms for a ticket (0: does not wait; negative: as long as it takes). Returns 0 when it has
+/* Waits up to timeout_ms for a ticket (0: does not wait; negative: as long as it takes). Returns 0 once the call has
  * succeeded, else -1 with errno: ETIMEDOUT not done yet, EINVAL no such ticket (each result is returned once), ECANCELED
  * the call began before a fork and this is the child, or an error of mayfly_advise. */
 int mayfly_advise_wait(int64_t ticket, int timeout_ms);
@@ -77,7 +77,7 @@ struct mayfly_merge_stats {
     uint64_t calls;            /* of mayfly_advise, finished */
     uint64_t pages;            /* advised */
     uint64_t unchanged_pages;  /* shared already, nothing to do (V-B) */
-    uint64_t merged_pages;     /* now share a page that another program had advised before, or an earlier page of the call */
+    uint64_t merged_pages;     /* now share a page advised before, by any program, or an earlier page of the call */
     uint64_t inserted_pages;   /* first of their contents: uploaded to the store, for the next programs that have them */
     uint64_t private_pages;    /* first of their contents, between shared ones: stay private, and the store is informed */
     uint64_t zero_pages;       /* all zero, or never touched: share the kernel's zero page */

@@ -1,4 +1,4 @@
-//! The functions that this library interposes: the next ones of the same names.
+//! Finds the functions that this library interposes: the next library's functions of the same names.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::transmute_copy;

@@ -41,7 +41,7 @@ pub enum Request {
         /// [`VERSION`].
         version: u32,
     },
-    /// Asks for the index, when the client's one is superseded.
+    /// Asks for the store's present index, once the client's is superseded.
     Index,
     /// Offers a segment, which is the message's file.
     Offer {

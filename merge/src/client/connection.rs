@@ -78,7 +78,7 @@ impl Connection {
     /// There is no store, another user runs it, or what listens is not a store.
     pub fn open() -> Result<Connection, Error> {
         let mut last = None;
-        // A store that had no client left may close its thread at the moment of a connection.
+        // A domain's thread ends when it has no client left, which may be at the moment of this connection.
         for _ in 0..3 {
             match Connection::try_open() {
                 Err(error) if error.errno == libc::ECONNRESET => last = Some(error),

@@ -31,20 +31,20 @@ pub struct ExcludedRanges {
 }
 
 impl ExcludedRanges {
-    /// Finds them again.
+    /// Finds the ranges again.
     pub fn refresh(&mut self) {
         self.ranges = find_excluded();
         self.since = Some(Instant::now());
     }
 
-    /// Finds them again if they are older than [`MAX_AGE`].
+    /// Finds the ranges again if they are older than [`MAX_AGE`].
     pub fn refresh_if_stale(&mut self) {
         if self.since.is_none_or(|since| since.elapsed() > MAX_AGE) {
             self.refresh();
         }
     }
 
-    /// As they were at the last refresh.
+    /// The ranges at the last refresh.
     pub fn ranges(&self) -> &[Range<usize>] {
         &self.ranges
     }
@@ -105,7 +105,8 @@ fn longest_stack() -> usize {
     limit.map_or(STACK, |bytes| STACK.max(bytes.min(1 << 30) as usize))
 }
 
-/// The stack around an address: as far down as memory is writable without a gap, as a stack has one below it.
+/// The stack around an address: as far down as memory is writable without a gap, for a stack has a gap below
+/// it.
 fn stack_at(address: usize) -> Range<usize> {
     let top = (address + LIST).next_multiple_of(PAGE_BYTES);
     let lowest = address.saturating_sub(longest_stack()) / PAGE_BYTES * PAGE_BYTES;

@@ -124,7 +124,7 @@ impl Freezer {
                  or give access to /dev/userfaultfd, or advise with MAYFLY_ADVISE_QUIET while no thread writes",
             ));
         };
-        // The only thread of a process is inside this call and no other.
+        // In a process with one thread, that thread is inside this call, and no system call writes.
         if !holds_system_calls && system_calls_may_write && address_space::threads() > 1 {
             return Err(Error::new(
                 libc::EPERM,

@@ -22,9 +22,9 @@ pub enum Page {
         /// The page's number in it.
         page: u32,
     },
-    /// In no store yet.
+    /// Not in the store yet.
     New,
-    /// In no store yet, and stays private.
+    /// Not in the store yet, and stays private.
     Kept,
     /// To be uploaded by this process.
     Upload,

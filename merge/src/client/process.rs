@@ -93,7 +93,7 @@ extern "C" fn before_fork() {
 }
 
 extern "C" fn after_fork() {
-    // SAFETY: the thread that forked, or its copy.
+    // SAFETY: the caller is the thread that forked, or its copy in the child.
     unsafe { HELD_OVER_FORK.release() };
 }
 

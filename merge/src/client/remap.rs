@@ -97,7 +97,7 @@ impl Drop for BlockedSignals {
     }
 }
 
-/// A mapping aside; `replace` moves its front away piece by piece.
+/// A mapping aside, whose front moves away piece by piece; dropping it unmaps the rest.
 struct Aside {
     left: Range<usize>,
 }
@@ -105,7 +105,7 @@ struct Aside {
 impl Drop for Aside {
     fn drop(&mut self) {
         if !self.left.is_empty() {
-            // SAFETY: made by `map_aside`, and no other code uses it.
+            // SAFETY: made by `map_aside` or `make_private`, and no other code uses it.
             let _ = unsafe { munmap(pointer(self.left.start), self.left.len()) };
         }
     }

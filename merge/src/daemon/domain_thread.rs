@@ -288,7 +288,7 @@ impl DomainLoop {
         }
     }
 
-    /// Metrics of the client's domain, or of all for root and the daemon's own user.
+    /// Metrics of the client's domain; of all domains for clients of root and of the daemon's own user.
     fn status(&mut self, user: u32) -> Answer {
         self.metrics.requests_total += 1;
         self.post();

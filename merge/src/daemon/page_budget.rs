@@ -1,6 +1,6 @@
-//! The limits of all domains together. A segment is memory of the client that uploaded it, and its cgroup
-//! pays. For pages that the daemon copies its own cgroup pays, so these are few, and few for each client,
-//! unless `Charge::Store` makes the daemon pay for all.
+//! The limits of all domains together. A segment is memory of the client that uploaded it, and that client's
+//! cgroup pays. The daemon's cgroup pays for the pages that the daemon copies, so these are few, and few for
+//! each client, unless [`Charge::Store`] makes the daemon pay for all.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,9 +15,9 @@ pub const TINY: usize = 32;
 /// Whose memory a store's pages are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Charge {
-    /// The client's that uploads them first: its own segment is kept.
+    /// Memory of the client that uploads them first: the store keeps that client's segment.
     First,
-    /// The store's: it copies them.
+    /// Memory of the store, which copies them.
     Store,
 }
 

@@ -1,6 +1,6 @@
-//! The programs of a domain: what their calls have done, and what each is charged, which is the pages of
-//! segments that it uploaded, in memory of its cgroup. A program that has ended stays in the list as long as
-//! other programs use its segments.
+//! The programs of a domain: what their calls have done, and how many pages each is charged for. These are
+//! the pages of the segments that it uploaded, which are memory of its cgroup. A program that has ended stays
+//! in the list as long as other programs use its segments.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write;

@@ -64,7 +64,7 @@ impl Drop for SocketLock {
     }
 }
 
-/// Any user who can open a file, if only to read it, can lock it, and would keep the next daemon from its
+/// Any user who can open a file, if only to read it, can lock it, and so could keep the next daemon from its
 /// socket.
 const OWN: u32 = 0o600;
 

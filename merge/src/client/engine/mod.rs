@@ -99,16 +99,16 @@ impl Engine {
         })
     }
 
-    /// Prepares for a forked child: the mappings stay shared, and the child gets a connection and descriptors
-    /// of its own on demand. Those of the parent act on the parent's memory.
+    /// Adapts the engine in a forked child: the mappings stay shared, and the child gets a connection and
+    /// descriptors of its own on demand. Those of the parent act on the parent's memory.
     pub fn has_forked(&mut self) {
         self.connection.disconnect();
         self.freezer = None;
         self.page_map = None;
     }
 
-    /// Merges ranges, all by one call: for a small range most of the cost is what the system reads once per
-    /// call.
+    /// Merges ranges, all by one call: the queries that the engine makes once per call are most of the cost
+    /// of a small range.
     pub fn advise(
         &mut self,
         ranges: &[Range<usize>],
@@ -118,8 +118,8 @@ impl Engine {
         self.excluded.refresh();
         let mut areas = self.areas(ranges, flags)?;
         while self.interpose_anonymous(&areas)? {
-            // By now other threads have finished with the memory what they had begun, and it may be something
-            // else.
+            // Other threads have now finished the calls that they had begun on this memory, which may have
+            // changed its mappings.
             interpose::active_calls::wait_for_earlier();
             areas = self.areas(ranges, flags)?;
         }

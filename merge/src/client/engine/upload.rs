@@ -1,5 +1,5 @@
-//! Uploads pages that the store does not have yet: which of several clients uploads them, into a segment of
-//! its own, and how the others wait for it.
+//! Uploads pages that the store does not have yet. Of several clients with the same new pages, the store
+//! lets one upload them, in a segment of its own; the others wait for it.
 
 use std::ops::Range;
 use std::os::fd::AsFd;
@@ -20,8 +20,8 @@ use crate::client::statistics::{Clock, Statistics};
 const MIN_CLAIMED_PAGES: usize = 128;
 /// Pages for which one claim decides, on average.
 const PAGES_PER_CLAIM: u64 = 16;
-/// How long another client may take to upload a segment; and the first and the longest interval between looks
-/// at the index, before this client asks again which pages are its own to upload.
+/// How long another client may take to upload a segment. Meanwhile this client polls the index, at intervals
+/// from the first to the last of these, and then asks again which pages are its own to upload.
 const MAX_UPLOAD_WAIT: Duration = Duration::from_millis(300);
 const FIRST_POLL: Duration = Duration::from_micros(500);
 const LAST_POLL: Duration = Duration::from_millis(4);
@@ -89,8 +89,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Waits until other clients have uploaded what they claimed. Pages that they have not become `Upload`;
-    /// returns whether there are any.
+    /// Waits until other clients have uploaded the pages that they claimed. Pages that they have not uploaded
+    /// become `Upload`; returns whether there are any.
     fn wait_for_others(&mut self, pages: &mut [Page], hashes: &[PageHash]) -> Result<bool, Error> {
         let end = Instant::now() + MAX_UPLOAD_WAIT;
         let mut poll_interval = FIRST_POLL;
@@ -124,8 +124,8 @@ impl Engine {
                     .for_each(|page| *page = Page::Upload);
                 break;
             }
-            // No client claims pages any more that were written meanwhile, were not uploaded, or whose
-            // uploader has ended.
+            // A page that its uploader wrote meanwhile or did not upload, or whose uploader has ended, is no
+            // longer claimed: this client may claim it.
             for (group, is_ours) in
                 self.claimed(plan::groups(pages, Page::AwaitUpload, is_representative(hashes)), hashes)?
             {

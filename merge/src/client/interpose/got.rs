@@ -1,6 +1,6 @@
-//! GOT entries, patched so that calls of malloc and madvise reach this library: through them every object
-//! calls functions of other objects. A patch is one store of a word, so threads call either the old function
-//! or the new one.
+//! GOT entries: every object calls functions of other objects through its own. This module patches them so
+//! that calls of madvise, mremap and realloc reach this library. A patch is one store of a word, so threads
+//! call either the old function or the new one.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::Mutex;
@@ -103,7 +103,8 @@ unsafe extern "C" fn visit(about: *mut libc::dl_phdr_info, _size: usize, walk: *
         walk.is_same = (walk.last.added, walk.last.removed) == (about.dlpi_adds, about.dlpi_subs);
         (walk.last.added, walk.last.removed) = (about.dlpi_adds, about.dlpi_subs);
         if walk.is_same {
-            // The loader fills an entry late, at the first call, and may have done so during the last walk.
+            // The loader fills an entry late, at the first call, and may have been about to do so during the
+            // last walk.
             // SAFETY: entries of objects that are still loaded.
             walk.result = walk.last.entries.iter().try_for_each(|entry| unsafe { entry.patch() });
             return 1;

@@ -11,7 +11,7 @@
 //! before anything is shared, so no preload is needed, and the next call of `advise` patches objects loaded
 //! later. Memory of programs that make these system calls without the C library (Go) must not be advised.
 //!
-//! The functions run inside allocators: they allocate nothing and take only [`lock`]; no thread allocates
+//! The functions run inside allocators: they allocate nothing and take only [`lock()`]; no thread allocates
 //! while it holds that.
 
 pub mod active_calls;

@@ -45,7 +45,8 @@ pub unsafe extern "C" fn mremap(
     let new = unsafe { (real.mremap)(old, old_bytes, new_bytes, flags, to) };
     let now = new as usize..(new as usize).saturating_add(want);
     if new != libc::MAP_FAILED && new != old && advised_ranges::overlaps(&now) {
-        // Memory at this address was advised once, and this was not: it may be a file's.
+        // The table has this address of memory advised earlier. The memory moved here was not advised, and
+        // may be a file's.
         advised_ranges::forget(&now);
     }
     new
@@ -131,7 +132,7 @@ unsafe fn move_shared(old: Range<usize>, want: usize, flags: c_int, to: usize) -
             let moved =
                 libc::syscall(libc::SYS_mremap, part.start, part.len(), part.len(), how, target as usize);
             if moved == -1 {
-                // No room for another mapping: the contents matter.
+                // No room for another mapping: copies the contents instead.
                 let there = libc::mmap(
                     target,
                     part.len(),

@@ -161,7 +161,7 @@ impl PageStore {
         if self.packed.as_ref().is_some_and(|(_, packed)| packed.room() < pages)
             && let Some((_, full)) = self.packed.take()
         {
-            // Without the seals clients can only read it, too; but another daemon would not accept it.
+            // Clients can only read it even without the final seals, but another daemon would not accept it.
             if let Err(errno) = full.finish() {
                 tracing::debug!("cannot seal a packed segment: {errno}");
             }
