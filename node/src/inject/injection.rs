@@ -8,10 +8,10 @@
 //! /opt/mayfly/control/ a socket, while `mayfly profile` samples it
 //! ```
 //!
-//! **Which C library a program has** only its loader knows, so the loader chooses. glibc replaces `$LIB` in a
-//! path by its own folder, `lib/x86_64-linux-gnu` or `lib64`. musl takes `$LIB` literally, and there is a
-//! folder of that name. So one variable is right for every program of a container, and no hook has to inspect
-//! images. A static program has no loader and runs unchanged.
+//! Only a program's loader knows **which C library the program has**, so the loader chooses. glibc replaces
+//! `$LIB` in a path by its own folder, `lib/x86_64-linux-gnu` or `lib64`. musl takes `$LIB` literally, and
+//! there is a folder of that name. So one variable is right for every program of a container, and no hook has
+//! to inspect images. A static program has no loader and runs unchanged.
 
 use std::path::{Path, PathBuf};
 
@@ -30,8 +30,8 @@ const MODEL: &str = "/opt/mayfly/model/model";
 const CONTROL: &str = "/opt/mayfly/control";
 /// Allocations of at least that size are scanned: smaller ones rarely have equal pages.
 const AUTO_BYTES: &str = "1M";
-/// The node's root as a user namespace that does not map it shows it. Only root can have put a socket into
-/// the mount.
+/// The node's root, as it appears in a user namespace that does not map it. Only root can have put a socket
+/// into the mount.
 const UNMAPPED_USER: &str = "65534";
 
 /// A folder of the node in the container, read-only.

@@ -23,7 +23,8 @@ use crate::nri::wire::{self, Reader, Received, Request};
 
 const RUNTIME_SERVICE: &str = "nri.pkg.api.v1alpha1.Runtime";
 const NAME: &str = "mayfly";
-/// After most other plugins; the agent extends `LD_PRELOAD` and does not replace it.
+/// Late among plugins, so that the agent sees the others' changes: it extends `LD_PRELOAD` and does not
+/// replace it.
 const INDEX: &str = "90";
 const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(5);
 /// A client's streams in ttrpc have odd numbers.

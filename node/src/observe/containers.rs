@@ -1,6 +1,6 @@
-//! Containers with an injection. The runtime reports those that it injects into by NRI. No engine reports
-//! those that it starts with CDI devices; the agent finds them in `/proc`: they mount the folder that only
-//! CDI devices name.
+//! Containers with an injection. The runtime reports those into which the agent injects by NRI. No engine
+//! reports those that it starts with CDI devices; the agent finds them in `/proc`: they mount the folder that
+//! only CDI devices name.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;

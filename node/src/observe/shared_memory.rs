@@ -1,4 +1,4 @@
-//! Memory that a container's processes map of page stores: with sharing, and as it would be without.
+//! Page stores' memory that a container's processes map: with sharing, and as it would be without.
 
 use std::fs;
 use std::io::{BufRead, BufReader};

@@ -1,5 +1,5 @@
 //! The upload queue: profiles wait in a folder of the agent's until they are stored. So no profile is lost if
-//! a bucket does not respond, refuses or is full, or if the agent ends meanwhile.
+//! a bucket does not respond, refuses it or is full, or if the agent ends meanwhile.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -17,7 +17,8 @@ use crate::profiles::storage::Storage;
 pub const SUFFIXES: [&str; 3] = ["symbols.parquet", "pb.gz", "parquet"];
 const TABLE: &str = ".parquet";
 const FUNCTIONS: &str = ".symbols.parquet";
-/// In the agent's folder, with the name that former versions gave it, whose profiles an upgrade keeps.
+/// The queue's folder, below the agent's. It has the name of former versions, so that an upgrade keeps their
+/// profiles.
 const FOLDER: &str = "outbox";
 const FIRST_WAIT: Duration = Duration::from_secs(2);
 const MAX_WAIT: Duration = Duration::from_secs(300);

@@ -54,7 +54,7 @@ pub struct Agent {
     pub stores: PageStores,
     /// Takes profiles.
     pub profiler: Arc<Profiler>,
-    /// Containers that the runtime reports by NRI, by its ID.
+    /// Containers that the runtime reports by NRI, by the runtime's ID.
     nri_containers: Mutex<BTreeMap<String, InjectedContainer>>,
     /// Containers that the agent itself finds, by ID.
     cdi_containers: Mutex<BTreeMap<String, InjectedContainer>>,

@@ -77,7 +77,8 @@ fn stores(agent: &Agent, out: &mut Text) {
         let labels = labels(at, domain);
         let labels = labels.each_ref().map(|(key, text)| (*key, text.as_str()));
         for line in state.metrics().lines() {
-            // Each store has one domain, `everyone`: its members, which are the node's trust domain.
+            // A store labels its metrics with its only domain, `everyone`; the agent replaces that label by
+            // those of the trust domain.
             let Some((name, value)) = line.split_once("{domain=\"everyone\"} ") else { continue };
             let Some(short) = name.strip_prefix("mayfly_") else { continue };
             let Ok(value) = value.parse() else { continue };

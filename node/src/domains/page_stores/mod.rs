@@ -4,7 +4,7 @@
 //!
 //! A thread supervises them. It restarts a store that exits, after a longer delay each time; programs keep
 //! their shared pages meanwhile. Stores end with the agent. The next agent's stores get the programs'
-//! segments when these call.
+//! segments when the programs next advise memory.
 
 mod state;
 mod supervisor;

@@ -30,7 +30,7 @@ pub enum Order {
     End(Sender<()>),
 }
 
-/// Domains with members, now or in a moment: their folders stay, for a runtime may be about to mount them.
+/// Domains that have members or are about to: their folders stay, for a runtime may be about to mount them.
 pub type DomainsInUse = Arc<Mutex<HashSet<TrustDomain>>>;
 
 /// Locks these domains.
