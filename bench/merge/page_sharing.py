@@ -2,10 +2,11 @@
 
 Two or more instances of the same function, run on different inputs, are stopped, and every present page is
 examined (UPM §III). A page is one of:
-  shared               one frame, mapped by several instances already (a library's page cache, a program's
-  text) identical_file       a page of a file's mapping with its own frame, and the same bytes in another
-  instance identical_anonymous  an anonymous page, likewise volatile             bytes that no other instance
-  has
+  shared               one frame, mapped by several instances (a library's page cache, a program's text)
+  identical_file       a page of a file's mapping with its own frame, and the same bytes in another instance
+  identical_anonymous  an anonymous page, likewise
+  volatile             bytes that no other instance has
+
 Needs root, to read frame numbers.
 """
 

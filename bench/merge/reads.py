@@ -1,4 +1,4 @@
-"""The cost of reading afterwards: a merged table beside an unmerged one, in turn. Both begin on huge
+"""The cost of reading merged memory: a merged table beside an unmerged one, in turn. Both begin on huge
 pages; the huge pages that remain explain most of the difference."""
 
 from statistics import median

@@ -70,7 +70,7 @@ def moved(thing: Any) -> Any:
     with large_blocks_apart(), cheap_collection():
         given = Reader(file, copies, writer.kept).load()
         referenced = release(copies)
-    # Trees and other objects copy their buffer once more, a large one to pages of its own.
+    # Trees and the like have copied their buffer once more, a large one to pages of its own.
     regions = [Region(offset, offset + view.nbytes) for offset, view in zip(offsets, views)]
     for page in whole_pages(region for region, lives in zip(regions, referenced) if not lives):
         arena.madvise(mmap.MADV_DONTNEED, page.start, page.size_bytes)

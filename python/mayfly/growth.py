@@ -57,9 +57,9 @@ def advise_process(*, min_bytes: int = 256 << 10, required: bool = True) -> int:
     included.
 
     For an idle instance, such as a server after its first request. Other Python threads wait for a piece of
-    16 MiB at a time; the caller must know that threads of other libraries unmap no memory meanwhile. Memory
-    keeps its semantics under any allocator that calls the C library: it grows, and is zero after it was
-    dropped. `advise` of the model alone is the better choice where that is most of the memory.
+    16 MiB at a time; the caller must make sure that threads of other libraries unmap no memory meanwhile.
+    Memory keeps its semantics under any allocator that calls the C library: it grows, and is zero after it
+    was dropped. `advise` of the model alone is the better choice where that is most of the memory.
 
     Objects that hold addresses are equal only where instances have the same layout. Without ASLR (`setarch
     --addr-no-randomize`, and PYTHONHASHSEED=0 for Python) nearly all of a process is equal, down to its

@@ -137,7 +137,7 @@ def advise_all(regions: Sequence[tuple[int, int]], flags: int) -> None:
     call("mayfly_advise_all", ranges, len(regions), flags)
 
 
-# No store, another user's store, no permission, no room: errors without which a server can run on.
+# No store, another user's store, no permission, no room: a server can run on without sharing.
 ABSENT = {
     errno.ENOENT, errno.ECONNREFUSED, errno.ECONNRESET, errno.ETIMEDOUT, errno.EPROTO, errno.EACCES,
     errno.EPERM,

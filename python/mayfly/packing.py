@@ -32,7 +32,7 @@ class Block:
 
 
 def pack(thing: Any) -> Any:
-    """Lays out the memory behind `thing` anew, equal in every instance, and returns the object.
+    """Lays out the memory behind `thing` anew, identically in every instance, and returns the object.
 
     A torch.nn.Module stays the same object. Its parameters and buffers move into one arena: tied weights stay
     tied, and data types, strides, requires_grad, state_dict() and every output stay as they were; tensors on

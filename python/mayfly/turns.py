@@ -43,8 +43,8 @@ def in_turn(share: Callable[[], Any]) -> None:
 @contextlib.contextmanager
 def turn(file: Path = TURN, longest_s: float = LONGEST_WAIT_S) -> Iterator[None]:
     """Held by one process at a time. A process that has waited `longest_s` continues without the lock,
-    since a stopped process must not keep the others from sharing. The kernel unlocks for a process that
-    dies."""
+    since a stopped process must not keep the others from sharing. The kernel releases the lock of a process
+    that dies."""
     with file.open("rb") as held:
         end = time.monotonic() + longest_s
         # Some network file systems have no locks for files open to read: then no process waits.

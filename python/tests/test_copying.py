@@ -1,4 +1,4 @@
-"""pack of objects other than modules: an equal object, laid out equally in every process."""
+"""pack of objects other than modules: an equal object, laid out identically in every process."""
 
 import gc
 import mmap
