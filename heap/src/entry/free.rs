@@ -15,7 +15,7 @@ use crate::thread::{current, fork_guard, large, lines, refill};
 use crate::units::call::ReturnSlot;
 use crate::units::geometry::*;
 
-/// Frees an object; null is allowed. An error message names the caller.
+/// Frees an object; null is allowed. If the pointer is invalid, the error message names the caller.
 #[inline(always)]
 pub fn free(address: usize, from: ReturnSlot) {
     match local::free_fast(address) {

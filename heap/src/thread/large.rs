@@ -3,9 +3,9 @@
 //!
 //! The paper calls the short reach of its fast path a weakness (§9.5). So a thread caches freed objects, four
 //! of each power of two, and reuses them for requests of the same class that need as many blocks or slightly
-//! fewer. All threads together cache at most an eighth of the heap, or a huge page, or 128 KiB each (the only
-//! limit while the heap is small). To their page, cached objects are live; [`crate::entry::maintenance`]
-//! releases them after 20 or 100 ms.
+//! fewer. All threads together cache at most an eighth of the heap, or a huge page, or 128 KiB each,
+//! whichever is most; in a small heap each caches at most 128 KiB. To their page, cached objects are live;
+//! [`crate::entry::maintenance`] releases them after 20 or 100 ms.
 
 use core::cell::Cell;
 use core::ops::Range;

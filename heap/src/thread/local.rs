@@ -54,8 +54,8 @@ pub enum Freed {
     No,
 }
 
-/// A thread's heap. It outlives the thread: the next new thread takes it over with all its spans. All zeros
-/// is a valid heap.
+/// A thread's heap. It outlives the thread: the next new thread reuses it with all its spans. All zeros is a
+/// valid heap.
 #[repr(C, align(4096))]
 pub struct Heap {
     /// Always empty: tables hold offsets of bins, and offset 0 means none.

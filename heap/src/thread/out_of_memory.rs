@@ -1,4 +1,4 @@
-//! The last resort before malloc returns null: the operating system gives no more memory.
+//! The last resort before malloc returns null, when the operating system gives no more memory.
 //!
 //! A program that has freed half of its objects still has memory in free cells. So the thread takes any free
 //! cell of the size, of any lifetime class, then of larger sizes, then of vacant heaps. After that it

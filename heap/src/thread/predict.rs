@@ -6,8 +6,8 @@
 //! its table; the oracle's class holds for one object.
 //!
 //! The model runs when a site is new: sites are the second, larger table behind those of the threads. It runs
-//! again after 1,000 and more hits of a site, for the context of that call; if it then gives another class,
-//! the longer one holds.
+//! again after 1,000 hits of a site, and ever more rarely, for the context of the call that makes the hit; if
+//! it then gives another class, the longer one holds.
 
 use crate::lifetime::sites::{self, Site};
 use crate::lifetime::source::{self, LifetimeSource};

@@ -85,8 +85,8 @@ const MOST_BORROWED: u32 = SPAN_BYTES as u32 / 2;
 
 /// Allocates a cell of a longer class' open span, for a bin that needs little. A thread that uses each size
 /// in many classes, and little of each, would otherwise hold a span for each; its objects may as well lie
-/// among longer-lived ones, which outlive free cells anyway. Only with a model, which uses many classes: a
-/// class that the program chose is respected.
+/// among longer-lived ones, which outlive free cells anyway. Only with a model, which uses many classes; a
+/// fixed class or an oracle's is respected.
 fn borrow(heap: &'static Heap, bin: &Bin) -> Option<usize> {
     let (class, size_class) = (bin.class.get() as usize, bin.size_class.get() as usize);
     let borrowed = &heap.span_caches[class].borrowed[size_class];
@@ -126,8 +126,8 @@ fn next_of_another_class(heap: &'static Heap, bin: &Bin, room: Room) -> Option<&
 }
 
 /// Whether a span may be opened for `class`. While lifetimes are learned, any class that its page outlives
-/// may use it, so that a new site's cells stay available to the next site. A class that the program chose is
-/// respected: there the page must have been promoted first.
+/// may use it, so that a new site's cells stay available to the next site. A class that is no guess (a fixed
+/// one, an oracle's, or that of a model alone) is respected: there the page must have been promoted first.
 pub fn may_be_opened_for(span: &Span, class: usize) -> bool {
     let address = span.address();
     let page = region::huge_page(address);

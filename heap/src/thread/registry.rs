@@ -1,6 +1,6 @@
 //! All heaps by number, and the vacant ones.
 //!
-//! A heap outlives its thread: the next new thread takes it over. Until then the heap is *vacant*: running
+//! A heap outlives its thread: the next new thread reuses it. Until then the heap is *vacant*: running
 //! threads adopt its partly free spans when they need some, and a thread that frees an object in it collects
 //! that free itself.
 
@@ -34,7 +34,7 @@ struct Vacant(Cell<Option<&'static Heap>>);
 unsafe impl Sync for Vacant {}
 static VACANT: Vacant = Vacant(Cell::new(None));
 
-/// The registry's lock, which a forking thread holds.
+/// The registry's lock, which a forking thread holds across the fork.
 pub fn lock() -> &'static Lock {
     &LOCK
 }

@@ -13,7 +13,7 @@ use crate::span::cells::Span;
 use crate::span::remote;
 use crate::system::text::misuse;
 
-/// Enough for most words of another thread whose objects this thread frees in any order.
+/// So many that a thread which frees another thread's objects in any order finds most of their words here.
 const PLACES: usize = 128;
 /// Frees after which all words are flushed.
 const PATIENCE: u32 = 512;
