@@ -34,7 +34,7 @@ struct Loaded {
 }
 
 struct Slot(UnsafeCell<MaybeUninit<Loaded>>);
-// SAFETY: written once, before `READY` says so, and only read afterwards.
+// SAFETY: written once, before `READY` is set, and only read afterwards.
 unsafe impl Sync for Slot {}
 
 static SLOT: Slot = Slot(UnsafeCell::new(MaybeUninit::uninit()));
@@ -55,8 +55,8 @@ pub fn id() -> u64 {
     loaded().map_or(0, |loaded| loaded.id)
 }
 
-/// Loads the file that `path` names; once, before the first allocation. If it fails, the heap logs it and
-/// learns online.
+/// Loads the file that `path` names; once, before the first allocation. `false`: the heap runs on without a
+/// model, and one line on stderr names the reason.
 pub fn load(path: &[u8]) -> bool {
     let shown = core::str::from_utf8(path).unwrap_or("(not UTF-8)");
     let mut with_nul = [0; PATH_BYTES];

@@ -40,7 +40,7 @@ const FIRST_SAVE_MS: u64 = 10_000;
 const SAVE_MS: u64 = 60_000;
 
 struct Path(UnsafeCell<[u8; PATH_BYTES]>);
-// SAFETY: written once, while the configuration is read, before ON says that it is there.
+// SAFETY: written once, while the configuration is read, before ON is set.
 unsafe impl Sync for Path {}
 static PATH: Path = Path(UnsafeCell::new([0; PATH_BYTES]));
 static LENGTH: AtomicUsize = AtomicUsize::new(0);

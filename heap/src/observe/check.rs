@@ -3,8 +3,8 @@
 //!
 //! Lifetime classes, after any promotions and demotions: a block's objects are of its page's class or a
 //! shorter one (§6.1), and of a strictly shorter one in blocks that are not residual. The reason: promotion
-//! only lengthens the page's class, and demotion shortens it by one and makes all its blocks residual, none
-//! of which was.
+//! only lengthens the page's class. Demotion, which shortens it by one, finds only live blocks that are not
+//! residual, and makes them residual.
 
 use core::sync::atomic::Ordering::Relaxed;
 

@@ -10,8 +10,9 @@
 //! [`SAMPLE`](lifetime_model::attach::SAMPLE), [`WATCH`], [`ENDED`]. If the profiler dies, the heap stops
 //! after [`PATIENCE_NS`].
 //!
-//! In a container the socket lies in a folder that the node mounts there (`MAYFLY_HEAP_CONTROL=/FOLDER`):
-//! abstract names end at the network namespace, and most containers have their own.
+//! In a container the socket lies in a folder that the container's operator mounts there
+//! (`MAYFLY_HEAP_CONTROL=/FOLDER`): abstract names end at the network namespace, and most containers have
+//! their own.
 //!
 //! The heap trusts only root and the process' own user (SO_PEERCRED), and does not wait for a listener before
 //! it knows who it is: any user may listen on a name and never accept.
@@ -61,7 +62,7 @@ pub fn start(folder: &str) {
         _ => write!(prefix, "{folder}/"),
     };
     if prefix.bytes().len() + 10 > NAME_BYTES {
-        return warn(format_args!("MAYFLY_HEAP_CONTROL={folder} is too long; profiling is off"));
+        return warn(format_args!("MAYFLY_HEAP_CONTROL={folder} is too long; no profiler can attach"));
     }
     LISTENS.store(true, Relaxed);
     observers::register(&OBSERVER);

@@ -38,7 +38,7 @@ static LOCK: Lock = Lock::new();
 
 /// The name of children's files, which has `%p` in it.
 struct Name(UnsafeCell<[u8; PATH_BYTES]>);
-// SAFETY: written once, while the configuration is read, before LENGTH says that it is there.
+// SAFETY: written once, while the configuration is read, before LENGTH is set.
 unsafe impl Sync for Name {}
 static NAME: Name = Name(UnsafeCell::new([0; PATH_BYTES]));
 static LENGTH: AtomicUsize = AtomicUsize::new(0);

@@ -13,7 +13,7 @@ use crate::system::paths::{self, PATH_BYTES};
 use crate::system::text::{Text, warn};
 
 struct Path(UnsafeCell<[u8; PATH_BYTES]>);
-// SAFETY: written once, while the configuration is read, before LENGTH says that it is there.
+// SAFETY: written once, while the configuration is read, before LENGTH is set.
 unsafe impl Sync for Path {}
 static PATH: Path = Path(UnsafeCell::new([0; PATH_BYTES]));
 static LENGTH: AtomicUsize = AtomicUsize::new(0);

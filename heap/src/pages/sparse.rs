@@ -25,7 +25,7 @@ use crate::units::geometry::*;
 const PAGE_BYTES: usize = 4096;
 const PAGES_A_SPAN: usize = SPAN_BYTES / PAGE_BYTES;
 const PAGES: usize = HUGE_PAGE_BYTES / PAGE_BYTES;
-/// Free small pages from which a huge page returns them.
+/// A huge page returns its free small pages once it has this many.
 const ENOUGH_FREE: usize = PAGES / 2;
 /// How many more than the last time must be free before they are returned again.
 const WORTH_A_CALL: usize = PAGES / 16;

@@ -4,8 +4,8 @@
 //! plain loads and stores. Other threads mark cells in a second bit vector, and the owner collects those
 //! marks later ([`crate::span::remote`]). So the counts that the paper updates atomically at each allocation
 //! and free (§8, the bottleneck of its fast path in §9.5) are owner-local here. The bits lie apart from the
-//! objects, so a wild write cannot corrupt them. A second free of a cell by its owner is always detected, at
-//! the latest before the cell is allocated again.
+//! objects, so a wild write cannot corrupt them. A thread that frees its cell twice is always detected, at
+//! once or before the cell is allocated again.
 
 use core::sync::atomic::{
     AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64,

@@ -271,7 +271,7 @@ pub fn collect_if<H: Home>(home: &'static H, locked: bool, wanted: impl Fn(&H::S
     }
 }
 
-/// The span changed its owner while it was in a list; its link stays claimed.
+/// Passes on a span whose owner changed while it was in a list; its link stays claimed.
 fn forward<S: RemoteSpan>(span: &'static S, locked: bool) {
     match span.home() {
         Some(owner) => deliver(owner, span, locked),

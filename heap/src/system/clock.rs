@@ -22,7 +22,7 @@ pub fn stand_still() {
     set(1_000_000);
 }
 
-/// The program has started: a stopped clock goes on.
+/// The program has started: a stopped clock runs from now on.
 pub fn settled() {
     set(0);
 }

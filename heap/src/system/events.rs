@@ -16,9 +16,9 @@ pub enum Event {
     BlocksRefilled,
     /// A deadline passed.
     DeadlineExpired,
-    /// A page went to the next longer class.
+    /// A page was promoted to the next longer class.
     Promoted,
-    /// A page went to the next shorter class.
+    /// A page was demoted to the next shorter class.
     Demoted,
     /// A huge page was returned to the operating system.
     PageReturned,

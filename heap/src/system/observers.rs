@@ -63,7 +63,7 @@ static OBSERVERS: [AtomicPtr<Observer>; 4] = [const { AtomicPtr::new(core::ptr::
 static OBSERVES_ALL: AtomicBool = AtomicBool::new(false);
 static OBSERVES_SAMPLES: AtomicBool = AtomicBool::new(false);
 
-/// Registers an observer; one that is registered already stays so once.
+/// Registers an observer; a second registration has no effect.
 pub fn register(observer: &'static Observer) {
     let new = core::ptr::from_ref(observer).cast_mut();
     for place in &OBSERVERS {

@@ -6,8 +6,8 @@
 //! base ─────► 16 GiB a region    8192 huge pages of objects
 //! ```
 //! All metadata is apart from the objects and in small pages, touched only where it is used (LLAMA §6.5). One
-//! window for all regions makes the way to it a subtraction, a comparison and a multiplication. It has 64
-//! regions, where there are so many addresses.
+//! window for all regions makes finding it a subtraction, a comparison and a multiplication. The window has
+//! 64 regions, or fewer if the process has fewer addresses.
 
 use core::sync::atomic::{
     AtomicUsize,
@@ -21,7 +21,7 @@ use crate::units::geometry::*;
 pub struct Window {
     /// The first address, that of a huge page.
     pub base: AtomicUsize,
-    /// Bytes from there on whose span metadata can be read, from now on.
+    /// Bytes from there on whose span metadata can be read; it stays readable.
     pub readable: AtomicUsize,
     /// The first span's metadata.
     pub metadata: AtomicUsize,

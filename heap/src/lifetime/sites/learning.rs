@@ -31,7 +31,7 @@ const LITTLE_BYTES: u32 = 256 << 10;
 /// Bytes up to which a site may share pages with what stays, whatever the model predicts: a profile has
 /// hardly seen such a site, and one object of it that stays would hold a huge page among short-lived ones.
 const LITTLE_TO_MODEL: u32 = 64 << 10;
-/// The same deaths for a site that has a class of the model.
+/// Deaths after which the class of a site is known against the model's class.
 const ENOUGH_AGAINST_MODEL: u32 = 8;
 /// Deaths after which a site's class is compared with the model's.
 const ENOUGH_TO_COMPARE: u32 = 16;

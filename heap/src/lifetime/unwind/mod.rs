@@ -62,8 +62,8 @@ impl Stack {
     }
 }
 
-/// The most frames of the allocator above the caller; if the caller is not found among them, the context is
-/// the caller alone.
+/// The most frames of the allocator to skip before the caller; if the caller is not found behind them, the
+/// context is the caller alone.
 const MOST_SKIPPED: usize = 16;
 
 const NO_REASON: c_int = 0;

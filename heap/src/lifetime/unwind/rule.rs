@@ -106,7 +106,7 @@ impl Rule {
 /// `header` is the C library's address of the table of the module that contains `place`, and the module stays
 /// loaded. The linker made the table, as it must be for exceptions.
 pub unsafe fn at(place: usize, header: usize) -> Rule {
-    // SAFETY: as for this function's caller.
+    // SAFETY: this function's caller guarantees what `find` needs.
     unsafe { find(place, header).and_then(|entry| entry.rule(place)) }.unwrap_or(Rule::Other)
 }
 
