@@ -1,4 +1,4 @@
-//! Memory of an idle heap is reused or returned: the heap's clock passes, and no thread allocates.
+//! Memory of an idle heap is reused or returned: time passes by the heap's clock, and no thread allocates.
 
 mod model_time;
 

@@ -171,7 +171,7 @@ impl Span {
         assert!(!self.any_marked(), "a mark was left behind");
         assert_eq!(self.cells(|cells| (cells.collected, cells.live)), (collected, live));
         let free_to_claim = self.link.claim();
-        assert_eq!(free_to_claim, self.home().is_some(), "a span in no list is owned or unowned");
+        assert_eq!(free_to_claim, self.home().is_some(), "at rest a span can be listed if it is owned");
     }
 }
 

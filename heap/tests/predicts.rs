@@ -60,7 +60,7 @@ fn built() -> &'static Built {
 /// 10 ms.
 fn model(name: &str, classes: &[(&str, usize)]) -> PathBuf {
     let built = built();
-    // Frame 0 is unknown, and has no step; frame i + 1 says the class of function i.
+    // Frame 0 is unknown, and has no step; frame i + 1 has the class of function i.
     let mut made = Maker::by_innermost_frame(&classes.iter().map(|&(_, class)| class).collect::<Vec<_>>());
     made.frames.insert(0, vec![]);
     made.outermost_first = false; // the last step decides: the outermost

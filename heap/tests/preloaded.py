@@ -49,7 +49,7 @@ def build(name, copy="", *more):
 
 
 def libraries(name):
-    """A library of heap/tests/programs/libraries, as often as it says."""
+    """Copies of a library of heap/tests/programs/libraries, as many as its source asks for."""
     name = f"libraries/{name}"
     return [build(name, n or "") for n in range(int(directives(name).get("copies", 1)))]
 

@@ -96,7 +96,7 @@ def memory_cgroup(limit):
     own = next((own for _, controllers, own in lines if not controllers), "/")
     if first := [own for _, controllers, own in lines if "memory" in controllers.split(",")]:
         root, own, file = root / "memory", first[0], "memory.limit_in_bytes"
-    # A container sees its own cgroup at the root, and the path that the kernel names may not be there.
+    # A container sees its own cgroup at the root, and the path that the kernel reports may not exist there.
     parent = next((p for p in [root / own.lstrip("/"), root] if (p / "cgroup.procs").exists()), None)
     if parent is None:
         pytest.skip("no memory cgroups here")

@@ -1,4 +1,5 @@
-/* Mayfly's heap: what it offers beyond malloc. Link with -lmayfly_heap, or find the functions with dlsym when preloaded. */
+/* Mayfly's heap: its functions beyond malloc. Link with -lmayfly_heap, or find them with dlsym if the library
+   is preloaded. */
 #ifndef MAYFLY_HEAP_H
 #define MAYFLY_HEAP_H
 
@@ -20,12 +21,12 @@ void *mayfly_malloc(size_t size, int lifetime_class);
 /* Writes the heap's statistics, one JSON object, with a final NUL if it fits; returns the bytes needed without it. */
 int mayfly_heap_stats(char *buffer, size_t length);
 
-/* The program has started. With MAYFLY_HEAP_CLOCK=settled the heap's clock stands still until then, so that instances of a
-   program that start alike lay out their memory alike. */
+/* Notes that the program has started. With MAYFLY_HEAP_CLOCK=settled the heap's clock stands still until this
+   call, so that instances of a program that start alike have the same memory layout. */
 void mayfly_heap_settled(void);
 
-/* Makes the heap's clock show ns nanoseconds since its start until it is set again, and does what the heap has to do by then; 0
-   returns to real time. */
+/* Makes the heap's clock show ns nanoseconds since its start until it is set again, and runs the heap's
+   maintenance up to that time; 0 returns to real time. */
 void mayfly_heap_set_clock(uint64_t ns);
 
 #ifdef __cplusplus

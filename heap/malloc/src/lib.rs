@@ -35,12 +35,12 @@ extern "C" fn rust_eh_personality() -> core::ffi::c_int {
     URC_CONTINUE_UNWIND
 }
 
-/// Runs when the library is loaded: reads the configuration before anything is allocated.
+/// Runs when the library is loaded: reads the configuration, even if nothing was allocated yet.
 extern "C" fn loaded() {
     heap::entry::start::start();
 }
 
-/// Runs at the end of the process: writes traces and statistics.
+/// Runs at the end of the process: writes the trace, the table of sites and the statistics.
 extern "C" fn unloaded() {
     heap::observe::trace::flush_at_end();
     heap::lifetime::table_file::save(true);

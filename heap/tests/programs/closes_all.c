@@ -1,5 +1,5 @@
-// Closes every unknown file, as daemons do, while a trace is recorded: the heap writes nothing into files
-// that it then opens.
+// A program closes every file that it did not open, as daemons do, while a trace is recorded: the heap writes
+// nothing into the files that the program opens then.
 // flags: -ldl
 #include "check.h"
 #include <dlfcn.h>

@@ -32,7 +32,7 @@ int main(void) {
     uint64_t random = 5;
     memset(requests, 1, sizeof requests), memset(sessions, 1, sizeof sessions);
     long own = resident_bytes();
-    for (int round = 0; round < ROUNDS; round++) {  // a quiet start: sessions come to an age
+    for (int round = 0; round < ROUNDS; round++) {  // a quiet start: sessions grow old
         serve(OF_ROUND, 1, &random);
         usleep(25000);
     }

@@ -41,7 +41,8 @@ int main(int count, char **arguments) {
             if (i % KEPT) free(objects[t][i]);
     const long kept = (long)THREADS * (COUNT / KEPT + 1) * 4;  // KiB, and each keeps 16
     long left = 0, live = 0;
-    for (int tenths = 1;; tenths++) {  // no thread allocates meanwhile; only the runner has a time limit
+    // No thread allocates meanwhile. The time depends on the machine, so only the runner limits it.
+    for (int tenths = 1;; tenths++) {
         usleep(100000);
         left = resident_bytes() / 1024, live = live_kib();
         if (left < full / 3 && live < 2 * kept + 512) break;

@@ -38,8 +38,8 @@ static void in_thread(void *(*body)(void *), void *argument) {
     pthread_join(thread, NULL);
 }
 
-// The heap may see a double free through another thread's list only when it takes that list: gives it the
-// occasion, and checks whether one place is handed out twice.
+// The owner may detect a double free through its list of remote frees only when it takes that list. Allocates
+// enough that it does, and checks that no place is handed out twice.
 static void aftermath(size_t size) {
     enum { MANY = 20000 };
     static void *objects[MANY];

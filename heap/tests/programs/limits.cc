@@ -45,7 +45,7 @@ static void until_exhausted(size_t least_part_percent, size_t most) {
         size_t bytes, again;
         Node *list = take_all(size, &bytes, most);
         void *p = nullptr;
-        if (list && bytes < most) {  // nothing is left: all the other calls fail, too
+        if (list && bytes < most) {  // nothing is left: all other calls must fail, too
             errno = 0;
             CHECK(!calloc(1, MIB(64)) && errno == ENOMEM, "calloc at the limit, errno %d", errno);
             CHECK(posix_memalign(&p, 4096, MIB(64)) == ENOMEM, "posix_memalign at the limit");

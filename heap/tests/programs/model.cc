@@ -87,7 +87,7 @@ int main(int argc, char **argv) {
         printf("seed %s\n", argv[i]);
         fflush(stdout);
         for (int call = 0; call < 150000; call++) {
-            // Breathes: the live bytes swing between little and much, so that memory is given back and had again.
+            // The live bytes swing between little and much, so that memory is returned and allocated again.
             size_t most = (call / 20000) % 2 ? MIB(2) : MIB(mix == 3 ? 400 : 64);
             one_call(mix, most);
         }

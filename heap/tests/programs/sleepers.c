@@ -1,5 +1,5 @@
-// What mallinfo2 counts as live after a load, while all threads of the load sleep, is what lives: it stops
-// counting other threads' frees, unflushed frees and cached objects after the maintenance thread has run.
+// After a load, while all its threads sleep, mallinfo2 counts only live objects: once the maintenance thread
+// has run, it no longer counts other threads' frees, unflushed frees and cached objects.
 // flags: -ldl
 #include "check.h"
 #include <dlfcn.h>

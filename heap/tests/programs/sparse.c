@@ -21,7 +21,8 @@ static void load(uint64_t *random, int allocates) {
     long full = resident_bytes(), left = full;
     for (int i = 0; i < COUNT; i++)
         if (!(kept[i] = next_random(random) % KEPT == 0)) free(objects[i]);
-    for (int tenths = 1; left > full / 2; tenths++) {  // only the runner has a time limit
+    // The time depends on the machine, so only the runner limits it.
+    for (int tenths = 1; left > full / 2; tenths++) {
         usleep(100000);
         for (int i = 0; allocates && i < 300; i++) free(opaque(malloc(opaque_size(9000))));  // little to do
         left = resident_bytes();

@@ -11,7 +11,7 @@ static atomic_int stopping;
 
 static void handler(int number) {
     char stack[2000];
-    memset(stack, number, sizeof stack);  // dirties what lies below the interrupted frame
+    memset(stack, number, sizeof stack);  // overwrites the stack below the interrupted frame
     opaque(stack);
     int saved = errno;
     errno = EINTR;
