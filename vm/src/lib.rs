@@ -1,5 +1,5 @@
-//! A VM whose memory comes back at once: each function instance lives in a partition of hot-plugged memory of
-//! its own, so that unplugging it moves no page (HotMem).
+//! A VM whose memory returns to the host at once: each function instance lives in a partition of hot-plugged
+//! memory of its own, so that unplugging it moves no page (HotMem).
 //!
 //! [`Vm::boot`] starts QEMU and waits for the agent in the guest. Then, for each instance: [`Vm::plug`] a
 //! partition, [`Vm::spawn`] the instance in it, [`Vm::stop`] it or wait for its end, and [`Vm::unplug`] the
@@ -12,7 +12,7 @@
 //! | layer | modules |
 //! | --- | --- |
 //! | [`base`] | settings, errors, the host's memory, guest images and the cache they lie in |
-//! | [`model`] | the state of each partition, the operations on it, and the trait that they need of a hypervisor |
+//! | [`model`] | the state of each partition, the operations on it, and the trait that a hypervisor implements for them |
 //! | [`hypervisor`] | QEMU: its process, command line, monitor; the connection to the agent |
 //! | [`service`] | [`Vm`], the supervisor process that owns one, its control socket |
 

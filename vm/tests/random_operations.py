@@ -17,7 +17,8 @@ ENDS = {
     "kill": {"kind": "signal", "signal": 9},
     "overflow": {"kind": "overflow"},
 }
-# Weights of the steps. SELDOM: every how many steps, for steps that fill a partition or wait for a new agent.
+# Weights of the steps. SELDOM: the intervals, in steps, of those that fill a partition or wait for a new
+# agent, which takes long.
 STEPS = {"plug": 5, "unplug": 5, "spawn": 8, "stop": 3, "exit": 1, "kill": 2, "take": 3, "drop": 3}
 SELDOM = {"overflow": 40, "agent": 100}
 REPORT_EVERY = 500

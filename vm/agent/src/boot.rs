@@ -121,8 +121,9 @@ fn make_folders(paths: &[&str]) {
 
 /// Limits per-CPU free page lists, in modes where a partition is a node. Pages in one CPU's list are not
 /// available to an instance on another CPU, and a partition is small: with the kernel's default size a second
-/// instance overflowed a partition that it did not fill. Mayfly's kernel drains these lists first, but only
-/// after reclaim has failed several times, so filling the last pages of a partition would take seconds.
+/// instance overflowed a partition that it did not fill. Mayfly's kernel drains these lists before it kills a
+/// process of a full partition, but only after reclaim has failed many times, so filling the last pages of a
+/// partition would take seconds.
 pub fn limit_cpu_page_lists() {
     set("/proc/sys/vm/percpu_pagelist_high_fraction", "512");
 }

@@ -1,5 +1,5 @@
-//! PID 1: keeps an agent running. It has no state; if the agent dies, only the supervision of instances is
-//! lost.
+//! PID 1: keeps an agent running. It has no state: if the agent dies, only the agent's supervision of the
+//! instances is lost, and the next agent kills them.
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;

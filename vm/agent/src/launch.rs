@@ -141,13 +141,12 @@ fn set_affinity(cpus: &[u32]) -> Result<(), String> {
     rustix::thread::sched_setaffinity(None, &set).map_err(at("vCPUs"))
 }
 
-/// Gives up all privileges. The order is security-critical: each step needs a capability that a later one
-/// drops.
+/// Gives up all privileges. The order is security-critical: steps need capabilities that later ones drop.
 ///
 /// 1. Enter the instance's user namespace: from here on capabilities count only in it.
 /// 2. Empty the capability bounding set, so that no exec can gain a capability. Needs CAP_SETPCAP.
-/// 3. Supplementary groups, group, then user: without CAP_SETGID, which a change of user drops, groups cannot
-///    change.
+/// 3. Supplementary groups, group, then user: without CAP_SETGID, which a change of user may drop, groups
+///    cannot change.
 /// 4. no_new_privs: setuid programs and file capabilities have no effect. The seccomp filter requires it.
 /// 5. Secure bits, for an instance that runs as user 0 of its namespace.
 /// 6. Drop the remaining capabilities.
@@ -173,15 +172,16 @@ fn drop_privileges(plan: &Plan) -> io::Result<()> {
     control(|| unsafe { libc::syscall(libc::SYS_setresuid, user, user, user) })?;
     // 4.
     control(|| unsafe { libc::syscall(libc::SYS_prctl, libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) })?;
-    // 5. Fails for another user than 0, whose change of user dropped CAP_SETPCAP: such a user gets no
-    //    capabilities anyway.
+    // 5. May fail for another user than 0, if the change of user dropped CAP_SETPCAP. Its result does not
+    //    matter then: such a user gets no capabilities anyway.
     let _ =
         control(|| unsafe { libc::syscall(libc::SYS_prctl, libc::PR_SET_SECUREBITS, SECURE_BITS, 0, 0, 0) });
     // 6.
     let nothing = CapabilitySet::empty();
     let sets = CapabilitySets { effective: nothing, permitted: nothing, inheritable: nothing };
     rustix::thread::set_capabilities(None, sets)?;
-    // 7. After the change of user, which resets it. The program runs as the same user as this process.
+    // 7. After the change of user, which sets this attribute anew. The program runs as the same user as this
+    //    process, and could trace it otherwise.
     control(|| unsafe { libc::syscall(libc::SYS_prctl, libc::PR_SET_DUMPABLE, 0, 0, 0, 0) })
 }
 

@@ -155,7 +155,7 @@ pub struct Confinement {
     /// The folder of the code disk that is its root, for a container image. The guest's root disk by default.
     #[serde(default)]
     pub root: Option<String>,
-    /// The folders and files of the code disk that it sees: source and target.
+    /// The folders and files of the code disk that it sees, and no others: source and target.
     pub binds: Vec<(String, String)>,
     /// Without ASLR, so that pages with pointers are equal in all instances of a function and can be merged.
     #[serde(default)]

@@ -27,7 +27,7 @@ pub struct Stats {
 pub struct Merged {
     /// Memory that they occupy.
     pub bytes: u64,
-    /// Memory that they replace: each page counted as often as it was advised.
+    /// Memory that they replace: each page counted once for each of its advised mappings.
     pub advised_bytes: u64,
 }
 

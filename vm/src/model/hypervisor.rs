@@ -1,7 +1,7 @@
-//! The seam between the model of a VM and what runs it. QEMU implements this trait
-//! ([`crate::hypervisor::qemu`]), and so does the simulated VM of the tests. Nothing else knows that a VM is
-//! QEMU, but for [`crate::hypervisor::accelerator`], which probes KVM with it. Another hypervisor implements
-//! it, too (docs/vm.md, "Another hypervisor").
+//! The interface between the model of a VM and the hypervisor that runs it: the trait [`Hypervisor`]. QEMU
+//! implements it ([`crate::hypervisor::qemu`]), and so does the simulated VM of the tests. No other code
+//! depends on QEMU, except for [`crate::hypervisor::accelerator`], which probes KVM with it. Another
+//! hypervisor needs to implement only this trait (docs/vm.md, "Another hypervisor").
 
 use std::time::Duration;
 

@@ -24,7 +24,7 @@ use crate::base::error::Error;
 pub enum State {
     /// It has no memory and costs the host nothing.
     Absent,
-    /// Memory was asked for and is not all online yet.
+    /// Memory was requested and is not all online yet.
     Plugging,
     /// Online and empty: an instance can be started in it.
     Ready,

@@ -21,7 +21,7 @@ const ENDED_KEPT: usize = 1024;
 /// The state of the connection to the guest's agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum AgentLink {
-    /// No agent has connected yet, or the last one died; why.
+    /// No agent has connected yet, or the last one died; with the reason.
     Down(String),
     /// An agent has opened its port, and the host has not said hello to it.
     New,

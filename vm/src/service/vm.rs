@@ -170,7 +170,7 @@ impl Vm {
     /// or to be unplugged.
     ///
     /// # Errors
-    /// No such instance, or the guest does not do it in time. Then the recovery thread goes on.
+    /// No such instance, or the guest does not stop it in time. Then the recovery thread finishes the stop.
     pub fn stop(&self, instance: &str, grace: Duration) -> Result<ExitReason, Error> {
         self.partitions.stop(instance, grace)
     }
@@ -188,7 +188,7 @@ impl Vm {
     ///
     /// # Errors
     /// It is used or absent, or the guest does not unplug it in time. Then it is plugged whole again, or the
-    /// recovery thread goes on.
+    /// recovery thread finishes the unplug.
     pub fn unplug(&self, partition: u32) -> Result<Unplugged, Error> {
         self.partitions.unplug(partition)
     }
@@ -341,7 +341,7 @@ fn unexpected(answer: &Answer) -> Error {
     Error::Failed(format!("the agent's answer is {answer:?}"))
 }
 
-/// Why QEMU has ended, whose monitor is closed.
+/// Why QEMU has ended, called after its monitor was closed; waits for the end.
 fn why_it_ended(record: &Record) -> Option<Error> {
     record.wait(Instant::now() + EXIT_PATIENCE, |state| match &state.agent {
         AgentLink::Ended(why) => Some(Error::Ended(why.clone())),

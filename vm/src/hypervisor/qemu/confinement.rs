@@ -23,8 +23,8 @@ use crate::base::error::Error;
 use crate::base::settings::Settings;
 use crate::hypervisor::accelerator::Accelerator;
 
-/// QEMU's user is this plus its process id, so no other process has it meanwhile. systemd and containers do
-/// not use these numbers.
+/// QEMU's user is this plus its process id, so no other process has that user while QEMU runs. systemd and
+/// containers do not use these numbers.
 const FIRST_USER: u32 = 0x7000_0000;
 
 /// The new root is mounted on this folder, which every host has. Other processes do not see the mount.
@@ -141,7 +141,8 @@ impl Confinement {
             | UnshareFlags::NEWNET
             | UnshareFlags::NEWIPC
             | UnshareFlags::NEWUTS;
-        // SAFETY: this thread stops sharing its file system view, which no other thread relies on.
+        // SAFETY: this thread stops sharing its root, working directory and umask; no other thread relies on
+        // sharing them with it.
         unsafe { rustix::thread::unshare_unsafe(namespaces) }?;
         mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)?;
         // Before the mount on NEW_ROOT, which may hide some of these paths.
