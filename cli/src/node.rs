@@ -41,7 +41,7 @@ pub struct NodeArguments {
     /// Libraries for musl [default: musl/ in the folder for glibc]
     #[arg(long, value_name = "FOLDER")]
     musl: Option<PathBuf>,
-    /// A folder of NAME.mayfly-model files; a container gets a model as its file is when it starts
+    /// A folder of NAME.mayfly-model files; a container gets the file's content at the container's start
     #[arg(long, value_name = "FOLDER")]
     models: Option<PathBuf>,
     /// Storage of the profiles that pods request, in partitions for `mayfly train`: a folder, or

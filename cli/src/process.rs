@@ -84,7 +84,7 @@ pub fn check(pid: u32) -> Result<()> {
     ensure!(is_running(pid), "there is no process {pid}");
     let user = rustix::process::geteuid().as_raw();
     let Ok(maps) = std::fs::read(format!("/proc/{pid}/maps")) else {
-        // Root may be denied the file, too; the heap, if there is one, accepts it all the same.
+        // Root may be denied the file, too; the heap, if there is one, accepts root all the same.
         ensure!(user == 0, "process {pid} is another user's: attach as root, or as that user");
         return Ok(());
     };

@@ -2,7 +2,7 @@
 //!
 //! This process listens on a socket named after the other one, whose heap connects to it now and then
 //! (`heap/src/observe/control.rs`). The heap receives a memory file and writes the profile into it. It stops
-//! when the file's header says so, or when this process has not updated the header for some seconds. So
+//! when this process requests that in the file's header, or has not updated the header for some seconds. So
 //! either process survives the other's death.
 
 use std::fs::File;
@@ -46,9 +46,9 @@ struct Sampled {
 }
 
 impl Attachment {
-    /// Listens where the heap of process `pid` connects: in `control`, the path here of its folder for
-    /// sockets; without one at an abstract name, in its network namespace. One object is sampled every
-    /// `every` bytes.
+    /// Listens where the heap of process `pid` connects: in `control`, its folder for sockets, by the path in
+    /// this process's file system; without one at an abstract name, in its network namespace. One object is
+    /// sampled every `every` bytes.
     ///
     /// # Errors
     /// Another process listens there already, or there is no process `pid`.
@@ -87,7 +87,7 @@ impl Attachment {
     }
 
     /// Accepts the heap's connection, if there is one: then the process is sampled. A second connection means
-    /// that the process has started another program: the profile of the one before is returned.
+    /// that the process runs another program now (exec): the profile of the one before is returned.
     ///
     /// # Errors
     /// The heap refuses.
@@ -116,7 +116,8 @@ impl Attachment {
             match send_file(&stream, &file, self.every) {
                 Err(_) => return Ok(None),
                 Ok(AGREED) => {
-                    // The heap seals the file: a file that shrinks would crash this process.
+                    // Mayfly's heap has sealed the file. Without a seal it could shrink, and crash this
+                    // process.
                     let seals = fcntl_get_seals(&file).context("the profile's memory file")?;
                     ensure!(
                         seals.contains(SealFlags::SHRINK),

@@ -86,7 +86,7 @@ pub struct ProfileArguments {
     /// How long to stay attached to --pid
     #[arg(long, value_name = "N", conflicts_with = "command", value_parser = parse_seconds)]
     seconds: Option<Duration>,
-    /// The path here of the folder that --pid has as MAYFLY_HEAP_CONTROL: for programs in containers
+    /// The folder that --pid has as MAYFLY_HEAP_CONTROL, by its path on the host: for programs in containers
     #[arg(long, value_name = "FOLDER", requires = "seconds")]
     control: Option<PathBuf>,
     /// Draw a flame graph: one HTML page, by bytes, objects, byte-seconds (bytes times lifetime) or bytes

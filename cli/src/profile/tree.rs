@@ -26,7 +26,7 @@ pub struct Target<'a> {
     pub pids: &'a [u32],
     /// No descendants of them.
     pub only: bool,
-    /// The path here of the folder in which its heap looks for sockets.
+    /// The folder in which its heap looks for sockets, by its path in this process's file system.
     pub control: Option<&'a Path>,
     /// How long to sample.
     pub time: Duration,

@@ -164,7 +164,7 @@ pub struct BootArguments {
     /// How long to wait for the guest at any one step
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = quantity::parse_duration)]
     patience: Duration,
-    /// Return when the VM is ready; it goes on in the background until `mayfly vm down`
+    /// Return when the VM is ready; the VM runs in the background until `mayfly vm down`
     #[arg(long)]
     detach: bool,
     /// Print one JSON object when it is ready

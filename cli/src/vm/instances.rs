@@ -19,7 +19,7 @@ use crate::quantity;
 use crate::vm::partitions::unplugged_line;
 use crate::vm::selector::{VmSelector, print_json};
 
-/// How long each `wait` request lasts while an instance runs.
+/// How long each `wait` request lasts while an instance runs, and the pause before output is read again.
 const POLL: Duration = Duration::from_millis(100);
 
 /// Attempts, one a second, to unplug before the partition is left to the user.
@@ -37,8 +37,8 @@ struct Program {
     /// The virtual CPUs it may run on, like 0,1 [default: all]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     cpus: Vec<u32>,
-    /// How much virtual CPU time it may use, like 0.5 [default: all; where it is short, each instance gets as
-    /// much]
+    /// How much virtual CPU time it may use, like 0.5 [default: all; where it is short, instances share it
+    /// equally]
     #[arg(long, value_name = "N", value_parser = parse_vcpus)]
     vcpus: Option<u32>,
     /// The program in the guest and its arguments, after --

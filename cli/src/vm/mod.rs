@@ -1,4 +1,4 @@
-//! `mayfly vm`: VMs whose memory comes back at once, from the command line.
+//! `mayfly vm`: VMs whose memory returns to the host at once, from the command line.
 
 pub mod boot;
 pub mod instances;
@@ -34,7 +34,7 @@ Step by step:
 
 With several VMs, each verb takes --vm NAME. Every verb has --json.";
 
-/// VMs whose memory comes back at once: a partition of hot-plugged memory for each instance
+/// VMs whose memory returns to the host at once: a partition of hot-plugged memory for each instance
 #[derive(Args)]
 #[command(after_help = EXAMPLES, arg_required_else_help = true)]
 pub struct VmArguments {
