@@ -1,5 +1,5 @@
-"""Sampled runs (`mayfly sim --sample`) beside whole ones: the error of their cycles, their own interval of
-confidence, and how much CPU time they spare."""
+"""Sampled runs (`mayfly sim --sample`) beside whole ones: the error of their cycles, their own confidence
+interval, and how much CPU time they spare."""
 
 import argparse
 

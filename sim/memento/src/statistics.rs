@@ -86,7 +86,7 @@ pub struct Statistics {
     pub alloc_cycles: u64,
     pub free_cycles: u64,
     pub background_cycles: u64,
-    /// Frees that missed waited for so long, since as many as may be were on their way.
+    /// How long frees that missed waited, because the background already had the most frees that it may have.
     pub background_wait_cycles: u64,
     pub cleared_pages: u64,
     pub walk_cycles: u64,

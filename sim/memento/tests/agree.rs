@@ -1,6 +1,6 @@
 //! Random programs on several cores, threads and processes: the units give the reference model's addresses
-//! and exceptions, keep their own books, never leave a stale translation in a TLB, and never bypass a line
-//! that holds live data.
+//! and exceptions, count consistently, never leave a stale translation in a TLB, and never bypass a line that
+//! holds live data.
 //!
 //! `MEMENTO_OPERATIONS` is the number of operations of each property, 300 thousand if it is not set.
 

@@ -1,5 +1,5 @@
 //! Branch prediction: TAGE for directions, a BTB, indirect targets by path or, where that is new, by branch,
-//! a return stack. The paper names none; cores of its kind have these, larger.
+//! a return stack. The paper names none; cores of its kind have these, in larger sizes.
 
 use crate::base::description::BranchDescription;
 use crate::isa::block::End;

@@ -70,7 +70,7 @@ impl View<'_> {
         if port == Port::Controller {
             return self.hierarchy.access(Level::Llc, physical >> 6, write, fresh, at).0;
         }
-        // Another core's HOT writes an entry back.
+        // Another core's HOT writes an entry back, through that core's caches.
         let own = self.hierarchy.core();
         self.hierarchy.switch(core);
         let at = self.hierarchy.unit_start(at);

@@ -36,7 +36,7 @@ pub const LOAD: u16 = 1;
 pub const STORE: u16 = 2;
 /// If the list of accesses has none of it, it was not executed: it raised a fault.
 pub const CERTAIN: u16 = 4;
-/// It waits for all before it and holds up all after it.
+/// It waits for all instructions before it and delays all after it.
 pub const SERIAL: u16 = 8;
 /// A string operation under a repeat prefix: the guest executes it once per element.
 pub const REPEAT: u16 = 16;
@@ -44,7 +44,7 @@ pub const REPEAT: u16 = 16;
 pub const MARK: u16 = 32;
 /// Its unit is taken for the whole latency.
 pub const UNPIPELINED: u16 = 64;
-/// It only gives a register another name: renaming does it, no unit has to.
+/// It only copies a register to another: renaming does that, without a unit.
 pub const RENAMED: u16 = 128;
 
 /// Execution units that instructions compete for.

@@ -78,8 +78,8 @@ pub struct Dram {
     bank_bits: u32,
     /// Counters.
     pub counts: DramCounts,
-    /// Requests as they come, if they are to be kept: clock, and line with whether it is written in the
-    /// lowest bit.
+    /// The requests, if they are recorded, in order of arrival: clock, and line with whether it is written in
+    /// the lowest bit.
     pub recorded: Option<Vec<[u64; 2]>>,
 }
 

@@ -88,7 +88,7 @@ impl Allocations {
         true
     }
 
-    /// It leaves it; the bytes it asked for on entering, if it is outside now.
+    /// The process leaves malloc or free; returns the bytes that it requested, if it is outside now.
     pub fn leave(&mut self, process: u64) -> Option<u64> {
         let call = self.calls.get_mut(&process)?;
         if call.deeper > 0 {
@@ -98,7 +98,7 @@ impl Allocations {
         self.calls.remove(&process).map(|call| call.bytes)
     }
 
-    /// It leaves all it is in: its outermost call has returned.
+    /// The process leaves all its calls: the outermost one has returned.
     pub fn leave_all(&mut self, process: u64) -> Option<u64> {
         self.calls.remove(&process).map(|call| call.bytes)
     }

@@ -129,7 +129,7 @@ impl Sampler {
         }
     }
 
-    /// Of a region of so many instructions.
+    /// The estimate for a region of this many instructions.
     pub fn estimate(&self, instructions: u64, waited: &[u64; OWNERS]) -> Estimate {
         let n = self.windows as f64;
         let (all, sampled) = (instructions as f64, (self.instructions as f64).max(1.0));

@@ -144,19 +144,19 @@ impl Run {
         }
     }
 
-    /// Whether blocks are to be timed.
+    /// Whether the machine times blocks now.
     pub fn instruments(&self) -> bool {
         matches!(self.phase, Phase::Warm | Phase::Region)
     }
 
-    /// A mark is translated.
+    /// QEMU translates a mark.
     pub fn saw_mark(&mut self, code: u16, instruction: &Instruction) {
         if code == 0x40 {
             self.known = (instruction.address, instruction.host);
         }
     }
 
-    /// The block of these instructions becomes known to the machine.
+    /// Decodes the block of these instructions and adds it to the machine; returns its number.
     pub fn decode(&mut self, instructions: &[Instruction]) -> usize {
         let start = &instructions[0];
         let mut block = self.decoder.block(start.address, instructions.iter().map(Instruction::bytes));

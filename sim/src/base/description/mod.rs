@@ -7,10 +7,10 @@ use std::path::Path;
 
 const TABLE3: &str = include_str!("../../../machines/table3.toml");
 
-/// What a machine has beside Table 3's core.
+/// The unit that a machine has beside Table 3's core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Beside {
-    /// No more.
+    /// None.
     Nothing,
     /// Memento's units.
     Memento,
@@ -18,8 +18,7 @@ pub enum Beside {
     Support,
 }
 
-/// The machines that come with the program: name, what differs from Table 3's baseline, and what it has
-/// beside that.
+/// The built-in machines: name, differences from Table 3's baseline, and the unit beside its core.
 pub const MACHINES: &[(&str, &[&str], Beside)] = &[
     ("table3", &[], Beside::Nothing),
     // The HOT's storage as a ninth way of the L1d instead (§6.7's question: is it the capacity?).
@@ -77,7 +76,7 @@ impl Default for SampleDescription {
     }
 }
 
-/// How many cores there are, each with an L1i, L1d, L2 and TLBs of its own, and what lies between them.
+/// The number of cores, each with an L1i, L1d, L2 and TLBs of its own, and the cost of sharing between them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[allow(missing_docs)]
@@ -114,7 +113,7 @@ pub struct CoreDescription {
     pub vector_ports: u8,
     pub store_forward_cycles: u64,
     pub exception_cycles: u64,
-    /// The functions of the program's allocator take no time, but for what they call.
+    /// The functions of the program's allocator take no time, but functions that they call do.
     pub ideal_allocator: bool,
 }
 

@@ -380,7 +380,7 @@ impl Core {
         }
     }
 
-    /// The program was interrupted behind what was committed last.
+    /// The program was interrupted behind the instruction that was committed last.
     pub fn exception(&mut self) {
         self.redirect(self.commit + self.exception, Cause::Exception);
     }

@@ -52,7 +52,7 @@ pub(super) struct Share {
 pub struct CoreCounts {
     /// Instructions that it executed.
     pub instructions: u64,
-    /// Cycles in which it slept, or had come to the region's end and another had not.
+    /// Cycles in which it slept, or had reached the region's end and another core had not.
     pub asleep_cycles: u64,
 }
 

@@ -84,7 +84,7 @@ impl Machine {
         }
     }
 
-    /// Makes a block known; its number is what [`Machine::enter`] takes.
+    /// Adds a block; returns its number, for [`Machine::enter`].
     pub fn add_block(&mut self, block: Block) -> usize {
         self.blocks.push(block);
         self.blocks.len() - 1
