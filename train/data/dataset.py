@@ -7,8 +7,8 @@ import ibis.expr.types as ir
 from train.data.profiles import FREED, LEFT
 
 CLASS_NAMES = ("10ms", "100ms", "1s", "10s", "100s", "1000s", "inf")
-"""Lifetime class c holds what dies within 10^(c+1) ms, the last one what does not within 1000 s, or never
-(§5.1)."""
+"""Lifetime class c holds objects that die within 10^(c+1) ms, the last one those that die later than 1000 s
+or never (§5.1)."""
 
 LAST = len(CLASS_NAMES) - 1
 WHOLE = 1_000_000
@@ -24,7 +24,7 @@ def labelled_contexts(profiles: ir.Table) -> ir.Table:
 
     `label` is the smallest class by which 95% of its objects died (T95), by the survival estimate of Kaplan
     and Meier. Objects that were alive when their process ended never died. Objects that were left while it
-    ran on live at least as long as they were observed, and longer observed lives say how long they go on.
+    ran on live at least as long as they were observed; longer observed lives show how long such objects live.
     Where no profile observed so long, the label is the longest class that was observed.
 
     `weight` is the allocations it stands for, `bytes` theirs, `samples` the objects that were watched.

@@ -11,7 +11,7 @@ from train.data.tokens import functions_of
 from train.model import model_file
 from train.model.recipe import MOST_FRAMES
 
-# Only the heap's own slow path has it on its stacks, and each build of Mayfly has another one.
+# Left out: it is only on the stacks of the heap's own slow path, and is of another build whenever Mayfly is.
 _HEAP = "libmayfly_heap.so"
 
 

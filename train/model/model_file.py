@@ -168,7 +168,7 @@ def read(path: str | Path) -> Model:
 
 
 def from_bytes(content: bytes, path: str | Path) -> Model:
-    """The model in a file's bytes; `path` is what the file is called in a TrainError."""
+    """The model in a file's bytes; `path` is the name of the file in a TrainError."""
     if len(content) < _ALIGNMENT or content[:8] != MAGIC:
         raise TrainError(f"{path}: not a model of 'mayfly train'")
     _, version, count, length, checksum, *shape, _ = _HEADER.unpack_from(content)

@@ -26,7 +26,7 @@ Place = tuple[bytes, int]
 
 @dataclass
 class LocatedContexts:
-    """Contexts told apart by their addresses; several may have the same names."""
+    """Contexts distinguished by their addresses; several may have the same names."""
 
     contexts: Contexts
     places: list[tuple[Place, ...]]

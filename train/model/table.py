@@ -27,8 +27,8 @@ NO_CLASS = 255
 AGREEING = 0.95
 # So many contexts that agree decide for all contexts of their prefix.
 ENOUGH_CONTEXTS = 3
-# Fewer decide only for contexts that differ in this many outermost functions: those call `main` or begin a
-# thread, and differ from one C library to the next.
+# Fewer decide only if the prefix lacks at most this many of their outermost functions: those call `main` or
+# begin a thread, and differ from one C library to the next.
 OUTERMOST = 3
 
 _WORD = (1 << 64) - 1
