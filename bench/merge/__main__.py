@@ -16,7 +16,7 @@ PARTS = {
     "regions": "16 instances with a region each, 5% of it their own: memory, CPU and time of each method",
     "reads": "reading a merged table of 1 GiB beside one that is not: rows, random words, matrix by vector",
     "servers": "eight gunicorn workers with a forest, embeddings and a frame: memory, P99, start",
-    "search": "four uvicorn workers, of whose memory most is Python's objects: memory, P99, start",
+    "search": "four uvicorn workers, whose memory is mostly Python objects: memory, P99, start",
     "sizes": "time of the first and the second call by size (UPM Fig. 7)",
     "cold": "model instances: cold start, where the time goes (Fig. 8, Table I)",
     "models": "model instances: memory of each and of all, for 1 to 16 (Fig. 5, 6)",

@@ -351,7 +351,7 @@ def test_packed_segment(built):
     def attacker(store):
         with Wire(store) as wire, contextlib.suppress(PermissionError):
             os.close(os.open(small(wire, b"attacker"), os.O_RDWR))
-            check(False, "another user's process opens a common segment for writing")
+            check(False, "another user's process opens a packed segment for writing")
 
     with attacked(built) as (store, witness):
         if os.geteuid() == 0:

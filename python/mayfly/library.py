@@ -16,8 +16,8 @@ QUIET = 2  # MAYFLY_ADVISE_QUIET
 
 
 class MergeError(OSError):
-    """What could not be merged, and why. `errno` is the library's; the contents of the memory are right
-    whatever it is."""
+    """Memory could not be merged; the text has the reason, `errno` is the library's. The contents of the
+    memory are right in every case."""
 
 
 class Range(ctypes.Structure):

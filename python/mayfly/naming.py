@@ -1,5 +1,5 @@
 """In an instance of `mayfly up` memory is only registered, and shared while the instance is idle: users
-annotate it, and the platform merges it off the critical path (UPM §VII). The worker's bootstrap sets the
+annotate it, and the platform merges it off the critical path (UPM §VII). The worker's bootstrap names the
 process in an environment variable, and reads the list `named`."""
 
 import os

@@ -1,5 +1,6 @@
-/* A program that knows nothing of merging: allocates, waits to be shared, then does what would go wrong if sharing were
- * visible. Prints "at rest" and reads a line before it continues, so that the test can read its memory. */
+/* A program without any call of the merge library: allocates, waits to be shared, then does what would go wrong
+ * if sharing were visible. Prints "at rest" and reads a line before it continues, so that the test can read its
+ * memory. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <malloc.h>
@@ -42,7 +43,7 @@ static int holds(const uint64_t *words, size_t bytes, uint64_t seed) {
 /* C23's: not every C library has it yet. */
 extern void free_sized(void *, size_t) __attribute__((weak));
 
-/* Large blocks come and go in every way while the other thread looks at them. */
+/* Allocates and frees large blocks in every way while the scanner thread scans them. */
 static void *churn(void *arg) {
     uint64_t seed = (uintptr_t)arg;
     for (int round = 0; round < 200; round++, seed = seed * 6364136223846793005ull + 1) {
@@ -87,7 +88,7 @@ int main(int count, char **words) {
     CHECK(getchar() == '\n');
 
     CHECK(holds(common, bytes, 1) && holds(dropped, bytes, 2) && holds(locked, 4 * MIB, 3));
-    /* A part in the middle of a shared block, not of whole pages' worth of the looks: zeros, as MADV_DONTNEED promises. */
+    /* A range inside a shared block, not aligned to the scanner's parts: zeros, as MADV_DONTNEED promises. */
     char *middle = (char *)dropped + 100 * PAGE;
     CHECK(!madvise(middle, 50 * PAGE, MADV_DONTNEED));
     for (int i = 0; i < 50 * PAGE; i++) CHECK(middle[i] == 0);

@@ -55,8 +55,8 @@ pub fn make_huge(file: &OwnedFd, bytes: usize) {
         if at == libc::MAP_FAILED {
             return;
         }
-        // The kernel collapses only huge pages of which one page is present. The contents are written
-        // afterwards.
+        // The kernel collapses a huge page only if at least one of its pages is present. The contents are
+        // written afterwards.
         for piece in (0..bytes).step_by(HUGE_BYTES) {
             ((start + piece) as *mut u8).write_volatile(0);
         }

@@ -23,7 +23,7 @@ const RSEQ: usize = 32;
 /// How long the ranges stay valid. A refresh takes some microseconds for each thread.
 const MAX_AGE: Duration = Duration::from_millis(5);
 
-/// The ranges to leave alone, refreshed while a call goes on: threads start and exit.
+/// The ranges to leave alone, refreshed during a call: threads start and exit.
 #[derive(Default)]
 pub struct ExcludedRanges {
     ranges: Vec<Range<usize>>,

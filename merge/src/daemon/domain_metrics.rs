@@ -39,7 +39,7 @@ metrics! {
     index_entries: gauge,
     /// Memory of the index
     index_bytes: gauge,
-    /// Pages known that clients keep for themselves
+    /// Known pages that stay in clients' private memory
     private_pages: gauge,
     /// Pages that the daemon has copied, and pays for
     copied_pages: gauge,

@@ -261,7 +261,8 @@ impl DomainLoop {
         if has_files && file.is_none() {
             return self.expel(token, "an unexpected file");
         }
-        // The file that the kernel closes with the message is open here, too.
+        // The kernel drops the message's own reference to the file. `file` still has it open, so this call
+        // does not close it.
         if let Err(errno) = channel::receive(&client.socket, &mut self.buffer, flags, false) {
             return self.expel(token, &format!("message: {errno}"));
         }

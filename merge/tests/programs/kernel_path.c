@@ -1,5 +1,6 @@
-/* The library on a kernel with UPM: two processes advise what is partly the same, and share it; a write and a re-advice
- * later they still have their own contents; unadvising gives private pages back. Run by kernel/tests in a VM. */
+/* The library on a kernel with UPM: two processes advise memory that is equal in part, and share it; a write and
+ * a re-advice later they still have their own contents; unadvising makes the pages private again. Run by
+ * kernel/tests in a VM. */
 #include <errno.h>
 #include <stdint.h>
 #include <stdio.h>

@@ -315,7 +315,7 @@ static int mappings(int *store_files) {
 
 static void count_mappings(int files_before) {
     int store_files, lines = mappings(&store_files), files = open_files();
-    // A descriptor for each file that is mapped, a connection, and what freezes pages: not more with every call.
+    // A descriptor for each mapped file, a connection, and a userfaultfd: not more with every call.
     if (files_before && files > files_before + store_files + 12)
         FAIL("%d files are open, %d when it began; %d of the store are mapped", files, files_before, store_files);
     size_t pages = 0;

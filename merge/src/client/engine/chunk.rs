@@ -107,7 +107,7 @@ impl Engine {
         match self.connection.index.find(hash) {
             Some(Location::Stored { segment, page }) => Page::Stored { segment, page },
             Some(Location::Elsewhere) if is_unchanged() => Page::Same,
-            // Another client has it privately: now that there are two, it goes to the store.
+            // Another client has it privately: now that two have it, this one uploads it.
             Some(Location::Elsewhere) => Page::Upload,
             None => Page::New,
         }

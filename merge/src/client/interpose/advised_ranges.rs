@@ -152,7 +152,7 @@ pub fn forget(range: &Range<usize>) -> bool {
 mod tests {
     use super::*;
 
-    // One test: the table is the process's.
+    // A single test: the process has one table.
     #[test]
     fn ranges_join_split_and_are_found() {
         let page = 1 << 30;
