@@ -87,7 +87,7 @@ struct CodeRow<'a> {
 
 /// Rows in memory at once during writing.
 const ROWS: usize = 1 << 15;
-/// Each group of rows stores a distinct string once, up to so many bytes.
+/// Each group of rows stores a distinct string once, up to this many bytes of strings.
 const DICTIONARY_BYTES: usize = 64 << 20;
 
 /// Writes the contexts to `path`.

@@ -57,7 +57,7 @@ pub struct Names {
 }
 
 impl Names {
-    /// Reads the section of names of a file with so many rows, or functions.
+    /// Reads the section of names of a file with `rows` rows, or functions.
     ///
     /// # Errors
     /// The section is damaged, or of an unknown kind.

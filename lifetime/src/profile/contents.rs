@@ -5,9 +5,9 @@ use std::path::PathBuf;
 
 /// Lifetime classes.
 pub const CLASSES: usize = 7;
-/// In a frame's number the offset has the lower bits, so many, and the module the upper ones.
+/// The lower bits of a frame's number, which hold the offset; the bits above hold the module.
 pub(crate) const OFFSET_BITS: u32 = 48;
-/// Objects of each class die within so many ms; the last class has no limit.
+/// The time within which objects of each class die, ms; the last class has no limit.
 const CLASS_LIMITS_MS: [u64; CLASSES - 1] = [10, 100, 1000, 10_000, 100_000, 1_000_000];
 
 /// A whole profile, of one process or of several that were merged.

@@ -6,8 +6,8 @@ use crate::profile::contents::{CLASSES, Context};
 /// Names of the lifetime classes, the last one for objects that are never freed.
 pub const CLASS_NAMES: [&str; CLASSES] = ["10ms", "100ms", "1s", "10s", "100s", "1000s", "inf"];
 
-/// All objects, and the share of them that outlives T95. Integers, so that `train/data/dataset.py` computes
-/// the same.
+/// A share of all objects, and the share that outlives T95. Integers, so that `train/data/dataset.py`
+/// computes the same.
 const WHOLE: u128 = 1_000_000;
 const FIVE_PERCENT: u128 = WHOLE / 20;
 
@@ -16,7 +16,7 @@ const FIVE_PERCENT: u128 = WHOLE / 20;
 pub struct Lifetime {
     /// The smallest class by which 95% of its objects have died (T95).
     pub class: usize,
-    /// They live at least so long; no profile observed longer lives.
+    /// They live at least so long; the profile did not observe when they die.
     pub at_least: bool,
 }
 
