@@ -91,7 +91,7 @@ class Allocator:
 
 
 def find(name: str, added: dict[str, Allocator]) -> Allocator:
-    """The allocator of that name, or a BenchError that says what is missing. `added`: by --peer."""
+    """The allocator of that name, or a BenchError that names what is missing. `added`: by --peer."""
     base, _, variant = name.partition(":")
     settings = dict(added[base].settings) if base in added else {}
     pages = set()

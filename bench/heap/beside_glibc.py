@@ -1,7 +1,8 @@
 """The command bench/heap/cpu: the cost of an allocator to third-party programs, in processor time and memory.
 
-These programs allocate little: Node.js and a JVM have their own heaps, PostgreSQL starts a process for each
-connection. Their cost, beside glibc, is that of preloading an allocator everywhere.
+These programs allocate no more than they need: Node.js and a JVM have their own heaps, PostgreSQL starts a
+process for each connection. Their cost, beside glibc, is what an operator pays who preloads an allocator
+everywhere.
 """
 
 import argparse
@@ -30,7 +31,7 @@ WORKLOADS = Path(__file__).parent / "workloads"
 ALLOCATORS = "glibc,jemalloc531,mimalloc3,mayfly"
 WANTED = 1.02
 POSTGRESQL = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name))
-# The commands of redis-benchmark's own choice.
+# The commands that redis-benchmark chooses by default.
 COMMANDS = "ping,set,get,incr,lpush,rpush,lpop,rpop,sadd,hset,spop,zadd,zpopmin,lrange_100,mset"
 
 
@@ -48,7 +49,7 @@ def jvm(allocator: Allocator, is_quick: bool) -> Numbers:
 
 
 def java_source(classes: int) -> Path:
-    """A file of so many classes with collections, lambdas and switches: work for a compiler."""
+    """A file of this many classes with collections, lambdas and switches: work for a compiler."""
     one = """class C$ implements Comparable<C$> {
   final java.util.Map<String, java.util.List<Integer>> table = new java.util.TreeMap<>();
   int total = $;
@@ -85,11 +86,11 @@ def postgresql_connections(allocator: Allocator, is_quick: bool) -> Numbers:
 
 
 def database(allocator: Allocator, load: list[str]) -> Numbers:
-    """A new database of PostgreSQL's under pgbench. The server refuses to be root's."""
+    """A new PostgreSQL database under pgbench. The server refuses to run as root."""
     binaries = POSTGRESQL[-1]
     with scratch_folder() as folder:
         as_user = []
-        if allocator.base != "glibc":  # the user may not get to where the library lies
+        if allocator.base != "glibc":  # the user may have no access to the library's folder
             library = Path(shutil.copy(allocator.library, folder))
             allocator = dataclasses.replace(allocator, library=library)
         if os.geteuid() == 0:

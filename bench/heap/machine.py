@@ -42,7 +42,7 @@ def put_back():
 
 @contextlib.contextmanager
 def memory_stays():
-    """No host takes free memory back while the body runs, where that can be had; then as it was."""
+    """Keeps a host from reclaiming free memory while the body runs, if that can be set; then restores it."""
     with put_back() as before:
         with contextlib.suppress(OSError):
             old = REPORTING.read_text().strip()
@@ -122,7 +122,7 @@ def resident_huge_ranges(pid: int) -> int:
                 for at in range(start, end, 1 << 28):
                     pagemap.seek((at >> 12) * 8)
                     entries = pagemap.read((min(end, at + (1 << 28)) - at) >> 9)
-                    # The top bit of an 8-byte entry says that its page is present; looked at 2 MiB at a time.
+                    # The top bit of an 8-byte entry marks its page as present; read 2 MiB at a time.
                     page = at
                     while page < min(end, at + (1 << 28)):
                         following = (page | 0x1FFFFF) + 1

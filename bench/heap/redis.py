@@ -20,7 +20,7 @@ from bench.heap.server import Server, scratch_folder, serving, tool
 from bench.outcome import BenchError
 
 VALUE_BYTES = 1000
-KEPT_OF_FIRST, KEPT_OF_SECOND = 10, 4  # one key in so many survives the deletion
+KEPT_OF_FIRST, KEPT_OF_SECOND = 10, 4  # one key in this many survives the deletion
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Load:
         self.phases.append((self.server.seconds(), name))
 
     def note(self, moment: str) -> None:
-        """Memory after a moment's rest, with what Redis says it holds. 'steady' is the one that counts."""
+        """Memory after a short pause, with the bytes that Redis counts. 'steady' is the one compared."""
         time.sleep(self.scale.settle_s if moment == "steady" else self.scale.settle_s / 2)
         used = self.client.info("used_memory")
         prefix = "" if moment == "steady" else f"{moment}."

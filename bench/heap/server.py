@@ -30,7 +30,7 @@ START_S = 60
 
 
 def tool(name: str) -> str:
-    """The path of an installed program, or a BenchError that says how to get it."""
+    """The path of an installed program, or a BenchError with the command that installs it."""
     found = shutil.which(name)
     if not found:
         raise BenchError(f"{name} is not installed: run 'make setup' (bench/packages.txt names its package)")

@@ -16,8 +16,8 @@ constexpr uint64_t WARM_NS = 1'500'000'000, LONG_NS = 200'000'000;
 void *(*volatile allocate_by)(size_t) = malloc;
 void (*volatile release_by)(void *) = free;
 
-// Calls until the next mark; how many lie between two, an odd number; and marks so far. Most calls run at full speed, so that
-// what an allocator does by the clock is as rare among those that are counted as it is in life.
+// Calls until the next mark; the calls between two marks, an odd number; and marks so far. Most calls run at
+// full speed, so that an allocator's periodic work is as rare among the counted calls as it is in use.
 long until = 1L << 62;
 long between;
 int marks;
@@ -69,7 +69,7 @@ void *(*const volatile sites[SITES])() = {
     at_site<8>,  at_site<9>,  at_site<10>, at_site<11>, at_site<12>, at_site<13>, at_site<14>, at_site<15>,
 };
 
-// All of these call one function, which allocates for them: what a program's own wrapper of malloc does.
+// All of these call one function, which allocates for them, like a program's own wrapper of malloc.
 __attribute__((noinline, noclone)) void *wrapper(size_t size) {
     void *object = allocate(size);
     asm volatile("" : "+r"(object));
@@ -144,7 +144,7 @@ void differ_at(void *(*const volatile *of)(), int pairs) {
             continue;
         }
         queue[queue_end++ % MOST_LONG] = {object, 0};
-        // One out for one in, once the first have lived long enough.
+        // Frees one for each allocated, once the first have lived long enough.
         if (queue_end - queue_first > MOST_LONG / 2) release(queue[queue_first++ % MOST_LONG].object);
     }
 }
@@ -162,7 +162,7 @@ void pause_ms() {
 struct Pattern {
     const char *name;
     void (*run)(int);
-    int pairs; // between two looks at the clock
+    int pairs; // between two reads of the clock
     bool pauses;
     int between; // marks
 };

@@ -1,9 +1,9 @@
 // Counts the instructions of mallocs and frees that a program marks, by single steps: no performance counter is needed.
 // `step PROGRAM ARGUMENTS...` prints one JSON object.
 //
-// A mark is `int3`. At the first one rdi holds the address of the function that allocates and rsi of the one that frees; each
-// further one stands before a call of one of them. What runs from there outside the program's own file is the call. Between two
-// marks the program runs at full speed.
+// A mark is `int3`. At the first one rdi holds the address of the function that allocates and rsi of the one
+// that frees; each further one precedes a call of one of them. The instructions from there on outside the
+// program's own file are the call. Between two marks the program runs at full speed.
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
@@ -29,7 +29,7 @@ static void fail(const char *what) {
   exit(1);
 }
 
-// Where the program's own code lies.
+// The address range of the program's own code.
 static void own_code(pid_t program, unsigned long *first, unsigned long *end) {
   char path[64], own[4096], line[8192];
   snprintf(path, sizeof path, "/proc/%d/exe", program);
@@ -48,7 +48,7 @@ static void own_code(pid_t program, unsigned long *first, unsigned long *end) {
   exit(1);
 }
 
-// Runs until the next int3, or step; signals for the program are handed on. Whether the program goes on.
+// Runs until the next int3, or for one step; passes on signals for the program. Whether it still runs.
 static int advance(pid_t program, enum __ptrace_request how, struct user_regs_struct *now) {
   int status, signal = 0;
   for (;;) {
@@ -100,7 +100,7 @@ int main(int count, char **arguments) {
     fprintf(stderr, "step: %s: cannot be run\n", arguments[1]);
     return 1;
   }
-  // If this process dies, the program does, too.
+  // If this process dies, the kernel kills the program, too.
   ptrace(PTRACE_SETOPTIONS, program, NULL, (void *)PTRACE_O_EXITKILL);
   struct user_regs_struct now;
   unsigned long entries[KINDS] = {0, 0}, first = 0, end = 0;

@@ -1,4 +1,4 @@
-"""Builds the allocators that Debian has not (or has old) from their authors' sources, as preloaded libraries.
+"""Builds the allocators that Debian lacks (or has only old) from their authors' sources, for preloading.
 
 Cargo only fetches: Cargo.lock pins every source by its checksum. What is compiled, and how, is what each
 project's own build does for its preloaded library. Results lie in ~/.cache/mayfly/peers, under a name made

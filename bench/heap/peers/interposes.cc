@@ -1,4 +1,4 @@
-// Preload an allocator and run this: ends with 0 if every way to allocate comes from that library, and works.
+// Preload an allocator and run this: exits with 0 if all functions that allocate are that library's and work.
 // The one argument is the library's path. C++'s operators may be libstdc++'s, which call the library's malloc.
 #include <cstdint>
 #include <cstdio>

@@ -104,7 +104,7 @@ class Waiting:
 
 
 def answers(_: Server | None, port: int) -> bool:
-    """Whether a DNS server on the port knows the zone (a question for example.'s SOA, by hand)."""
+    """Whether a DNS server on the port serves the zone (a hand-made query for the SOA of example.)."""
     name = b"\x07example\x00"
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
         client.settimeout(0.5)

@@ -1,6 +1,7 @@
-// Objects of requests and objects of sessions, of one size, by one return address at one height: only a caller three frames up tells
-// them apart, through frames of equal size (`operator new`, `xmalloc`, a container's growth). After a quiet start comes one peak;
-// then its requests end, its sessions stay, and there is little to do. What is still resident?
+// Objects of requests and objects of sessions, of one size, by one return address at one height: only a
+// caller three frames up differs, behind frames of equal size (`operator new`, `xmalloc`, a container's
+// growth). After a quiet start comes one peak; then its requests end, its sessions stay, and there is little
+// to do. What is still resident?
 //
 //   callers [PEAK_REQUESTS] [ROUNDS_AT_THE_START] [ROUNDS_AT_THE_END]
 #include "object.h"
@@ -13,7 +14,7 @@ static const size_t object_bytes = 240;
 static const uint64_t session_every = 12;
 static const uint64_t requests_of_round = 1000;
 
-// Neither ends in a tail call, and none has anything of its own on the stack.
+// None ends in a tail call, and none has local variables on the stack.
 #define FRAME __attribute__((noinline, noclone))
 static void *volatile last;
 FRAME static void *get_memory(size_t bytes, uint64_t seed) {

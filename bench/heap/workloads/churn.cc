@@ -8,7 +8,7 @@
 
 using namespace bench;
 
-// Of a thread's slots, the young ones are replaced most often; so objects live short, middling or long.
+// A thread replaces its young slots most often, so some objects live briefly, some long, some between.
 static const size_t young_slots = 1000, middle_slots = 10000, old_slots = 60000;
 static const size_t all_slots = young_slots + middle_slots + old_slots;
 
@@ -49,7 +49,7 @@ int main(int argc, char **argv) {
     for (size_t i = 0; i < all_slots * threads; i++)
         if (slots[i]) {
             live_bytes += slots[i]->size;
-            destroy(slots[i]); // freed by another thread than made it
+            destroy(slots[i]); // not the thread that allocated it
         }
     report.number("live_bytes", double(live_bytes));
     report.print();

@@ -1,5 +1,5 @@
-// Producer and consumer: every thread makes objects in batches, hands each batch to the next thread, and frees what it
-// is handed. No object is freed by the thread that made it.
+// Producer and consumer: every thread allocates objects in batches, passes each batch to the next thread, and
+// frees the batches that it receives. No thread frees an object that it allocated.
 //
 //   exchange [THREADS] [OBJECTS_PER_THREAD]
 #include "object.h"
@@ -34,7 +34,7 @@ int main(int argc, char **argv) {
             if (sent < batches && sent - out.taken.load(std::memory_order_acquire) < queue_batches) {
                 Batch &batch = out.ring[sent % queue_batches];
                 for (Object *&object : batch.object) {
-                    // Mostly small, one in 16 up to 1 KiB: what messages between threads look like.
+                    // Mostly small, one in 16 up to 1 KiB, like messages between threads.
                     uint64_t limit = random.below(16) ? 128 : 1000;
                     object = make(least_object_bytes + random.below(limit), sent);
                 }

@@ -1,5 +1,5 @@
-// Servers that start a thread per connection: each thread replaces random objects in the array it was given, then
-// hands the array to a new thread and exits. Most objects outlive the thread that made them.
+// Servers that start a thread per connection: each thread replaces random objects in the array that it
+// receives, then passes the array to a new thread and exits. Most objects outlive the thread that made them.
 //
 //   handover [CHAINS] [THREADS_PER_CHAIN] [REPLACEMENTS_PER_THREAD]
 #include "object.h"

@@ -2,7 +2,8 @@
 //
 //   memcached_load SOCKET REQUESTS [CONNECTIONS] [KEYS]
 //
-// Connections come and go, so that the server allocates and frees their buffers. Prints requests per second as JSON.
+// Connections open and close, so that the server allocates and frees their buffers. Prints requests per
+// second as JSON.
 #include "report.h"
 
 #include <algorithm>
@@ -44,7 +45,7 @@ static void send_all(Connection &connection, const char *from, size_t length) {
     }
 }
 
-// Gives the next `length` bytes of the answer.
+// Returns the next `length` bytes of the answer.
 static void receive(Connection &connection, char *into, size_t length) {
     while (length) {
         if (connection.at == connection.used) {

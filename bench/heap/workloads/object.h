@@ -1,5 +1,5 @@
-// An object that can tell whether it was overwritten: its size and a seed at the front, and bytes that follow from
-// them at the end. Checked before every free, so that overlapping objects and lost contents are found.
+// An object that shows whether it was overwritten: its size and a seed at the front, and bytes that follow
+// from them at the end. Checked before every free, so that overlapping objects and lost contents are found.
 #pragma once
 
 #include "report.h"

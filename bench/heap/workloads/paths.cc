@@ -16,12 +16,13 @@ static uint64_t round_ns = 10000000;
 static const int rounds = 15;
 static const int most_kept = 4096;
 
-// Runs `time_of(pairs)`, which gives the ns that so many pairs took, in rounds of about round_ns; gives that of one pair.
+// Runs `time_of(pairs)`, which returns the ns that this many pairs took, in rounds of about round_ns; returns
+// the time of one pair.
 template <class TimeOf> static double pair_ns(TimeOf time_of, bool is_alone) {
     uint64_t pairs = 1000, spent;
     for (;;) { // finds how many pairs make a round, and warms up
         spent = ~uint64_t(0);
-        // The least of three: a thread that came late must not make the rounds too short.
+        // The least of three: a thread that started late must not make the rounds too short.
         for (int tries = 0; tries < 3; tries++) spent = std::min(spent, time_of(pairs));
         if (spent > round_ns / 2) break;
         pairs *= 2;
@@ -75,7 +76,7 @@ static void pairs_in_ring(size_t size, uint64_t kept, uint64_t pairs) {
     }
 }
 
-// Objects chained to one another until `bytes` are allocated, then all freed: the thread's own stock never suffices.
+// Objects chained to one another until `bytes` are allocated, then all freed: no thread's cache is enough.
 static void pairs_in_waves(size_t size, size_t bytes, uint64_t pairs) {
     for (uint64_t left = pairs; left;) {
         uint64_t wave = std::min<uint64_t>(left, bytes / size);
@@ -126,7 +127,7 @@ static void growing(uint64_t pairs) {
     free(object);
 }
 
-// One thread allocates, the other frees: batches handed over through one slot.
+// One thread allocates, the other frees; one slot passes the batches.
 static double freed_elsewhere(size_t size) {
     static const uint64_t batch = 256;
     static std::atomic<uint64_t> ready, taken;

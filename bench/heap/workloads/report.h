@@ -1,5 +1,5 @@
-// What every workload shares: a clock, the process's memory as the kernel sees it, and one JSON line at the end.
-// Nothing here allocates, so that what is measured is the workload's own use of the heap.
+// Shared by all workloads: a clock, the process's memory as the kernel counts it, and a JSON line at the end.
+// Nothing here allocates, so that the heap serves only the workload itself.
 #pragma once
 
 #include <atomic>
@@ -58,7 +58,7 @@ struct Random {
     uint64_t below(uint64_t n) { return (next() >> 32) * n >> 32; }
 };
 
-// The number that follows `name` in a /proc file of "Name:  123 kB" lines; 0 when it is not there.
+// The number that follows `name` in a /proc file of "Name:  123 kB" lines; 0 if there is none.
 inline long proc_kib(const char *path, const char *name) {
     static char text[1 << 14];
     int fd = open(path, O_RDONLY | O_CLOEXEC);

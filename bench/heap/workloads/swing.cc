@@ -4,7 +4,7 @@
 //   swing [PEAK_MIB] [LONG_LIVED_BYTES]
 //
 // Short-lived and long-lived objects come from two call sites. With SWING_ORACLE=1 and an allocator that has
-// mayfly_malloc, each allocation also says its lifetime class, which is the paper's "correct lifetime predictions".
+// mayfly_malloc, each allocation also passes its lifetime class, the paper's "correct lifetime predictions".
 #include "report.h"
 
 #include <algorithm>
@@ -97,7 +97,7 @@ static size_t resident_huge_ranges() {
     return ranges;
 }
 
-// Every allocator's own way of giving back what it keeps.
+// Every allocator's own function to return retained memory.
 static void release_free_memory() {
     if (mallctl) mallctl("arena.4096.purge", nullptr, nullptr, nullptr, 0);
     if (MallocExtension_ReleaseFreeMemory) MallocExtension_ReleaseFreeMemory();
@@ -148,7 +148,8 @@ int main(int argc, char **argv) {
     report.number("live_bytes", double(kept * object_bytes));
     report.memory_now("at_once.");
 
-    // A little quiet time with a little work, as an idle server has: allocators that return memory by and by may do so.
+    // A short quiet time with little work, as in an idle server: allocators that return memory by and by may
+    // do so.
     for (int i = 0; i < 100; i++) {
         for (uint64_t n = 0; n < 100; n++) free(allocate_short_lived(n));
         sleep_ms(10);

@@ -1,5 +1,5 @@
-// Starts N threads on the same function and waits for them; none begins before all are there. The time is from the
-// first one's beginning to the last one's end, without the making and ending of threads.
+// Starts N threads on the same function and waits for them; none begins before all are ready. The time is
+// from the first one's beginning to the last one's end, without the creation and exit of threads.
 // Uses pthreads directly and no std::thread, whose own allocations would be measured too.
 #pragma once
 
