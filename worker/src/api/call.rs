@@ -16,8 +16,8 @@ pub(crate) struct Call {
     pub client: Client,
 }
 
-/// Does what takes time in proportion to `body`; where that is long, other requests go on meanwhile on
-/// another thread.
+/// Calls `what`, which takes time in proportion to `body`. If that is long, another thread serves other
+/// requests meanwhile.
 pub fn large_or_not<T>(body: &[u8], what: impl FnOnce() -> T) -> T {
     if body.len() > limits::CALL_BYTES { tokio::task::block_in_place(what) } else { what() }
 }
@@ -54,14 +54,14 @@ struct Zip {
 }
 
 impl Call {
-    /// One that comes from nowhere.
+    /// A call without a connection.
     #[cfg(test)]
     pub fn of_tests(parts: Parts, body: impl Into<Bytes>) -> Call {
         let connections = std::sync::Arc::<crate::http::connections::Connections>::default();
         Call { parts, body: body.into(), client: connections.add().client().clone() }
     }
 
-    /// What of it is signed.
+    /// The parts that its signature covers.
     pub fn signed(&self) -> Signed<'_> {
         signed(&self.parts, &self.body)
     }
@@ -85,13 +85,13 @@ impl Call {
         })
     }
 
-    /// The body as JSON, of a call that may carry a .zip. What else it says may be as long as another call
-    /// is: it takes many times as much memory as its text.
+    /// The body as JSON, of a call that may carry a .zip. Its other fields may be as long as another
+    /// call's body and no longer, since parsed JSON takes many times the memory of its text.
     pub fn json_beside_zip<T: serde::de::DeserializeOwned>(&self) -> Result<T, ApiError> {
         if self.body.len() > limits::CALL_BYTES {
             let carried: Carried = self.json()?;
             let zip = carried.code.and_then(|code| code.zip_file).map_or(0, |zip| zip.len());
-            // Some write each slash of base64 as two letters.
+            // Some clients escape each slash of base64, as two letters.
             if self.body.len() > zip + zip / 32 + limits::CALL_BYTES {
                 let limit = limits::CALL_BYTES;
                 return Err(ApiError::too_large(format!(

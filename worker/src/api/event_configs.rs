@@ -10,7 +10,7 @@ use crate::base::time::since_1970;
 use crate::function::event_config::EventConfig;
 use crate::http::{self, Answer};
 
-/// Puts, updates, gets and deletes it; `name` is the whole function's.
+/// Puts, updates, gets and deletes a function's configuration; `name` has no qualifier.
 pub fn call(api: &Api, call: &Call, name: &str) -> Result<Answer, ApiError> {
     let absent = || {
         ApiError::not_found(format!(
@@ -38,7 +38,7 @@ pub fn call(api: &Api, call: &Call, name: &str) -> Result<Answer, ApiError> {
     }
 }
 
-/// All of a function's: one, or none.
+/// All configurations of a function: one, or none.
 pub fn list(api: &Api, name: &str) -> Result<Answer, ApiError> {
     let configs: Vec<Value> =
         api.worker.function(name)?.events.iter().map(|config| described(name, config)).collect();

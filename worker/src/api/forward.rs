@@ -15,11 +15,11 @@ use crate::http::{self, Answer};
 /// Longer than any function may take, with its start.
 const PATIENCE: Duration = Duration::from_secs(3600);
 
-/// Passes a call on, as it came, and the answer back, as it comes.
+/// Forwards a call unchanged, and passes the answer back while it arrives.
 pub async fn forward(api: &Api, call: Call) -> Result<Answer, ApiError> {
     let Call { mut parts, body, client } = call;
     parts.headers.remove(CONNECTION);
-    // The body is whole by now.
+    // The body has arrived whole.
     parts.headers.remove(TRANSFER_ENCODING);
     let request = Request::from_parts(parts, Full::new(body));
     let failed = |error| ApiError::service(format!("the worker that has taken over: {error:#}"));

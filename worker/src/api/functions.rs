@@ -148,7 +148,7 @@ pub async fn create(api: &Api, call: &Call) -> Result<Answer, ApiError> {
     Ok(http::json(201, &deployment.configuration()))
 }
 
-/// Lays its layers over one another, and has its runtime's client there, on a thread that may wait for disks.
+/// Overlays a function's layers, and provides its runtime's client, on a thread that may wait for disks.
 async fn opt(api: &Api, settings: &Settings) -> Result<OptMount, ApiError> {
     let (worker, arns, runtime) = (api.worker.clone(), settings.layers.clone(), settings.runtime.clone());
     if !arns.is_empty() && !worker.maker().takes_code() {
@@ -232,7 +232,7 @@ pub fn delete(api: &Api, call: &Call, function: &str) -> Result<Answer, ApiError
     Ok(http::empty(204))
 }
 
-/// What an update says of itself.
+/// The fields of an update that are no settings.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct Expected {
@@ -243,7 +243,7 @@ struct Expected {
 
 pub async fn update_configuration(api: &Api, call: &Call, name: &str) -> Result<Answer, ApiError> {
     let (wanted, expected): (Wanted, Expected) = (call.json()?, call.json()?);
-    // What its layers come to takes time, so nothing is locked meanwhile.
+    // Overlaying layers takes time, so nothing is locked meanwhile.
     let known = api.worker.function(name)?.deployment;
     let changed = known.settings.changed(&wanted)?;
     let is_same = |now: &Settings| (&now.layers, &now.runtime) == (&changed.layers, &changed.runtime);
@@ -271,7 +271,7 @@ pub async fn update_code(api: &Api, call: &Call, name: &str) -> Result<Answer, A
         return Ok(http::json(200, &known.deployment.configuration()));
     }
     let change = |known: &Deployment| {
-        // Fetching takes time: another may have changed it meanwhile.
+        // Fetching takes time: another call may have changed the function meanwhile.
         check_revision(expected.revision_id.as_deref(), &known.revision)?;
         Ok((known.settings.clone(), code, known.opt.clone()))
     };

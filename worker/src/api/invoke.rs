@@ -12,7 +12,7 @@ use crate::http::{self, Answer, header};
 use crate::invocation::request::Invocation;
 use crate::invocation::traces;
 
-/// What a decoded client context may have.
+/// The most bytes of a decoded client context.
 const CLIENT_CONTEXT_BYTES: usize = 3583;
 
 pub async fn invoke(api: &Api, call: &Call, target: &Target) -> Result<Answer, ApiError> {
@@ -87,7 +87,7 @@ fn payload(call: &Call) -> Result<bytes::Bytes, ApiError> {
     Ok(call.body.clone())
 }
 
-/// What is skipped is not looked at, so whether it is text at all is looked at first.
+/// serde_json does not check the text of ignored values, so UTF-8 is checked first.
 fn check_json(body: &[u8]) -> Result<(), String> {
     let text = std::str::from_utf8(body).map_err(|error| error.to_string())?;
     serde_json::from_str::<serde::de::IgnoredAny>(text).map(drop).map_err(|error| error.to_string())
@@ -101,7 +101,8 @@ fn client_context(text: Option<&str>) -> Result<Option<String>, ApiError> {
         return Err(wrong("at most 3583 bytes"));
     }
     let value: serde_json::Value = serde_json::from_slice(&decoded).map_err(|_| wrong("JSON"))?;
-    // Written anew without line breaks, for it travels on as a header; other letters than ASCII are escaped.
+    // Serialised again without line breaks, since it is sent on as a header; characters outside ASCII are
+    // escaped.
     let text = value.to_string().chars().fold(String::new(), |mut text, c| {
         if c.is_ascii() {
             text.push(c);

@@ -29,7 +29,7 @@ struct Publish {
     compatible_architectures: Vec<String>,
 }
 
-/// The name, of a layer that a path names by that or by its ARN.
+/// The name of a layer, which a path gives by that name or by its ARN.
 pub fn named(text: &str) -> Result<&str, ApiError> {
     let name = match text.strip_prefix("arn:aws:lambda:") {
         Some(rest) => rest.split(':').nth(3).unwrap_or_default(),

@@ -14,15 +14,15 @@ use crate::function::definition::log_group;
 use crate::http::{self, Answer};
 use crate::invocation::logs::{Group, Line, Pattern};
 
-/// What stands before an operation in the header `X-Amz-Target`.
+/// The part before an operation in the header `X-Amz-Target`.
 pub const TARGET: &str = "Logs_20140328.";
 /// The service that these calls are signed for.
 pub const SERVICE: &str = "logs";
-/// Events in one answer, at most and if not said.
+/// The most events in one answer, and the default.
 const MOST: usize = 10_000;
-/// Names of streams in one question, as CloudWatch has it.
+/// The most names of streams in one request, as in CloudWatch.
 const MOST_NAMED: usize = 100;
-/// Groups and streams in one answer.
+/// The most groups or streams in one answer.
 const MOST_DESCRIBED: usize = 50;
 
 #[derive(Default, Deserialize)]
@@ -59,8 +59,7 @@ pub fn answer(api: &Api, call: &Call, operation: &str) -> Answer {
     }
 }
 
-/// The log of the function that the query names, for people: a line each, when it came and from which
-/// instance.
+/// The log of the function that the query names, for people: each line with its time and instance.
 pub fn text(api: &Api, query: Option<&str>) -> Answer {
     let named = super::query(query, "function").next();
     let lines = |group: &Group| -> String {
@@ -93,7 +92,7 @@ impl Wanted {
         number.map(Some).ok_or_else(|| invalid("nextToken: the specified nextToken is invalid"))
     }
 
-    /// What `look` makes of the group that is named.
+    /// Calls `look` with the group that the request names.
     fn group<T>(&self, api: &Api, look: impl FnOnce(&Group) -> T) -> Result<T, ApiError> {
         let named = self.log_group_name.as_deref().or(self.log_group_identifier.as_deref());
         let named = named.ok_or_else(|| invalid("logGroupName is needed"))?;
@@ -204,7 +203,7 @@ fn filter(api: &Api, wanted: &Wanted) -> Result<Value, ApiError> {
     })
 }
 
-/// One stream, forwards or backwards. As CloudWatch has it, the token at the end is the one that was given.
+/// One stream, forwards or backwards. As in CloudWatch, the token at the end is the request's own.
 fn get(api: &Api, wanted: &Wanted) -> Result<Value, ApiError> {
     let stream = wanted.log_stream_name.as_deref().ok_or_else(|| invalid("logStreamName is needed"))?;
     let most = wanted.limit(MOST);

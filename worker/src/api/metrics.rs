@@ -11,7 +11,7 @@ use crate::control::Worker;
 use crate::http::{self, Answer};
 use crate::invocation::counters::{BUCKETS_S, Histogram};
 
-/// All figures. Memory is as the last sample found it, at most some seconds ago.
+/// All figures. Memory is the last sample's, at most some seconds old.
 pub fn metrics(api: &Api) -> Answer {
     let worker = &api.worker;
     let mut text = Metrics(String::new());
@@ -63,7 +63,7 @@ fn instances(text: &mut Metrics, worker: &Worker) {
     }
 }
 
-/// A figure of each function's instances together, and what it is.
+/// A metric of each function's instances together: name, help text, value.
 type OfFunction = (&'static str, &'static str, fn(&FunctionSample) -> u64);
 
 const OF_FUNCTIONS: [OfFunction; 6] = [
@@ -166,7 +166,7 @@ fn virtual_machine(text: &mut Metrics, vm: &Vm) {
 
 fn events(text: &mut Metrics, worker: &Worker) {
     let totals = worker.history.totals();
-    text.about("mayfly_events_total", "counter", "What has happened, by kind; /events tells more");
+    text.about("mayfly_events_total", "counter", "Events by kind; /events has their details");
     for (kind, total) in &totals {
         text.value("mayfly_events_total", &[("kind", kind)], total.count);
     }

@@ -1,4 +1,4 @@
-//! The Lambda API: which call a request is, and the checks that come before any.
+//! The Lambda API: finds the call that a request makes, after the checks that precede any call.
 
 mod call;
 mod event_configs;
@@ -50,23 +50,23 @@ use worker_system::text::shown;
 
 /// Memory of all bodies that are being received or handled, uploads of code apart.
 const BODIES_BYTES: usize = 256 * 1024 * 1024;
-/// The same of uploads: however many there are, functions are called as ever.
+/// The same for uploads, apart, so that any number of them leaves calls of functions undisturbed.
 const UPLOADS_BYTES: usize = 256 * 1024 * 1024;
 /// Uploads that are unpacked or hashed at once, on threads of their own.
 const UNPACKED_AT_ONCE: usize = 2;
 /// The service that requests must be signed for.
 pub(crate) const SERVICE: &str = "lambda";
-/// What a body with a .zip in base64 may have.
+/// The most bytes of a body with a .zip in base64.
 const UPLOAD_BYTES: usize = limits::ZIP_BYTES / 3 * 4 + limits::CALL_BYTES;
 
-/// What a call needs.
+/// State that all calls share.
 pub(crate) struct Api {
     pub worker: Arc<Worker>,
     pub events: Events,
     bodies: BodyMemory,
     uploads: BodyMemory,
     unpacking: Arc<Semaphore>,
-    /// Held while a change is made and kept.
+    /// Held while a change is made and persisted.
     changing: Arc<tokio::sync::Mutex<()>>,
     address: SocketAddr,
 }
@@ -75,7 +75,7 @@ pub(crate) struct Api {
 /// `ready` is called once connections are accepted.
 ///
 /// # Errors
-/// The socket is none that listens.
+/// The socket does not listen.
 pub(crate) async fn serve(
     worker: Arc<Worker>,
     listener: TcpListener,
@@ -133,7 +133,7 @@ async fn handle(api: Arc<Api>, connection: &Connection, request: Request<Incomin
         Ok(answer) => answer,
         Err(error) => error_answer(&error),
     };
-    // One that is streamed is not there yet.
+    // A streamed answer has not arrived yet.
     if answer.body_mut().counted(connection.client()) {
         connection.waits();
     }
@@ -217,7 +217,7 @@ impl Api {
         // A change of persistent state: a successor receives the state only when it is done.
         let handed_over = self.worker.handed_over.read();
         let handed_over = if changes_state(&call, &segments) { Some(handed_over.await) } else { None };
-        // Another may also have taken over while the body came.
+        // A successor may also have started to serve while the body arrived.
         if handed_over.as_deref().is_some_and(Option::is_some) || self.is_over() {
             drop(handed_over);
             return forward::forward(self, call).await;
@@ -283,7 +283,8 @@ impl Api {
         })
     }
 
-    /// Whether another worker serves now: what still comes on connections of this one is passed on.
+    /// Whether another worker serves now. Then this one forwards requests that still arrive on its
+    /// connections.
     fn is_over(&self) -> bool {
         *self.worker.accepting.borrow() == Accepting::NoMore
     }

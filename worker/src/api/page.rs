@@ -19,7 +19,7 @@ pub async fn page(api: &Api, query: Option<&str>) -> Answer {
     let minutes = minutes(query);
     let nonce = uuid::Uuid::new_v4().simple().to_string();
     let (worker, own_nonce) = (api.worker.clone(), nonce.clone());
-    // It reads page tables and draws: milliseconds that no request should wait for.
+    // Reading page tables and drawing take milliseconds that no request should wait for.
     let drawn = tokio::task::spawn_blocking(move || draw(&worker, minutes, &own_nonce)).await;
     let mut answer = http::answer(200, "text/html; charset=utf-8", drawn.unwrap_or_default());
     let policy = format!(

@@ -1,4 +1,4 @@
-//! A call that changes something is answered once the change is kept.
+//! Answers a call that changes something once the change is persisted.
 
 use std::sync::Arc;
 

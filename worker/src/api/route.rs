@@ -7,7 +7,7 @@ use crate::base::name::Target;
 use crate::http::Answer;
 
 impl Api {
-    /// Has the operation answer that the method and the path's `segments` name.
+    /// Answers by the operation that the method and the path's `segments` name.
     pub(super) async fn route(&self, call: &Call, segments: &[&str]) -> Result<Answer, ApiError> {
         let method = call.parts.method.as_str();
         let target = |text: &str| Target::new(text, call.query("Qualifier"));

@@ -23,11 +23,11 @@ use crate::http::connections::Client;
 use crate::http::{self, Answer, header};
 use crate::invocation::request::{Invocation, Outcome, Piece, stream};
 
-/// What a URL's function calls an answer that begins with its status and headers.
+/// The content type of an answer to a URL that begins with its status and headers.
 const INTEGRATION: &str = "application/vnd.awslambda.http-integration-response";
-/// What ends these.
+/// The bytes that end status and headers.
 const END: [u8; 8] = [0; 8];
-/// What they may have.
+/// The most bytes of status and headers.
 const PRELUDE_BYTES: usize = 64 * 1024;
 
 /// The rest of a function's answer, which still arrives.
@@ -113,7 +113,7 @@ fn chunk(payload: &[u8]) -> Bytes {
     event("PayloadChunk", "application/octet-stream", payload)
 }
 
-/// The last message: what failed, if anything did, and the end of the log, if that is wanted.
+/// The last message: the error, if there is one, and the end of the log, if the caller wants it.
 fn complete(outcome: &Outcome, tail: bool) -> Bytes {
     let mut complete = json!({});
     if outcome.failed {
@@ -154,7 +154,7 @@ pub async fn call(api: &Api, call: &Call, target: &Target) -> Result<Answer, Api
                 Next::Piece(Piece::Data(data)) => (data.map(|data| chunk(&data)), false),
                 Next::Done(outcome) => {
                     let mut part = BytesMut::new();
-                    // One that streams nothing answers all the same.
+                    // A function that streams nothing sends its whole answer here.
                     if !streamed && !outcome.failed {
                         part.put_slice(&chunk(&outcome.payload));
                     }
@@ -184,8 +184,8 @@ pub async fn call(api: &Api, call: &Call, target: &Target) -> Result<Answer, Api
     Ok(answer)
 }
 
-/// Answers a request to a function's URL with what the function streams; one that does not stream answers
-/// as ever.
+/// Answers a request to a function's URL with the function's stream, or with its whole answer if it does
+/// not stream.
 pub async fn url(api: &Api, call: &Call, target: Target, invocation: Invocation) -> Result<Answer, ApiError> {
     let mut coming = Coming::begin(&api.worker, &call.client, target, invocation);
     let kind = match coming.next().await? {

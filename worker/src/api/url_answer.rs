@@ -1,5 +1,5 @@
-//! What a function answers to a request at its URL, as HTTP: status, headers, cookies and body, where it
-//! says any of these, or else its answer in JSON.
+//! A function's answer to a request at its URL, as HTTP: status, headers, cookies and body if it gives
+//! them, or else its answer in JSON.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -11,18 +11,18 @@ use serde_json::{Map, Value, json};
 use crate::http::{self, Answer};
 use crate::invocation::request::Outcome;
 
-/// What a URL answers with when the function's answer is there.
+/// The HTTP answer of a URL for a function's outcome.
 pub fn whole(outcome: &Outcome) -> Answer {
     let answer = if outcome.failed { None } else { answer(&outcome.payload) };
     answer.unwrap_or_else(broken)
 }
 
-/// The function has failed, or has answered with what makes no sense.
+/// The answer if the function has failed, or has returned no valid answer.
 pub fn broken() -> Answer {
     http::json(502, &json!({ "Message": "Internal Server Error" }))
 }
 
-/// What the function has returned as an HTTP answer; `None` if it makes no sense as one.
+/// The function's payload as an HTTP answer; `None` if it is no valid one.
 fn answer(payload: &Bytes) -> Option<Answer> {
     let Ok(Value::Object(fields)) = serde_json::from_slice::<Value>(payload) else {
         return Some(http::answer(200, "application/json", payload.clone()));
@@ -43,7 +43,7 @@ fn answer(payload: &Bytes) -> Option<Answer> {
     Some(answer)
 }
 
-/// Gives an answer the status, headers and cookies that the function says; `None` if they make no sense.
+/// Sets the status, headers and cookies that the function gives; `None` if they are invalid.
 pub fn describe_answer(answer: &mut Answer, fields: &Map<String, Value>) -> Option<()> {
     if let Some(status) = fields.get("statusCode") {
         let status = status.as_u64().or_else(|| status.as_str()?.parse().ok())?;
@@ -55,16 +55,16 @@ pub fn describe_answer(answer: &mut Answer, fields: &Map<String, Value>) -> Opti
     for (name, value) in headers {
         let text = value.as_str().map_or_else(|| value.to_string(), str::to_string);
         let name = HeaderName::try_from(name.as_str()).ok()?;
-        // How the answer is framed is not the function's to say.
+        // The worker frames the answer, not the function.
         if !matches!(name.as_str(), "content-length" | "transfer-encoding" | "connection") {
-            // It panics where it is given more than it holds.
+            // `insert` would panic if the map is full.
             answer.headers_mut().try_insert(name, HeaderValue::try_from(text).ok()?).ok()?;
         }
     }
     for cookie in fields.get("cookies").and_then(Value::as_array).into_iter().flatten() {
         answer.headers_mut().try_append(SET_COOKIE, HeaderValue::try_from(cookie.as_str()?).ok()?).ok()?;
     }
-    // So there is room for the worker's own, too.
+    // This leaves room for the worker's own headers.
     http::are_bounded(answer.headers()).then_some(())
 }
 
@@ -119,7 +119,7 @@ mod tests {
             answered(&json!({ "statusCode": 200, "headers": headers }).to_string())
         };
         assert!(with(1000).is_some());
-        // As many as it holds, and the worker's own would be too many.
+        // As many headers as the map holds: the worker's own would be too many.
         for count in [24_574, 30_000] {
             assert!(with(count).is_none(), "{count}");
         }

@@ -25,9 +25,9 @@ use crate::invocation::request::Invocation;
 /// First part of the path.
 pub const PREFIX: &str = "lambda-url";
 
-/// `InvokeMode`: the function's answer is sent when it is whole.
+/// `InvokeMode`: the worker sends the function's answer once it is whole.
 pub const BUFFERED: &str = "BUFFERED";
-/// Or while the function makes it.
+/// `InvokeMode`: the worker sends the answer while the function makes it.
 pub const RESPONSE_STREAM: &str = "RESPONSE_STREAM";
 
 #[derive(Deserialize)]
@@ -137,7 +137,7 @@ pub fn list(api: &Api, name: &str) -> Result<Answer, ApiError> {
     Ok(http::json(200, &json!({ "FunctionUrlConfigs": list })))
 }
 
-/// The function that a URL is of.
+/// The function of a URL.
 ///
 /// # Errors
 /// There is no such URL.
@@ -168,7 +168,7 @@ pub async fn call(api: &Api, call: &Call, segments: &[&str]) -> Result<Answer, A
     Ok(url_answer::whole(&api.worker.invoke(&target, invocation).await?))
 }
 
-/// What the function is called with. In JSON a body can be six times as long as it came.
+/// The event for the function. In JSON a body can be six times its length.
 fn payload(call: &Call, id: &str, request_id: &str) -> Result<Bytes, ApiError> {
     let payload = event(call, id, request_id).to_string();
     if payload.len() > limits::PAYLOAD_BYTES {

@@ -47,7 +47,7 @@ pub fn versions(api: &Api, call: &Call, name: &str) -> Result<Answer, ApiError> 
 /// `RevisionId` of a request, if given, must be the current one.
 ///
 /// # Errors
-/// It is not.
+/// The request names another revision.
 pub fn check_revision(wanted: Option<&str>, now: &str) -> Result<(), ApiError> {
     if wanted.is_none_or(|wanted| wanted == now) {
         return Ok(());

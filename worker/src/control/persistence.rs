@@ -56,7 +56,8 @@ impl Worker {
 
     /// An image that a caller has named, unpacked; with a store it stays for the next worker.
     ///
-    /// # Errors The operator does not allow it, or it is wrong.
+    /// # Errors
+    /// The operator does not allow it, or it is wrong.
     pub(crate) fn image(&self, uri: &str) -> Result<Code, ApiError> {
         let options = &self.options;
         let allowed = Allowed { folders: &options.code_folders, registries: &options.image_registries };
