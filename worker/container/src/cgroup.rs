@@ -1,7 +1,7 @@
 //! Limits of memory, processes and processor share, by cgroups: version 2, or 1 where the host has only that.
 //!
 //! All instances of a worker lie below one folder, `mayfly-worker-PID-...`, so that the next worker can
-//! take away what one that was killed has left.
+//! remove the cgroups of one that was killed.
 
 use std::fs::{self, File};
 use std::io;
@@ -25,7 +25,7 @@ const PERIOD_US: u64 = 100_000;
 const HOW_TO_GET_ONE: &str =
     "systemd-run --scope -p Delegate=yes mayfly up TEMPLATE (not as root: systemd-run --user)";
 
-/// Which files hold what.
+/// The version of the hierarchy, which decides the names of its files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Version {
     One,
@@ -37,7 +37,7 @@ enum Version {
 pub struct Limits {
     /// `MemorySize`.
     pub memory_mib: u32,
-    /// Its share of the processors is that of an instance of so much memory.
+    /// Its share of the processors is that of an instance with this much memory.
     pub share_of_mib: u32,
     /// Processes and threads.
     pub processes: u64,
@@ -47,21 +47,22 @@ pub struct Limits {
     pub may_swap: bool,
 }
 
-/// An instance's share of the processors, in version 1 and 2, and the least that the kernel takes.
+/// The files with an instance's share of the processors, in version 1 and 2, and the least value that the
+/// kernel accepts.
 const SHARES: &str = "cpu.shares";
 const LEAST_SHARES: u64 = 2;
 const WEIGHT: &str = "cpu.weight";
 const LEAST_WEIGHT: u64 = 1;
-/// One that gives way has this part of its share.
+/// An instance that yields has 1/PART of its share.
 const PART: u64 = 8;
 
 /// The folder of a worker, one per controller in version 1.
 #[derive(Debug)]
 pub struct Hierarchy {
     version: Version,
-    /// Memory first.
+    /// In version 1 one for each controller, memory first.
     folders: Vec<PathBuf>,
-    /// Version 1 only, where it has a hierarchy of its own.
+    /// Version 1 only, where the freezer has a hierarchy of its own.
     freezer: Option<PathBuf>,
     _owned: Vec<Owned>,
 }
@@ -72,7 +73,7 @@ pub struct Cgroup {
     version: Version,
     folders: Vec<PathBuf>,
     freezer: Option<Freezer>,
-    /// Its share of the processors, beside other cgroups that want them, and the file that has it.
+    /// The file with its share of the processors, and its full share.
     share: Option<(PathBuf, u64)>,
     /// The file with the most memory it has used, open: it is read at every answer.
     peak: Option<File>,
@@ -101,7 +102,7 @@ impl Hierarchy {
 
     fn below(version: Version, bases: &[PathBuf], freezer: Option<PathBuf>) -> Result<Hierarchy> {
         let (mut folders, mut owned) = (Vec::new(), Vec::new());
-        // First: what is frozen does not end.
+        // First: frozen processes do not end.
         for base in freezer.iter().chain(bases) {
             owned_folder::remove_left_behind(base, PREFIX, remove_with_instances);
             let (folder, right) = owned_folder::make(base, PREFIX)
@@ -203,7 +204,7 @@ fn settings(version: Version, of: Limits) -> Vec<(&'static str, String, bool)> {
 }
 
 impl Cgroup {
-    /// Where a process writes itself into.
+    /// The files to which a process writes to enter the cgroup.
     pub fn procs_files(&self) -> Vec<PathBuf> {
         self.folders.iter().map(|folder| folder.join("cgroup.procs")).collect()
     }
@@ -218,7 +219,7 @@ impl Cgroup {
         let Some((file, share)) = &self.share else { return };
         let least = if self.version == Version::One { LEAST_SHARES } else { LEAST_WEIGHT };
         let share = if gives_way { (share / PART).max(least) } else { *share };
-        let _ = fs::write(file, share.to_string()); // fails only if it is removed
+        let _ = fs::write(file, share.to_string()); // fails only if the cgroup is removed
     }
 
     fn all_folders(&self) -> impl Iterator<Item = &PathBuf> {
@@ -290,7 +291,7 @@ impl Cgroup {
         Ok(())
     }
 
-    /// Removes it, where no process is left in it. True if nothing of it is left.
+    /// Removes the cgroup if no process is left in it. Returns whether nothing of it is left.
     pub fn remove(&self) -> bool {
         let removed = |folder: &PathBuf| match fs::remove_dir(folder) {
             Err(error) => error.kind() == io::ErrorKind::NotFound,
@@ -304,16 +305,16 @@ impl Cgroup {
     }
 }
 
-/// Removes the folder of a worker that has ended without doing so itself.
+/// Removes the folder of a worker that has ended without removing it.
 fn remove_with_instances(folder: &Path) -> io::Result<()> {
     for below in fs::read_dir(folder)?.flatten().filter(|entry| entry.path().is_dir()) {
-        // Files of the cgroup itself are no folders, and go with it.
+        // The cgroup's own files are no folders, and the kernel removes them with it.
         freezer::remove_thawed(&below.path())?;
     }
     fs::remove_dir(folder)
 }
 
-/// An instance's share of the processors, where `of_one` is what one processor's worth has.
+/// An instance's share of the processors, where `of_one` is one whole processor's.
 pub fn share(memory_mib: u32, of_one: u64) -> u64 {
     of_one * u64::from(memory_mib) / u64::from(MIB_PER_PROCESSOR)
 }

@@ -35,7 +35,7 @@ const KIND: &str = "ext4";
 const BYTES_EACH_FILE: u32 = 16 << 10;
 /// It is not needed after a crash, so neither barriers nor tables that are cleared in the background.
 const OPTIONS: [&str; 3] = ["nobarrier", "noinit_itable", "nodiscard"];
-/// How often another may take a free loop device before us.
+/// How often another process may take a free loop device first.
 const TRIES: u32 = 50;
 
 /// The disks of a worker's instances.
@@ -59,12 +59,13 @@ impl<T> Default for Spares<T> {
 }
 
 impl<T> Spares<T> {
-    /// The one that is ready, and whether the caller is to make the next one.
+    /// Takes the disk that is ready, if there is one. Returns also whether the caller must make the next
+    /// one.
     fn take(&mut self, mib: u32) -> (Option<T>, bool) {
         (self.ready.remove(&mib), self.being_made.insert(mib))
     }
 
-    /// The next one is made, or could not be.
+    /// Stores the next disk, or that it could not be made.
     fn put(&mut self, mib: u32, made: Option<T>) {
         self.being_made.remove(&mib);
         self.ready.extend(made.map(|made| (mib, made)));
@@ -77,8 +78,7 @@ impl Disks {
         Disks { folder, spares: Mutex::default(), empty: Mutex::default() }
     }
 
-    /// A mount that is nowhere yet, of an empty file system with room for so much. The next one is made
-    /// meanwhile.
+    /// A detached mount of an empty file system of this size. The next one is made meanwhile.
     ///
     /// # Errors
     /// The host has no loop devices, no `mke2fs`, or no room.
@@ -96,7 +96,7 @@ impl Disks {
         if makes_next {
             let (disks, works) = (self.clone(), disk.is_ok());
             tokio::task::spawn_blocking(move || {
-                // The next instance that needs one reports what hinders it.
+                // The next instance that needs a disk reports the error.
                 let next = if works { disks.make(mib).ok() } else { None };
                 lock(&disks.spares).put(mib, next);
             });
@@ -117,7 +117,7 @@ impl Disks {
         Ok(mount)
     }
 
-    /// An empty file system that is copied; made when the first of its size is wanted.
+    /// The empty file system of a size, from which disks are copied; made for the first disk of that size.
     fn empty(&self, mib: u32) -> Result<Arc<File>> {
         let mut all = lock(&self.empty);
         if let Some(empty) = all.get(&mib) {
@@ -143,7 +143,7 @@ impl Disks {
     }
 }
 
-/// Copies what is no hole.
+/// Copies the data, and leaves holes.
 fn copy(from: &File, to: &File) -> io::Result<()> {
     let end = from.metadata()?.len();
     to.set_len(end)?;
@@ -166,7 +166,7 @@ fn copy(from: &File, to: &File) -> io::Result<()> {
 /// A loop device with a file in it, which the kernel releases once no process has it open or mounted.
 struct Loop {
     path: String,
-    /// Holds it until it is mounted.
+    /// Keeps the device until it is mounted.
     _device: File,
 }
 
@@ -212,7 +212,7 @@ mod tests {
         assert_eq!(starts, [(None, true), (None, false), (None, false), (None, true)]);
         spares.put(512, Some("first"));
         assert_eq!(spares.take(512), (Some("first"), true));
-        // One that could not be made is tried again by the next.
+        // After a failure the next caller tries again.
         spares.put(512, None);
         assert_eq!(spares.take(512), (None, true));
     }

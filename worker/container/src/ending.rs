@@ -1,4 +1,4 @@
-//! How what runs in a sandbox ended.
+//! How the runtime or an extension in a sandbox ended.
 
 /// How a runtime ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -7,7 +7,7 @@ pub enum Ending {
     Exit(i32),
     /// By this signal.
     Signal(i32),
-    /// An extension has ended before, with this name and in this way.
+    /// The extension of this name ended first, in this way.
     Extension(String, Box<Ending>),
     /// The sandbox was killed as a whole.
     Killed,

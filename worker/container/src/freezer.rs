@@ -25,17 +25,17 @@ pub enum Freezer {
 }
 
 impl Freezer {
-    /// That of version 1, in this folder.
+    /// The freezer of version 1, in this folder.
     pub fn one(folder: &Path) -> Freezer {
         Freezer::One(folder.into())
     }
 
-    /// That of version 2, of the cgroup in this folder.
+    /// The freezer of version 2, of the cgroup in this folder.
     pub fn two(folder: &Path) -> Freezer {
         Freezer::Two(folder.join("cgroup.freeze"))
     }
 
-    /// The folder that is there for nothing else.
+    /// In version 1, the folder that only the freezer has.
     pub fn own_folder(&self) -> Option<&PathBuf> {
         match self {
             Freezer::One(folder) => Some(folder),
@@ -54,7 +54,7 @@ impl Freezer {
 
     /// Thaws them.
     pub fn thaw(&self) {
-        // Fails only if it is removed.
+        // Fails only if the cgroup is removed.
         let _ = match self {
             Freezer::One(folder) => fs::write(folder.join(STATE), THAWED),
             Freezer::Two(file) => fs::write(file, "0"),
@@ -62,17 +62,17 @@ impl Freezer {
     }
 }
 
-/// For the monitor, in version 1: what thaws process 1, opened while it may be.
+/// For the monitor, in version 1: the file that thaws process 1, opened while it still has the right.
 pub fn thawing(folder: &Path) -> io::Result<fs::File> {
     fs::OpenOptions::new().write(true).open(folder.join(STATE))
 }
 
-/// Thaws what the file of [`thawing`] stands for.
+/// Thaws the cgroup of a file that [`thawing`] has opened.
 pub fn thaw(mut state: &fs::File) -> io::Result<()> {
     io::Write::write_all(&mut state, THAWED.as_bytes())
 }
 
-/// Puts this process into it.
+/// Moves this process into the freezer's cgroup.
 pub fn enter(folder: &Path) -> io::Result<()> {
     fs::write(folder.join("cgroup.procs"), "0")
 }

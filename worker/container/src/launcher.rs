@@ -20,14 +20,15 @@ use vm_sandbox::{extensions, network};
 
 use super::{INSIDE_USER, OPEN_FILES, RUNTIME_PORT, Spec, freezer, root, syscalls, worker_is_root};
 
-/// Where the control socket is kept; 0 becomes the function's stdin.
+/// The descriptor of the control socket; 0 becomes the function's stdin.
 const CONTROL: RawFd = 3;
 /// First byte of a message to the worker: the listener comes with it, and the names of extensions, a line
 /// each.
 pub(super) const LISTENS: u8 = b'L';
-/// First byte of a message to the worker: the network namespace is there, and waits for a way out.
+/// First byte of a message to the worker: the network namespace exists, and the monitor waits for its
+/// interfaces.
 pub(super) const CONNECTS: u8 = b'C';
-/// First byte of a message to the worker: a line of text follows with what failed.
+/// First byte of a message to the worker: the error follows, a line of text.
 pub(super) const FAILED: u8 = b'F';
 /// First byte of a message to the worker: an extension's wait status follows, and its name.
 pub(super) const CRASHED: u8 = b'E';
@@ -109,8 +110,8 @@ fn keep() -> Result<()> {
     }
 }
 
-/// As root the user namespace stays: the function becomes a user that owns nothing. Otherwise a user
-/// namespace is what allows the rest.
+/// As root, the monitor keeps its user namespace: the function becomes a user that owns nothing. Otherwise
+/// a new user namespace gives the right to make the others.
 fn enter_namespaces() -> Result<()> {
     let namespaces = UnshareFlags::NEWNS
         | UnshareFlags::NEWPID
@@ -151,7 +152,7 @@ fn run_inside(spec: &Spec, disk: Option<OwnedFd>) -> Result<()> {
         syscalls::become_user(spec.user)?;
     }
     syscalls::drop_privileges()?;
-    // A change of user has cleared it.
+    // A change of user has cleared the parent-death signal.
     syscalls::die_with_parent()?;
     if spec.fixed_layout {
         syscalls::fix_layout().context("cannot fix the layout")?;

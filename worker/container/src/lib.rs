@@ -33,7 +33,7 @@ use serde::{Deserialize, Serialize};
 /// The first argument under which `mayfly` becomes the monitor of a sandbox, reading a [`Spec`] from its
 /// stdin.
 pub const LAUNCHER_VERB: &str = "sandbox-monitor";
-/// The user that a function sees itself as where the worker is not root.
+/// The user id that a function sees as its own if the worker is not root.
 const INSIDE_USER: u32 = 993;
 /// Open files of one process in an instance.
 pub const OPEN_FILES: u64 = 1024;
@@ -49,7 +49,7 @@ pub struct Bind {
     pub target: PathBuf,
 }
 
-/// All that the monitor needs to know.
+/// The worker's order to the monitor.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Spec {
     /// The worker's process id.
@@ -64,7 +64,7 @@ pub struct Spec {
     pub hidden: Vec<PathBuf>,
     /// Size of /tmp, where it is memory: where no disk comes with the order.
     pub tmp_mib: u32,
-    /// Memory of the instance, which is what it sees of the machine's.
+    /// Memory of the instance, which it sees as the machine's.
     pub memory_mib: u32,
     /// Host user and group of the function's processes, where the worker is root.
     pub user: u32,
@@ -87,7 +87,7 @@ pub struct Spec {
     pub environment: Vec<(String, String)>,
 }
 
-/// Whether this process may give others a user of their own.
+/// Whether this process is root, and so may run others as users of their own.
 pub fn worker_is_root() -> bool {
     rustix::process::geteuid().is_root()
 }

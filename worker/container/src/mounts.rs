@@ -1,4 +1,4 @@
-//! Where cgroups may be made: read from the mounts, and from the own cgroups.
+//! Finds where this process may make cgroups, from the mounts and its own cgroups.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use rustix::process::geteuid;
 
-/// A cgroup file system: where it is mounted, what of it is seen there, its kind and options.
+/// A mounted file system: its root within the file system, its mount point, its kind and options.
 struct Mount<'a> {
     root: &'a str,
     place: &'a str,
@@ -33,13 +33,14 @@ fn folder(mount: &Mount<'_>, cgroup: &str) -> PathBuf {
 /// The cgroup of the worker itself, in version 2: cgroups with processes can have none below them that have
 /// controllers.
 const LEAF: &str = "mayfly";
-/// What the cgroups below a cgroup are given, and whether a cgroup has something.
+/// The files with the controllers that a cgroup passes to those below it, and with those that it has
+/// itself.
 const SUBTREE: &str = "cgroup.subtree_control";
 const HAS: &str = "cgroup.controllers";
 const CONTROLLERS: &str = "+memory +pids +cpu";
 
-/// Where version 2 may be used: the own cgroup, which is this user's, such as systemd's unit with
-/// `Delegate=yes`.
+/// The cgroup of version 2 below which the worker may make others: its own, if that belongs to this user,
+/// such as a unit of systemd's with `Delegate=yes`.
 pub fn version_two(mounts: &str, own: &str) -> Option<PathBuf> {
     let mount = mounts.lines().filter_map(mount).find(|mount| mount.kind == "cgroup2")?;
     let own = folder(&mount, own.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or("/"));
@@ -58,7 +59,8 @@ fn names_both(list: &Path) -> bool {
     ["memory", "pids"].iter().all(|wanted| text.split_whitespace().any(|controller| controller == *wanted))
 }
 
-/// Gives the controllers to the cgroups below `base`. Where it holds processes, this one goes into a leaf.
+/// Passes the controllers to the cgroups below `base`. If `base` holds processes, this one moves into a
+/// leaf.
 pub fn enable(base: &Path) -> Result<()> {
     let control = base.join(SUBTREE);
     if fs::write(&control, CONTROLLERS).is_ok() {
@@ -69,7 +71,7 @@ pub fn enable(base: &Path) -> Result<()> {
     fs::write(leaf.join("cgroup.procs"), "0").with_context(|| format!("cannot enter {}", leaf.display()))?;
     let given = fs::write(&control, CONTROLLERS);
     if given.is_err() {
-        // It also holds processes of others, such as the shell that this was started from.
+        // `base` also holds other processes, such as the shell that started this one.
         let _ = fs::write(base.join("cgroup.procs"), "0").and_then(|()| fs::remove_dir(&leaf));
     }
     given.with_context(|| format!("cannot write {}", control.display()))

@@ -1,6 +1,6 @@
-//! Memory of an instance that has been frozen for long goes to the host's swap. It is idle work that asks
-//! nothing of the runtime: for those that cannot share their pages, where swap is memory that is compressed
-//! (zram).
+//! Pages the memory of an instance that has been frozen for long out to the host's swap. This idle work
+//! needs nothing of the runtime: it is for runtimes that cannot share their pages, on hosts whose swap is
+//! compressed memory (zram).
 
 use std::fs;
 
@@ -9,11 +9,11 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::syscalls;
 
-/// Has the kernel page out what is the processes' own, and returns how many bytes of theirs are in the swap
+/// Has the kernel page out the processes' own memory, and returns how many bytes of theirs are in the swap
 /// then.
 pub fn page_out(processes: &[i32]) -> u64 {
     let swapped = |process: &i32| {
-        // One that has ended has nothing there.
+        // A process that has ended has nothing in the swap.
         let handle =
             Pid::from_raw(*process).and_then(|process| pidfd_open(process, PidfdFlags::empty()).ok());
         if let (Some(handle), Ok(maps)) = (handle, fs::read(format!("/proc/{process}/maps"))) {
@@ -27,8 +27,8 @@ pub fn page_out(processes: &[i32]) -> u64 {
     processes.iter().map(swapped).sum()
 }
 
-/// Whether it is memory of no file. The page store's belongs to all, and what else a file has is read from
-/// there again.
+/// Whether it is memory of no file. Pages of the page store belong to all instances, and the kernel can
+/// read those of other files again.
 fn is_own(area: &Area<&[u8]>) -> bool {
     area.writable && !area.shared && area.file.is_none()
 }

@@ -41,13 +41,14 @@ const OWN_PROGRAM: &str = "/proc/self/exe";
 /// The first host user of stores; instances' users end below.
 const FIRST_USER: u32 = 2_001_000_000;
 const SOCKET: &str = "share.socket";
-/// Not in the folder that instances see.
+/// The socket of the store's metrics, outside the folder that instances see.
 const FIGURES: &str = "figures.socket";
-/// Of the memory for all instances, what one store may hold at most.
+/// One store holds at most 1/PART of the memory for all instances.
 const PART: u64 = 4;
 /// A store's own memory, beside the pages that it keeps.
 const OWN_MIB: u32 = 64;
-/// Those that it works for rest, and give way: it has no more than an instance, however much it may hold.
+/// A store serves idle work, which yields to requests: its share of the processors is that of an instance
+/// of this memory, however much it holds.
 const SHARE_OF_MIB: u32 = 256;
 const PROCESSES: u64 = 64;
 /// A store answers at once; those that are stuck must not hold up a sample.
@@ -91,7 +92,7 @@ struct Running {
 }
 
 impl Running {
-    /// It keeps nothing that must be written: what instances share stays theirs.
+    /// A store holds nothing that must be written: instances keep the pages that they share.
     fn end(mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -100,7 +101,7 @@ impl Running {
 }
 
 impl PageStore {
-    /// For good.
+    /// Ends the store for good, and removes its folder.
     fn end(self, place: &Path) {
         if let Some(running) = self.running {
             running.end();
@@ -126,7 +127,7 @@ impl PageStores {
         Endpoint { folder: self.place(function).join("socket"), socket: SOCKET, user }
     }
 
-    /// The way to a function's store, which need not run yet.
+    /// The endpoint of a function's store, which need not run yet.
     ///
     /// # Errors
     /// Its folder cannot be made.
@@ -171,7 +172,7 @@ impl PageStores {
         Ok(Some(ended))
     }
 
-    /// Puts away a function's store that has died. Whether the function is still there.
+    /// Cleans up after a function's store that has died. Returns whether the function still exists.
     fn has_died(&self, function: FunctionId) -> bool {
         let mut stores = lock(&self.stores);
         let Some(store) = stores.get_mut(&function) else { return false };

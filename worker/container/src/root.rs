@@ -1,5 +1,5 @@
 //! The root that a function sees: the host's /usr read-only and its own code, or an image; an empty /tmp,
-//! and little else; of /proc what is its own, and little of the machine.
+//! and little else; of /proc its own processes, and little of the machine.
 
 use std::ffi::CString;
 use std::fs;
@@ -19,10 +19,10 @@ use rustix::process::pivot_root;
 use super::{Bind, INSIDE_USER, Spec, syscalls, worker_is_root};
 
 const DEVICES: [&str; 5] = ["null", "zero", "full", "random", "urandom"];
-/// Of the host's /etc; those that exist.
+/// The files of the host's /etc that a function sees, if they exist.
 const ETC: [&str; 6] = ["ld.so.cache", "ssl/certs", "ca-certificates", "alternatives", "mime.types", "fonts"];
-/// Of /proc, beside processes: what programs look at to work. The rest reveals the machine, its owner and
-/// its other guests.
+/// The entries of /proc that programs need, beside processes. The others would reveal the machine, its
+/// owner and its other guests.
 const PROC: [&str; 13] = [
     "cpuinfo",
     "filesystems",
@@ -39,9 +39,9 @@ const PROC: [&str; 13] = [
     "cgroups",
 ];
 const HOSTS: &str = "127.0.0.1 localhost\n";
-/// What is shown in place of the rest.
+/// The files that are mounted over hidden entries.
 const MASK: &str = ".mask";
-/// What is not an image's in a root.
+/// The entries of a root that are not the image's.
 const OWN: [&str; 4] = ["dev", "proc", "tmp", MASK];
 /// Top folders that are links into /usr on most systems, folders on others.
 const USR_LINKS: [&str; 5] = ["bin", "sbin", "lib", "lib32", "lib64"];
@@ -132,7 +132,7 @@ fn show_system(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Of /etc what programs look at, and who the function is.
+/// Shows the files of /etc that programs need, and writes the function's own user into others.
 fn system_etc(spec: &Spec) -> Result<()> {
     let root = &spec.mount_point;
     for name in ETC {
@@ -156,7 +156,7 @@ fn system_etc(spec: &Spec) -> Result<()> {
     Ok(())
 }
 
-/// Shows what an image has, part by part: nothing is ever written through one of its links, nor mounted
+/// Shows an image's entries one by one: nothing is ever written through one of its links, nor mounted
 /// there.
 fn show_image(image: &Path, root: &Path) -> Result<()> {
     for entry in fs::read_dir(image).with_context(|| format!("cannot read {}", image.display()))? {
@@ -173,7 +173,7 @@ fn show_image(image: &Path, root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The instance's own hosts and resolvers, where the image has files for them, as unpacking sees to.
+/// Mounts the instance's own hosts and resolv.conf over the image's files, which unpacking has made.
 fn image_etc(spec: &Spec, image: &Path, mask: &Path) -> Result<()> {
     let etc = image.join("etc");
     let is =
@@ -188,7 +188,7 @@ fn image_etc(spec: &Spec, image: &Path, mask: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Hides of /proc what is the machine's.
+/// Hides the machine's entries of /proc.
 fn mask_proc(proc: &Path, mask: &Path) -> Result<()> {
     for entry in fs::read_dir(proc)? {
         let entry = entry?;

@@ -22,10 +22,10 @@ const PREPARATION: Duration = Duration::from_secs(20);
 /// How long the monitor may take to end everything before it is killed, which ends everything as well.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// What was sent before the monitor ended is there.
+/// How long the worker waits for a message that was sent before the monitor ended.
 const LAST_MESSAGE: Duration = Duration::from_millis(100);
 
-/// What is alive as long as the sandbox has its network.
+/// Kept for as long as the sandbox has its network.
 pub type Network = Box<dyn Send + Sync>;
 
 type Order = (Command, oneshot::Sender<std::io::Result<Child>>);

@@ -43,7 +43,7 @@ pub fn unshare(namespaces: UnshareFlags) -> Result<()> {
 
 /// Forks; `None` in the child.
 pub fn fork() -> Result<Option<Pid>> {
-    // SAFETY: the launcher has one thread, so the child finds no lock held by another.
+    // SAFETY: the launcher has one thread, so the child finds no lock held by another thread.
     Ok(Pid::from_raw(checked(unsafe { libc::fork() })?))
 }
 
@@ -103,7 +103,7 @@ pub fn restrict_mount(target: &Path, attributes: u64) -> Result<()> {
     checked(outcome as libc::c_int).map(drop)
 }
 
-/// The number of a loop device that has no file yet; another may take it before us.
+/// The number of a loop device that has no file yet; another process may take it first.
 pub fn free_loop_device(control: BorrowedFd<'_>) -> Result<libc::c_int> {
     const LOOP_CTL_GET_FREE: libc::Ioctl = 0x4C82;
     // SAFETY: passes numbers only.
@@ -154,7 +154,7 @@ pub fn become_user(user: u32) -> Result<()> {
 pub fn drop_bounding_set() -> Result<()> {
     for number in 0..u64::BITS {
         match remove_capability_from_bounding_set(CapabilitySet::from_bits_retain(1 << number)) {
-            // There is none of this number: the one before was the last.
+            // There is no capability of this number: the one before was the last.
             Err(rustix::io::Errno::INVAL) => break,
             dropped => dropped?,
         }
