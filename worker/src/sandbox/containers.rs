@@ -49,9 +49,9 @@ pub(crate) struct Containers {
     outside: Outside,
     cgroups: Arc<Hierarchy>,
     spawner: Spawner,
-    /// None where the worker is not root.
+    /// None if the worker is not root.
     disks: Option<Arc<Disks>>,
-    /// A missing disk is logged once.
+    /// Has the worker log only once that a disk is missing.
     no_disk: Once,
 }
 
@@ -217,7 +217,7 @@ struct Instance {
     listener: TcpListener,
     output: Mutex<Option<pipe::Receiver>>,
     cgroup: Cgroup,
-    /// Empty for us: what is mounted there is seen by the container alone.
+    /// Empty for the worker: only the container sees the mounts there.
     mount_point: PathBuf,
     extensions: Vec<String>,
     /// All stores, and the function whose store it uses; none if it shares no pages.
@@ -323,7 +323,7 @@ impl Sandbox for Instance {
 
     fn end(&self) -> BoxFuture<'_, ()> {
         Box::pin(async move {
-            // Of version 2, the monitor itself is frozen, and notices nothing.
+            // With cgroup version 2 the monitor itself is frozen, and notices nothing.
             self.thaw();
             if let Some(container) = self.container.lock().await.take() {
                 container.end().await;

@@ -22,13 +22,13 @@ const PATH: &str = "/usr/local/bin:/usr/bin:/bin:/opt/bin";
 const HEAP: &str = "/var/mayfly/lib/libmayfly_heap.so";
 const MERGE: &str = "/var/mayfly/lib/libmayfly_merge.so";
 const REST: &str = "/var/mayfly/lib/libmayfly_rest.so";
-/// Of a small instance's huge pages most would lie idle.
+/// No huge pages: most of a small instance's would be unused.
 const HEAP_PAGES: &str = "base";
 /// The folder with the page store's socket.
 const STORE: &str = "/var/mayfly/store";
 /// Lambda's own client of the Runtime API.
 const CLIENT: &str = "awslambdaric";
-/// The first host user that instances run as, where the worker is root; far from those that people have.
+/// The first host user that instances run as, if the worker is root; far from the host's own users.
 const FIRST_USER: u32 = 2_000_000_000;
 const USERS: u64 = 1_000_000;
 
@@ -38,7 +38,7 @@ pub(crate) struct ProgramSpec {
     pub command: Vec<String>,
     pub environment: Vec<(String, String)>,
     pub user: u32,
-    /// In place of the host's own files, those of an image.
+    /// The root of an image, in place of the host's own files.
     pub root: Option<PathBuf>,
     /// Where the command is started.
     pub folder: String,
@@ -46,7 +46,7 @@ pub(crate) struct ProgramSpec {
     pub fixed_layout: bool,
 }
 
-/// Where the pages are that an instance has in common with others.
+/// The place of the pages that an instance shares with others.
 #[derive(Clone, Copy)]
 pub(crate) enum Sharing<'a> {
     /// None.
@@ -100,8 +100,9 @@ pub(crate) fn program_spec(order: &Order, options: &Options, folder: &Path, shar
     }
 }
 
-/// Nothing but the image, and the heap: that is one library for glibc and musl, of any version. Where
-/// [`may_share`] allows it, the bootstrap tries whether what rests and merges fits the image's own libraries.
+/// Only the image, and the heap, which is one library for glibc and musl of any version. Where
+/// [`may_share`] allows it, the bootstrap tries whether the libraries for idle work and merging fit the
+/// image's own.
 fn of_image(
     order: &Order,
     image: &Image,
@@ -113,8 +114,8 @@ fn of_image(
     let deployment = &order.deployment;
     let (libraries, config) = (&options.libraries, &deployment.settings.image_config);
     let (mut command, arguments) = command_of(order, image);
-    // Runtime interface clients take it from either: of what the image's command has, the last is the
-    // handler.
+    // Runtime interface clients read the handler from the command or the environment: it is the last word
+    // of the image's command.
     let handler = arguments.last().cloned();
     command.extend(arguments);
     let folder = config.working_directory.clone().filter(|folder| !folder.is_empty());
@@ -187,8 +188,9 @@ pub(crate) fn may_share(order: &Order) -> bool {
     name.to_string_lossy().starts_with("python") && flag == "-m" && module == CLIENT
 }
 
-/// Where in an image lies what is elsewhere below /var/mayfly. All else there is the image's, whose folders
-/// are read-only and whose links must not be followed before it is entered; /dev is made for each instance.
+/// The path in an image for a path that is below /var/mayfly in other instances. All else there is the
+/// image's, whose folders are read-only and whose links must not be followed before it is entered; /dev is
+/// made for each instance.
 fn in_image(path: &str) -> String {
     path.replace("/var/mayfly/lib/", "/dev/mayfly/").replace("/var/mayfly/", "/dev/mayfly/")
 }
@@ -283,7 +285,7 @@ fn variables(order: &Order, options: &Options, sharing: Sharing) -> Vec<(String,
     variables
 }
 
-/// How an instance shares, and with whom; `rests` where mayfly_bootstrap runs it.
+/// The variables that set how an instance shares pages; `rests` if mayfly_bootstrap runs it.
 fn sharing_variables(
     order: &Order,
     options: &Options,
@@ -315,9 +317,9 @@ fn sharing_variables(
     let seed = u32::from_str_radix(&order.deployment.revision[..8], 16).unwrap_or(1);
     add("PYTHONHASHSEED", seed.to_string());
     if libraries.heap.is_some() && rests {
-        // Where objects lie shall not depend on time, so that pages with pointers are alike (UPM §IV-B):
-        // one lifetime class, and a clock that stands still until the instance has rested once, which
-        // mayfly_bootstrap sees to.
+        // The addresses of objects must not depend on time, so that pages with pointers are alike (UPM
+        // §IV-B): one lifetime class, and a clock that stands still until mayfly_bootstrap has done idle
+        // work once.
         add("MAYFLY_HEAP_LIFETIMES", "fixed:inf".into());
         add("MAYFLY_HEAP_CLOCK", "settled".into());
     }

@@ -12,17 +12,17 @@ use crate::function::definition::Deployment;
 use worker_pool::InstanceId;
 use worker_system::lock::lock;
 
-/// Between two samples; more where taking one is slow.
+/// Time between two samples; longer where taking one is slow.
 pub const INTERVAL: Duration = Duration::from_secs(1);
 const EVENTS: usize = 10_000;
 const SAMPLES: usize = 3600;
 
-/// The worker's memory of itself.
+/// The worker's latest events and samples.
 pub struct History {
     began: Instant,
     events: Mutex<Log>,
     samples: Mutex<VecDeque<Sample>>,
-    /// Since the last sample, in microseconds.
+    /// Latencies since the last sample, in microseconds.
     latency: Mutex<Histogram<u64>>,
 }
 
@@ -32,14 +32,14 @@ struct Log {
     totals: BTreeMap<String, Total>,
 }
 
-/// All events of a kind together, those that are no longer kept as well.
+/// All events of a kind together, also those that are no longer stored.
 #[derive(Clone, Debug, Default)]
 pub struct Total {
     /// How many.
     pub count: u64,
     /// How long they took.
     pub ms: f64,
-    /// The memory that was merged, given back, plugged or unplugged.
+    /// The memory that was merged, returned, plugged or unplugged.
     pub bytes: u64,
 }
 

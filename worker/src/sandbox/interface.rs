@@ -26,7 +26,7 @@ use worker_pool::{FunctionId, InstanceId};
 /// Connections to one instance's Runtime API at once.
 pub(crate) const CONNECTIONS: usize = 16;
 
-/// A future of a trait object.
+/// A boxed future, for the methods of trait objects.
 pub(crate) type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 /// Answers one request of the runtime inside.
 pub(crate) type Handler = Arc<dyn Fn(Request<Incoming>) -> BoxFuture<'static, Answer> + Send + Sync>;
@@ -112,7 +112,7 @@ pub(crate) trait Sandbox: Send + Sync {
     /// Waits until the runtime has ended by itself, or an extension.
     fn ending(&self) -> BoxFuture<'_, Ended>;
 
-    /// Its memory, by whose it is. May read page tables: milliseconds.
+    /// Its memory: private, shared, of files. May read page tables, which takes milliseconds.
     fn memory(&self) -> Memory;
 
     /// The memory that counts against its limit, if that is known.
@@ -134,7 +134,7 @@ pub(crate) trait Sandbox: Send + Sync {
     /// often.
     fn may_do_idle_work(&self) {}
 
-    /// Stops all that runs in it. False if that cannot be.
+    /// Freezes all of its processes. False if that fails.
     fn freeze(&self) -> bool {
         false
     }

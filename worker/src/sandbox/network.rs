@@ -26,7 +26,7 @@ use worker_system::owned_folder::Folder;
 
 const FORWARDING: &str = "/proc/sys/net/ipv4/ip_forward";
 const TABLE_PREFIX: &str = "mayfly_worker_";
-/// Where the folders are whose workers have tables.
+/// The place of the folders of workers that have tables.
 const OWNERS: &str = "/run";
 /// Pairs of interfaces at once: as many nets of four addresses as one of a worker's has.
 const PAIRS: u32 = 4096;
@@ -45,7 +45,7 @@ impl Outside {
         self.0.get_or_try_init(make).await.cloned()
     }
 
-    /// All instances have ended: the rules are removed, even if this is still in use.
+    /// Removes the rules, even if this is still in use; called once all instances have ended.
     pub fn close(&self) {
         if let Some(network) = self.0.get() {
             network.close();
@@ -58,7 +58,7 @@ pub struct Network {
     /// Its lock shows that the worker lives; named as the table.
     _owner: Folder,
     table: String,
-    /// Of the names of the interfaces on the host's side.
+    /// The first part of the names of the interfaces on the host's side.
     prefix: String,
     /// The first of 16384 addresses of those that carriers share (RFC 6598), which no network outside has.
     first_address: u32,
@@ -157,7 +157,8 @@ impl Network {
     /// There are too many.
     pub fn take(self: &Arc<Self>) -> Result<Pair> {
         let mut pairs = lock(&self.pairs);
-        // One that was just released may still be there for a moment, so numbers go round.
+        // An interface that was just released may exist for another moment, so a number is reused as late
+        // as possible.
         for _ in 0..PAIRS {
             let number = pairs.next;
             pairs.next = (number + 1) % PAIRS;
@@ -243,7 +244,7 @@ fn rules(table: &str, prefix: &str, first_address: u32, forwarded: bool) -> Stri
     )
 }
 
-/// Removes the tables of workers whose folder is removed. A folder is there before its table.
+/// Removes the tables of workers that have no folder any more. A worker makes its folder before its table.
 fn remove_left_behind() {
     let Ok(output) = Command::new("nft").args(["list", "tables", "inet"]).stderr(Stdio::null()).output()
     else {
@@ -273,7 +274,7 @@ fn run(program: &str, arguments: &[&str], input: &str) -> Result<()> {
         .stderr(Stdio::piped())
         .spawn()
         .with_context(|| format!("cannot run {program} (Debian: nftables, iproute2, util-linux)"))?;
-    // It may end without having read all; then it prints why.
+    // The tool may end before it has read all; then it prints why.
     let _ = child.stdin.take().expect("it is piped").write_all(input.as_bytes());
     let output = child.wait_with_output()?;
     let stderr = String::from_utf8_lossy(&output.stderr);

@@ -74,7 +74,7 @@ pub struct Service {
     pub state: Option<PathBuf>,
 }
 
-/// Serves until SIGTERM or SIGINT. `ready` is called with the address once requests are taken.
+/// Serves until SIGTERM or SIGINT. Calls `ready` with the address once requests are accepted.
 ///
 /// # Errors
 /// It cannot start: the template, the packages, the address or the cgroups are wrong.
@@ -95,13 +95,13 @@ pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
         python.provide(runtime)?;
     }
     if let Some(plan) = &service.vm {
-        // Memory is the VM's: a place for each partition.
+        // The VMs bound the worker: one instance for each partition, and their memory together.
         service.capacity.concurrency = service.capacity.concurrency.min(plan.partitions);
         service.capacity.memory_mib = memory_of(plan, &declared);
     }
     declared.check(service.outside, service.vm.is_some(), service.queues.is_some())?;
     runtime.block_on(async {
-        // Before a user may send one: they would end the process.
+        // Before a user may send one: without a handler these signals end the process.
         let (hangup, hand_over) = (signal(SignalKind::hangup())?, signal(SignalKind::user_defined2())?);
         let worker = Worker::new(Options {
             address: service.address,
@@ -346,7 +346,7 @@ fn domains_of(worker: &Worker, functions: &[Ready]) -> Vec<VmDomain> {
     by_name.into_iter().map(domain).collect()
 }
 
-/// What the instances in a VM see of this host.
+/// The files of this host that the instances in a VM see.
 fn parts(worker: &Worker, functions: &[&Ready]) -> Vec<Part> {
     let part = |source: &Path, content: &str, is_root| Part {
         source: source.into(),
@@ -360,7 +360,7 @@ fn parts(worker: &Worker, functions: &[&Ready]) -> Vec<Part> {
     let mut parts: Vec<Part> = common.map(|source| part(&source, "", false)).collect();
     for Ready { code, opt, .. } in functions {
         parts.push(part(&code.folder, &code.sha256, code.image.is_some()));
-        // Packages are in folders that are named after what they hold.
+        // The folders of packages are named after their contents.
         let layers: String = opt.layers.iter().map(|layer| layer.code.sha256.as_str()).collect();
         parts.extend(opt.folder.iter().map(|folder| part(folder, &layers, false)));
     }

@@ -56,8 +56,7 @@ impl Stack {
         self.functions.iter().map(|(function, _)| function)
     }
 
-    /// The queues that functions are called from, by what is called: the function, or the alias that is
-    /// published.
+    /// The queues that functions are called from, by the called function, or by its published alias.
     pub fn sources(&self) -> BTreeMap<String, Vec<QueueSource>> {
         let with = self.functions().filter(|function| !function.sources.is_empty());
         let of = |function: &Declared| {
@@ -153,7 +152,7 @@ fn publish(worker: &Worker, layer: &DeclaredLayer) -> Result<()> {
     Ok(())
 }
 
-/// In place of a template's own layer, its latest version.
+/// Replaces the names of the template's own layers by their latest versions.
 fn latest(worker: &Worker, arn: &mut String) -> Result<()> {
     if let Some((name, LATEST_OF_LAYER)) = name::parse_layer_arn(arn) {
         let versions = worker.layers(|layers| layers.versions(name));
@@ -225,7 +224,7 @@ fn deploy_one(
         })?;
     }
     worker.change_url(name, |known| {
-        // One that stays keeps its address.
+        // A URL that stays keeps its address.
         let Some((kind, streams)) = declared.url else { return Ok(None) };
         let stays = known.or(earlier_url).filter(|url| url.auth_type == kind && url.alias == declared.alias);
         let url = stays.unwrap_or_else(|| api::new_url(&kind, streams, declared.alias.clone()));

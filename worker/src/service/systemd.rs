@@ -4,12 +4,13 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-/// Requests are accepted. MAINPID names this process: after a handover another one was the service before.
+/// Notifies systemd that requests are accepted. MAINPID names this process: after a handover the service
+/// was another one.
 pub fn ready() {
     notify(&format!("MAINPID={}\nREADY=1", std::process::id()));
 }
 
-/// The service is another process now.
+/// Notifies systemd that the service is another process now.
 pub fn is_now(process: u32) {
     notify(&format!("MAINPID={process}"));
 }

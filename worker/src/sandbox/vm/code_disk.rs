@@ -17,7 +17,7 @@ pub struct Part {
     pub name: String,
     /// Distinguishes its content from earlier ones, if that may change.
     pub content: String,
-    /// The root of an image, whose links mean what is in it: it is put there as it is.
+    /// Whether it is the root of an image: its links lead into that root, so they are copied as links.
     pub is_root: bool,
 }
 
@@ -84,13 +84,13 @@ impl Disk {
         Ok(Disk { file, parts })
     }
 
-    /// Whether all of this is on it, as it is now.
+    /// Whether the disk has all of these parts, with their present contents.
     pub fn has(&self, parts: &[Part]) -> bool {
         let same = |part: &Part, own: &Part| (&own.source, &own.content) == (&part.source, &part.content);
         parts.iter().all(|part| self.parts.iter().any(|own| same(part, own)))
     }
 
-    /// The name of what lies there on the host.
+    /// The name on the disk of this path of the host.
     pub fn name_of(&self, source: &Path) -> Option<&str> {
         self.parts.iter().find(|part| part.source == source).map(|part| part.name.as_str())
     }

@@ -1,6 +1,6 @@
 //! A VM for each trust domain of a template: `Metadata.Mayfly.Vm` of a function names its own, and those
-//! that name none have one together. Each has a code disk, a kernel and partitions of its own; what happens
-//! in one is no other's concern.
+//! that name none have one together. Each has a code disk, a kernel and partitions of its own; a failure
+//! in one affects no other.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -24,11 +24,11 @@ const SLOWER: u32 = 6;
 /// Functions that live in one VM.
 #[derive(Debug)]
 pub struct VmDomain {
-    /// As they name it.
+    /// The name that they give it.
     pub name: Option<String>,
-    /// Memory of the largest of them.
+    /// The memory of the largest function.
     pub largest_mib: u32,
-    /// What their instances see of the host.
+    /// The files of the host that their instances see.
     pub parts: Vec<Part>,
 }
 
@@ -41,11 +41,11 @@ pub struct VmDomains {
 
 #[derive(Default)]
 struct Vms {
-    /// For those that come.
+    /// The VMs for new instances, by domain.
     now: BTreeMap<Option<String>, Arc<PartitionedVm>>,
     /// Replaced ones, until their last instance has ended.
     leaving: Vec<Arc<PartitionedVm>>,
-    /// How many there ever were.
+    /// The number of VMs ever made, which names them.
     made: usize,
 }
 
@@ -56,10 +56,11 @@ impl VmDomains {
         VmDomains { plan, host: Arc::new(host), vms: Mutex::default() }
     }
 
-    /// Has a VM for each of these domains and for no other. One that suits its domain as it is stays;
-    /// others are booted, one after the other, before anything changes. Each has room for as many instances
-    /// as the plan allows: memory that is not plugged costs nothing, and how many there are in all the pool
-    /// sees to. Gives the domains that had another one before, whose functions' instances are still there.
+    /// Provides a VM for each of these domains, and for no other. A VM that suits its domain stays; others
+    /// are booted, one after the other, before anything changes. Each has partitions for as many instances
+    /// as the plan allows: memory that is not plugged costs nothing, and the pool limits the sum of all
+    /// instances. Returns the domains whose VM was replaced; instances of their functions still run in the
+    /// earlier one.
     ///
     /// # Errors
     /// A code disk cannot be made, or a VM does not come up.
@@ -112,7 +113,7 @@ impl VmDomains {
     }
 
     fn boot_in(&self, own: &Path, domain: VmDomain, number: usize) -> Result<Arc<PartitionedVm>> {
-        // QEMU is a user of its own, whatever this process's umask is.
+        // QEMU runs as a user of its own, which must reach this folder whatever this process's umask is.
         let made =
             fs::create_dir(own).and_then(|()| fs::set_permissions(own, fs::Permissions::from_mode(0o711)));
         made.with_context(|| format!("cannot make {}", own.display()))?;
@@ -126,7 +127,7 @@ impl VmDomains {
         self.vms.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does something with all VMs at once.
+    /// Calls `what` for all VMs at the same time.
     fn each<T: Send>(&self, what: impl Fn(&PartitionedVm) -> T + Sync) -> Vec<T> {
         let (what, vms) = (&what, self.all());
         std::thread::scope(|scope| {
@@ -178,7 +179,7 @@ impl Maker for VmDomains {
     }
 }
 
-/// Two VMs as one.
+/// The sum of two VMs' memory.
 fn together(one: data::Vm, other: data::Vm) -> data::Vm {
     data::Vm {
         resident_bytes: one.resident_bytes + other.resident_bytes,

@@ -19,20 +19,20 @@ impl Flow {
         self.window.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The guest sent this.
+    /// Stores bytes that the guest has sent.
     ///
     /// # Errors
-    /// It may not send as much.
+    /// The guest has sent more than it was granted.
     pub fn arrive(&self, bytes: Vec<u8>) -> Result<(), Overrun> {
         self.window().arrive(bytes)?;
         self.came.notify_one();
         Ok(())
     }
 
-    /// The guest grants more.
+    /// Adds to the bytes that may be sent to the guest.
     ///
     /// # Errors
-    /// It grants more than it was sent.
+    /// The guest has granted more than it was sent.
     pub fn granted(&self, grant: &[u8]) -> Result<(), Overrun> {
         self.window().granted(grant)?;
         self.granted.notify_one();
@@ -59,12 +59,12 @@ impl Flow {
         }
     }
 
-    /// The worker has so much of it. `Some`: what is to be granted to the guest.
+    /// Counts bytes that the worker has received. `Some`: a grant to send to the guest.
     pub fn taken(&self, bytes: usize) -> Option<[u8; 4]> {
         self.window().taken(bytes)
     }
 
-    /// How much may be sent to the guest, once it is something.
+    /// Waits until something may be sent to the guest, and returns how much.
     pub async fn room(&self) -> usize {
         loop {
             match self.window().room() {
@@ -75,7 +75,7 @@ impl Flow {
         }
     }
 
-    /// So much of it is sent.
+    /// Counts bytes that were sent to the guest.
     pub fn sent(&self, bytes: usize) {
         self.window().sent(bytes);
     }

@@ -23,7 +23,7 @@ pub struct GuestMemory {
 /// How long an answer is waited for.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The last answer, and whether there is a question on its way.
+/// The last answer, and whether a question is in flight.
 #[derive(Default)]
 pub struct Guest {
     report: Mutex<Report>,
@@ -37,7 +37,7 @@ struct Report {
 }
 
 impl Guest {
-    /// Its report of now, or its last one.
+    /// A new report, or the last one if the guest is slow.
     pub fn memory(&self, running: &Arc<Running>) -> GuestMemory {
         let asked = running.clone();
         self.ask(move || {

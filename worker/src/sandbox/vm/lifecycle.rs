@@ -29,7 +29,7 @@ use crate::sandbox::network;
 const OUTPUT_EVERY: Duration = Duration::from_millis(250);
 /// How long an ended instance's last output is waited for.
 const LAST_WORDS: Duration = Duration::from_secs(2);
-/// How long a VM that ended before the instance had started is replaced by the next one.
+/// For how long a start may move to the next VM, if its VM ends before the instance has started.
 const START_PATIENCE: Duration = Duration::from_secs(300);
 const AGAIN_AFTER: Duration = Duration::from_millis(100);
 
@@ -63,7 +63,7 @@ pub async fn start(vm: InUse, order: Order) -> Result<Instance> {
     let deadline = Instant::now() + START_PATIENCE;
     loop {
         let running = vm.running().await?;
-        // Before anything runs that would have to be ended.
+        // Made first: a failure here leaves no process to end.
         let (output_in, output) = pipe::pipe().context("no pipe for the instance's output")?;
         match start_in(&vm, &running, &order, &name).await {
             Ok((partition, extensions, listener, link)) => {
@@ -151,7 +151,7 @@ impl Instance {
         self.ended.store(true, Ordering::Relaxed);
         let fetching = lock(&self.fetching).take();
         if let Some(fetching) = fetching {
-            // Its last words are still there.
+            // The guest still has its last output.
             let _ = tokio::time::timeout(LAST_WORDS, fetching).await;
         }
         let out_of_memory = matches!(ended, Ok(Some(ExitReason::Overflow)));
@@ -163,7 +163,7 @@ impl Instance {
     }
 }
 
-/// In the words that all sandboxes have.
+/// The ending in the terms that all sandboxes share.
 fn how(reason: ExitReason) -> Ending {
     match reason {
         ExitReason::Code { code } => Ending::Exit(code),
@@ -191,7 +191,7 @@ impl Sandbox for Instance {
         Box::pin(self.until_it_ends())
     }
 
-    /// What is used of its partition, as the guest last reported.
+    /// The used memory of its partition, as the guest last reported.
     fn memory(&self) -> Memory {
         let node = self.running.guest.partition(self.partition);
         node.map_or_else(Memory::default, |node| Memory {
@@ -279,7 +279,7 @@ fn file_bytes(settings: &Settings) -> u64 {
     u64::from(settings.ephemeral_mib.min(settings.memory_mib / 2)) << 20
 }
 
-/// Asks the guest to freeze and thaw an instance, one after the other, as long as it is there.
+/// Has the guest freeze and thaw an instance, one request after the other, as long as it exists.
 async fn freeze_as_wished(running: Arc<Running>, name: String, mut wish: watch::Receiver<bool>) {
     while wish.changed().await.is_ok() {
         loop {
@@ -297,7 +297,7 @@ async fn freeze_as_wished(running: Arc<Running>, name: String, mut wish: watch::
     }
 }
 
-/// What the instance prints comes in pieces, when asked for.
+/// Fetches the instance's output in pieces.
 async fn fetch_output(running: Arc<Running>, name: String, pipe: pipe::Sender) {
     let mut from = 0;
     loop {

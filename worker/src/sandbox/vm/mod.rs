@@ -48,7 +48,7 @@ const PAUSE: Duration = Duration::from_secs(2);
 /// patience.
 const PATIENCE: Duration = Duration::from_secs(300);
 const BLOCK_MIB: u64 = 128;
-/// Of the shared partition, for files; merged pages come on top: as much as one instance may have.
+/// The shared partition's memory for files; merged pages have as much again as one instance.
 const SHARED_MIB: u64 = 256;
 
 /// What the VM is made with.
@@ -74,11 +74,11 @@ pub struct Running {
     pub(crate) vm: Vm,
     pub(crate) relay: Relay,
     guest: Guest,
-    /// Whose each plugged partition is, as far as the worker knows.
+    /// The instance of each plugged partition, as far as the worker knows.
     holders: Mutex<BTreeMap<u32, InstanceId>>,
 }
 
-/// What all VMs have in common.
+/// Shared by all VMs.
 pub struct Host {
     options: Arc<Options>,
     /// The worker's own.
@@ -87,7 +87,7 @@ pub struct Host {
     outside: Outside,
 }
 
-/// One VM, which is there most of the time.
+/// The VM of a trust domain, which is booted again whenever it ends.
 pub struct PartitionedVm {
     /// Of its trust domain, if that has a name.
     name: Option<String>,
@@ -103,7 +103,7 @@ pub struct PartitionedVm {
 #[derive(Default)]
 struct Occupants {
     instances: usize,
-    /// Another VM is there for those that come.
+    /// New instances start in another VM.
     replaced: bool,
 }
 
@@ -225,7 +225,7 @@ impl PartitionedVm {
         self.closing.load(Ordering::Relaxed)
     }
 
-    /// Names it among people.
+    /// Its name in logs.
     fn label(&self) -> String {
         self.name.as_ref().map_or_else(|| "the VM".into(), |name| format!("the VM {name}"))
     }
@@ -306,12 +306,12 @@ impl PartitionedVm {
                     tracing::warn!("cannot remove {}: {error}", own.display());
                 }
             };
-            // Where there is no thread for it, it ends with the worker.
+            // If no thread can be started for it, the VM ends with the worker.
             let _ = std::thread::Builder::new().name("vm".into()).spawn(close);
         }
     }
 
-    /// It is not booted again.
+    /// From now on the VM is not booted again.
     fn closing(&self) {
         self.closing.store(true, Ordering::Relaxed);
     }

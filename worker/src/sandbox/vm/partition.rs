@@ -10,16 +10,16 @@ use super::{PartitionedVm, Running};
 use crate::sandbox::history;
 use crate::sandbox::interface::Order;
 
-/// A partition that is on its way is waited for.
+/// How long a start waits for a partition that an ending instance still has.
 const PLUG_PATIENCE: Duration = Duration::from_secs(30);
-/// Until a partition that could not be unplugged is tried again.
+/// The pause before another attempt to unplug a partition.
 const UNPLUG_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Calls that block, on a thread that may.
+/// Runs a blocking call to the VM on a thread that may block.
 pub(super) async fn ask<T: Send + 'static>(
     running: &Arc<Running>,
     what: impl FnOnce(&vm::Vm) -> Result<T, Error> + Send + 'static,
@@ -46,8 +46,8 @@ pub(super) async fn plug(vm: &PartitionedVm, running: &Arc<Running>, order: &Ord
     Ok(plugged.partition)
 }
 
-/// Tries for so long to plug a partition: that of an instance that is ending is still plugged, or something
-/// is being done to it.
+/// Tries to plug a partition for as long as `patience`: an ending instance may still have its partition,
+/// or an operation on one may not be done.
 async fn patiently<T, F: Future<Output = Result<T, Error>>>(
     patience: Duration,
     mut plug: impl FnMut() -> F,
@@ -66,8 +66,8 @@ async fn patiently<T, F: Future<Output = Result<T, Error>>>(
     }
 }
 
-/// Until the partition is the host's again, or the VM has ended: one that stayed plugged without an
-/// instance would be lost to all others, which plug absent ones.
+/// Tries to unplug until the partition is the host's again or the VM has ended. A partition that stayed
+/// plugged without an instance would be lost: others plug absent ones only.
 pub(super) async fn unplug(vm: &PartitionedVm, running: &Arc<Running>, order: &Order, partition: u32) {
     let mut failed = false;
     loop {

@@ -4,8 +4,8 @@
 //! ```text
 //!   instance  eth0 ── agent ── relay ── worker ── mfXXXX-N  host ── as a container's from there on (network.rs)
 //! ```
-//! So the VM has no network device, and what instances may reach is decided on the host alone. The guest is
-//! not believed: a packet that does not come from the instance's own address is dropped.
+//! So the VM has no network device, and what instances may reach is decided on the host alone. The guest
+//! is not trusted: a packet that does not come from the instance's own address is dropped.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -43,7 +43,7 @@ impl Tunnel {
         self.pair.own()
     }
 
-    /// Takes a packet of the instance's. What is none, or is not the instance's, gets lost.
+    /// Sends a packet of the instance's. Drops bytes that are no packet, and packets from another address.
     pub fn take(&self, packet: &[u8]) {
         if is_from(packet, self.address()) {
             let _ = self.device.get_ref().write(packet);

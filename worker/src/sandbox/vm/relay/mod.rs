@@ -1,9 +1,9 @@
 //! The host's end of the relay: each connection that an instance in the guest makes becomes a socket here,
-//! on which the worker serves the Runtime API (vm-protocol's `relay` has the frames). Packets of one
-//! that reaches the outside world go to its tunnel.
+//! on which the worker serves the Runtime API (vm-protocol's `relay` defines the frames). Packets of an
+//! instance that reaches the outside world go to its tunnel.
 //!
-//! The guest is not believed: one that sends more than it was granted, or grants more than it was sent,
-//! loses the connection and no other ([`Flow`]).
+//! The guest is not trusted: if it sends more than it was granted, or grants more than it was sent, the
+//! connection is closed, and no other ([`Flow`]).
 
 use std::collections::HashMap;
 use std::net::Ipv4Addr;
@@ -37,8 +37,8 @@ struct Shared {
 struct Expected {
     instance: String,
     connections: mpsc::Sender<UnixStream>,
-    /// Which it may have at once: those that the worker has closed and the guest has not heard of are among
-    /// them.
+    /// Bounds its connections at one time. One that the worker has closed counts until the guest has
+    /// closed it, too.
     places: Arc<Semaphore>,
     /// A warning was logged that the guest does not keep to a window.
     said: Once,
@@ -62,7 +62,7 @@ impl Drop for Arriving {
     }
 }
 
-/// Where what comes from the guest goes.
+/// The receiver of a stream of the guest.
 enum Stream {
     Bytes(Arriving),
     Packets(Weak<Tunnel>),
@@ -122,7 +122,7 @@ impl Drop for Link {
     }
 }
 
-/// Where connections of one instance come in, until it is dropped.
+/// Accepts the connections of one instance, until it is dropped.
 pub struct Listener {
     shared: Arc<Shared>,
     instance: String,
@@ -154,8 +154,7 @@ impl Shared {
         self.links.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The guest carries a connection of this instance from now on: if the instance is expected, and has
-    /// not too many.
+    /// Accepts a connection of this instance, if the instance is expected and has not too many.
     fn connect(&self, instance: &str, stream: u32) -> Option<Stream> {
         let expected = self.listeners().get(instance).cloned()?;
         let place = expected.places.clone().try_acquire_owned().ok()?;
@@ -166,7 +165,7 @@ impl Shared {
         Some(Stream::Bytes(Arriving { flow, expected }))
     }
 
-    /// The guest carries packets for this instance from now on: once, if the instance has a way out.
+    /// Carries packets for this instance from now on, if it has a way out; only once.
     fn begin(&self, instance: &str, stream: u32) -> Option<Stream> {
         let mut links = self.links();
         let linked = links.get_mut(instance).filter(|linked| linked.carrying.is_none())?;
@@ -177,7 +176,7 @@ impl Shared {
 }
 
 impl Relay {
-    /// Takes the line; called where a runtime is.
+    /// Begins to serve the line to a guest. Must be called within a runtime.
     ///
     /// # Errors
     /// The socket cannot be used.
@@ -269,7 +268,8 @@ async fn carry(
     let (mut reader, mut writer) = connection.into_split();
     let inwards = async {
         while let Some(part) = flow.next().await {
-            // What the worker takes no longer is lost; its last words are still on their way to the guest.
+            // A failure is ignored: the worker reads no more, so these bytes are lost, but its own last
+            // bytes must still reach the guest.
             let _ = writer.write_all(&part).await;
             let grant = flow.taken(part.len());
             if let Some(grant) = grant
