@@ -113,7 +113,7 @@ of 2MiB, but in mode hotmem. Killing this process kills the VM.";
 #[derive(Args)]
 #[command(after_help = BOOT_EXAMPLES)]
 pub struct BootArguments {
-    /// What other verbs call it
+    /// The name by which other verbs find it
     #[arg(long, default_value = "mayfly")]
     name: String,
     /// How memory is made elastic
@@ -122,7 +122,7 @@ pub struct BootArguments {
     /// The most instances at one time: the concurrency factor [default: 4, or as many as there are sizes]
     #[arg(short = 'n', long, value_name = "N")]
     partitions: Option<u16>,
-    /// What one instance may use; several sizes: one for each partition
+    /// Memory of one instance; several sizes: one for each partition
     #[arg(
         long,
         value_name = "SIZE,...",
@@ -131,7 +131,7 @@ pub struct BootArguments {
         value_parser = quantity::parse_bytes
     )]
     partition_size: Vec<u64>,
-    /// What instances share: files, once for all; 0: they share boot memory
+    /// Memory for the files that instances share; 0: these lie in boot memory
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = quantity::parse_bytes)]
     shared_size: u64,
     /// The most memory the VM may have plugged at one time [default: all of it]

@@ -144,7 +144,7 @@ has; 125 if mayfly itself fails.";
 #[derive(Args)]
 #[command(after_help = RUN_EXAMPLES)]
 pub struct RunArguments {
-    /// Tell on stderr how long each step took
+    /// Print on stderr how long each step took
     #[arg(long)]
     times: bool,
     #[command(flatten)]
@@ -244,7 +244,7 @@ enum Shown {
     All,
 }
 
-/// Prints what an instance wrote since `from`, or adds it to `into`.
+/// Prints an instance's output since `from`, or adds it to `into`.
 fn show_more(
     client: &mut Client,
     instance: &str,
@@ -283,12 +283,12 @@ fn exit_code(reason: ExitReason) -> i32 {
     }
 }
 
-/// Show what an instance wrote to stdout and stderr
+/// Show an instance's output to stdout and stderr
 #[derive(Args)]
 pub struct OutputArguments {
-    /// Its name; also one that ended lately
+    /// Its name; also of an instance that ended lately
     instance: String,
-    /// Go on until it has ended
+    /// Follow the output until the instance has ended
     #[arg(short, long)]
     follow: bool,
     #[command(flatten)]

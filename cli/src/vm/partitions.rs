@@ -10,7 +10,7 @@ use vm::report::{Plugged, Status, Unplugged};
 use crate::quantity;
 use crate::vm::selector::{VmSelector, print_json};
 
-/// Give partitions memory
+/// Plug partitions: give them memory
 #[derive(Args)]
 pub struct PlugArguments {
     /// Which partitions [default: the first absent one]
@@ -52,7 +52,7 @@ impl PlugArguments {
     }
 }
 
-/// Take the memory of empty partitions back
+/// Unplug empty partitions: their memory returns to the host
 #[derive(Args)]
 pub struct UnplugArguments {
     /// Which partitions

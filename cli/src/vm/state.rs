@@ -151,7 +151,7 @@ fn migrated(memory: &Memory) -> u64 {
     memory.guest.vmstat.get("pgmigrate_success").copied().unwrap_or(0)
 }
 
-/// Show the last of a guest's console
+/// Show the end of a guest's console
 #[derive(Args)]
 pub struct ConsoleArguments {
     #[command(flatten)]

@@ -25,7 +25,7 @@ pub enum Operation {
     Hello {
         /// The host's [`crate::VERSION`].
         version: u32,
-        /// How the VM was made.
+        /// The VM's layout.
         layout: Layout,
     },
     /// Waits until the partition's memory is online (QEMU's `size` changes before that) and opens it to

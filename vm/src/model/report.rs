@@ -97,7 +97,7 @@ pub enum GuestStatus {
     },
 }
 
-/// Memory on both sides.
+/// Memory of QEMU's process and in the guest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Memory {
     /// QEMU's resident memory.
