@@ -386,7 +386,7 @@ impl PageAllocator {
     }
 }
 
-/// Zeroed out: whole lines, written side by side.
+/// Zeroes a page: whole lines, written side by side.
 fn clear(page: u64, work: &mut Work<impl MemorySystem>) {
     let start = work.at;
     for line in 0..PAGE_BYTES / LINE_BYTES {

@@ -153,7 +153,7 @@ impl PageTables {
         (data, tables)
     }
 
-    /// Forgets a process's translations.
+    /// Drops a process's translations.
     pub fn forget(&mut self, root: u64) {
         for recent in &self.recent {
             if recent.get().0 == root {

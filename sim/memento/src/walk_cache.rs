@@ -26,7 +26,7 @@ impl WalkCache {
         Some(entry.2)
     }
 
-    /// Remembers it.
+    /// Adds a leaf table.
     pub fn insert(&mut self, root: u64, address: u64, table: u64) {
         if self.capacity == 0 {
             return;

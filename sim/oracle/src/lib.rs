@@ -9,7 +9,7 @@ use std::collections::{HashMap, VecDeque};
 
 use anyhow::{Result, anyhow};
 
-/// The DDR4-3200 of Table 3 in DRAMsim3's words.
+/// Table 3's DDR4-3200 as a DRAMsim3 configuration.
 const CONFIGURATION: &str = include_str!("../ddr4_3200.ini");
 /// tREFI of the configuration.
 const REFRESH: u64 = 12_480;
@@ -19,11 +19,11 @@ const EPOCH: u64 = 100_000;
 /// One line that is read or written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Request {
-    /// When, in memory clocks.
+    /// The clock at which it arrives, in memory clocks.
     pub clock: u64,
     /// The physical address / 64.
     pub line: u64,
-    /// Else it is read.
+    /// Whether it is written; otherwise it is read.
     pub write: bool,
 }
 
@@ -37,21 +37,21 @@ impl Request {
     }
 }
 
-/// DRAMsim3's result for them.
+/// DRAMsim3's result for a list of requests.
 #[derive(Clone, Copy, Debug)]
 pub struct Outcome {
     /// Lines read.
     pub reads: u64,
     /// Mean clocks from a read's arrival to its data.
     pub read_clocks: f64,
-    /// Part of the reads that found their row open, 0 to 1; of those that came to a bank.
+    /// Of the reads that reached a bank, the share, 0 to 1, that found their row open.
     pub read_row_hits: f64,
 }
 
 /// Gives DRAMsim3 the requests, in order of their clocks; `progress` receives how many it has taken.
 ///
 /// # Errors
-/// There is no read among them, or no room for its files.
+/// There is no read among them, or no room for DRAMsim3's files.
 pub fn replay(requests: &[Request], mut progress: impl FnMut(usize)) -> Result<Outcome> {
     // Its refreshes come when the model's came: requests hardly ever fell into those, as the core waited for
     // them.

@@ -35,7 +35,7 @@ fn run() -> &'static mut Run {
     unsafe { &mut *RUN.load(Ordering::Relaxed) }
 }
 
-/// Drops all translations and all callbacks: QEMU translates anew, asking [`translate::block`] again.
+/// Drops all translations and callbacks: QEMU translates anew, and [`translate::block`] runs again.
 pub fn translate_anew(id: qemu_plugin_id_t) {
     extern "C" fn on_reset(id: qemu_plugin_id_t) {
         register(id);

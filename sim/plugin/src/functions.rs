@@ -53,7 +53,7 @@ pub struct Call {
     pub result_at: u64,
 }
 
-/// All of them, and the outermost calls that are active.
+/// The allocator's functions, and the outermost calls that are active.
 #[derive(Default)]
 pub struct Functions {
     known: Vec<Function>,
@@ -67,7 +67,7 @@ pub struct Functions {
 }
 
 impl Functions {
-    /// Of the launcher's list.
+    /// Takes the launcher's list.
     pub fn new(known: Vec<Function>) -> Functions {
         let mut by_offset: HashMap<u64, Vec<usize>> = HashMap::new();
         for (index, function) in known.iter().enumerate() {
@@ -76,7 +76,7 @@ impl Functions {
         Functions { known, by_offset, ..Functions::default() }
     }
 
-    /// Which one begins with this block.
+    /// The number of the function that begins with this block.
     pub fn find(&self, address: u64, mut bytes: impl Iterator<Item = u8>) -> Option<u32> {
         let candidates = self.by_offset.get(&(address & 0xfff))?;
         let first: Vec<u8> = bytes.by_ref().take(64).collect();
@@ -88,13 +88,13 @@ impl Functions {
         candidates.iter().find(same).map(|index| *index as u32)
     }
 
-    /// Of which kind it is, and how long.
+    /// The function's kind, and its length in bytes.
     pub fn kind_and_size(&self, number: u32) -> (Kind, u64) {
         let function = &self.known[number as usize];
         (function.kind, function.size)
     }
 
-    /// A block that ends in a call has its end here.
+    /// Notes that a block which ends in a call ends at this address: calls may return here.
     pub fn call_ends(&mut self, address: u64) {
         if !self.known.is_empty() {
             self.behind_calls.insert(address);
@@ -107,7 +107,7 @@ impl Functions {
         self.behind_calls.contains(&address) && self.read_at.insert(number)
     }
 
-    /// Whether they are.
+    /// Whether registers are read at the begin of the block of this number.
     pub fn is_read_at(&self, number: usize) -> bool {
         self.read_at.contains(&number)
     }

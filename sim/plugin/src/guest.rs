@@ -2,7 +2,7 @@
 
 use sim::memory::tlb::PageTables;
 
-/// Where it is.
+/// The host mapping of the guest's memory.
 #[derive(Clone, Copy, Default)]
 pub struct GuestMemory {
     /// The host's address of the guest's physical address 0; 0 while unknown.
@@ -12,7 +12,7 @@ pub struct GuestMemory {
 }
 
 impl GuestMemory {
-    /// Learned from one address of which both are known. `bytes`: how much memory the guest has.
+    /// Computed from one byte whose host and guest address are both known. `bytes`: the size of guest memory.
     pub fn learn(host: u64, physical: u64, bytes: u64) -> GuestMemory {
         GuestMemory { base: host - physical, bytes }
     }

@@ -79,7 +79,8 @@ pub struct Turns {
 }
 
 impl Turns {
-    /// Of so many virtual CPUs, if this QEMU has it. In the thread that runs them, when they exist.
+    /// For this many virtual CPUs; `None` if this QEMU does not export the symbols. Call it in the thread
+    /// that runs the CPUs, once they exist.
     pub fn find(cores: usize) -> Option<Turns> {
         // SAFETY: the names end with a zero byte; QEMU has no other symbols of these names.
         unsafe {
@@ -98,7 +99,7 @@ impl Turns {
         }
     }
 
-    /// Which virtual CPU this callback is of.
+    /// The virtual CPU whose callback this is.
     #[inline]
     pub fn current(&self) -> usize {
         // SAFETY: a variable of the thread that calls back.

@@ -133,7 +133,7 @@ impl Predictor {
         }
     }
 
-    /// The last call's return was executed elsewhere.
+    /// Another core has executed the return of the last call.
     pub fn forget_call(&mut self) {
         self.top = if self.top == 0 { self.returns.len() - 1 } else { self.top - 1 };
     }

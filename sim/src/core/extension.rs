@@ -133,7 +133,7 @@ impl Extension {
         (physical, fresh, done)
     }
 
-    /// The mark MEMENTO_REGION: when the region is there.
+    /// The mark MEMENTO_REGION: returns when the region is set up.
     pub fn set_region(
         &mut self,
         core: usize,

@@ -46,7 +46,7 @@ pub struct Run {
     folder: PathBuf,
     description: Description,
     machine: Machine,
-    /// Of a machine with several cores.
+    /// The turns of virtual CPUs, on a machine with several cores.
     turns: Option<Turns>,
     decoder: BlockDecoder,
     memory: GuestMemory,

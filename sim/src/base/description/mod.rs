@@ -1,4 +1,4 @@
-//! What a machine is made of: a TOML file, of which every number can be overridden.
+//! The description of a machine: a TOML file; every number in it can be overridden.
 
 mod check;
 
@@ -164,15 +164,15 @@ pub struct TlbDescription {
 #[serde(default, deny_unknown_fields)]
 #[allow(missing_docs)]
 pub struct SupportDescription {
-    /// Of each of its two caches, behind which is the LLC.
+    /// Sets, ways and latency are those of each of its two caches, behind which is the LLC.
     pub cache_sets: usize,
     pub cache_ways: usize,
     pub cache_latency_cycles: u64,
     /// From one core to the other: half of the way to the LLC and back.
     pub message_cycles: u64,
-    /// Requests that may wait for it; the next one holds the core up.
+    /// Requests that may wait for it; the next one stalls the program's core.
     pub queue_entries: usize,
-    /// It fetches behind a branch that was taken only when it has executed it.
+    /// Delay of a taken branch: the core fetches the target only once it has executed the branch.
     pub taken_branch_cycles: u64,
     /// Getting a line out of the other core's caches, beyond the way to the LLC.
     pub snoop_cycles: u64,

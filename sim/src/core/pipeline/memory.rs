@@ -21,11 +21,11 @@ pub(super) struct QueuedStore {
 /// The cause for which an instruction was late at commit: first one, then another.
 #[derive(Clone, Copy)]
 pub(super) struct Wait {
-    /// The latter.
+    /// The second cause.
     pub cause: Cause,
-    /// From this cycle on.
+    /// The cycle from which the second cause counts.
     pub since: u64,
-    /// The former.
+    /// The first cause.
     pub before: Cause,
 }
 
@@ -38,7 +38,7 @@ impl Wait {
 }
 
 impl Core {
-    /// When the data of all its loads is there, and why not at once.
+    /// When the data of all the instruction's loads is there, and the cause if it comes later than at once.
     #[inline(always)]
     pub(super) fn load<T: PageTables>(
         &mut self,

@@ -226,7 +226,7 @@ impl Core {
         self.leave_lsq((self.commit, Cause::Memento));
     }
 
-    /// Nothing passes before `until`: the OS and the hardware are at work for this owner.
+    /// No instruction passes before `until`: the OS and the hardware work for this owner.
     pub fn wait(&mut self, until: u64, owner: Owner) {
         let passed = until.saturating_sub(self.commit);
         if passed > 0 {

@@ -41,9 +41,9 @@ pub(super) struct OneCore {
 pub(super) struct Share {
     /// It sleeps, or has not begun.
     sleeps: bool,
-    /// Cycles since the region's start in which it did.
+    /// Cycles since the region's start in which it slept.
     asleep_cycles: u64,
-    /// Instructions since then, but for those of the turn that it has.
+    /// Instructions since the region's start, without those of its current turn.
     instructions: u64,
 }
 
