@@ -9,7 +9,7 @@ import pytest
 
 pytest.register_assert_rewrite("partitions")
 KERNEL = Path(__file__).resolve().parent
-# How much: as make test does, and with --soak.
+# The default of each amount: for make test, and with --soak.
 AMOUNTS = {"partitions": (4, 64), "rounds": (10, 1000), "ops": (3000, 100_000)}
 
 

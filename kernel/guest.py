@@ -1,5 +1,5 @@
-"""Runs a kernel in QEMU for the tests of this folder: an initramfs made of busybox and a few given files, the
-console as it comes, QMP to plug and unplug memory, and no tolerance for any complaint of the kernel.
+"""Runs a kernel in QEMU for the tests of this folder: an initramfs of busybox and a few given files, the
+console's lines, and QMP to plug and unplug memory. Any complaint of the kernel is a failure.
 
 The guest's /init runs the script `main` and reports its exit status on the console. A test that drives the
 guest from outside talks to it through a virtio-serial port: each line it sends is run by a shell, `run()`
@@ -121,7 +121,7 @@ def accelerator() -> str:
 def partition_args(
     partitions: int, size: int, shared: int, boot: int, cpus: int, device: str = ""
 ) -> list[str]:
-    """One NUMA node per partition. QEMU describes an empty node only if an absent CPU sits on it."""
+    """One NUMA node per partition. QEMU describes an empty node only if an absent CPU belongs to it."""
     nodes = 1 + (1 if shared else 0) + partitions
     first = 2 if shared else 1
     total = boot + shared + partitions * size

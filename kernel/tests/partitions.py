@@ -86,7 +86,7 @@ class Partitions:
         self.guest.run(f"kill -9 {pid}; while [ -d /proc/{pid} ]; do sleep 0.02; done", check=False)
 
     def partitions(self):
-        """node: state, users, pages used, pages in total, overflows"""
+        """The kernel's table: for each node its state, users, pages used, pages in total, overflows."""
         rows = [line.split() for line in self.guest.run("cat /sys/kernel/mm/hotmem/partitions").splitlines()]
         # The kernel may log a line in between.
         rows = [row for row in rows if len(row) == 6 and row[0].isdigit()]
@@ -105,14 +105,14 @@ class Partitions:
         self.state(node, "ready")
 
     def unplug(self, node):
-        """Moves no page."""
+        """Unplugs a partition, and checks that this moves no page."""
         before = self.migrated()
         self.guest.resize(f"part{node}", 0)
         self.state(node, "absent")
         assert self.migrated() == before
 
     def refuse_to_unplug(self, node):
-        """An unplug is tried and refused, and taken back."""
+        """Requests an unplug, waits until the guest refuses it, and cancels it."""
         refused = self.counters()["unplugs_refused"]
         self.guest.request(f"part{node}", 0)
         until("an unplug is refused", lambda: self.counters()["unplugs_refused"] > refused)
@@ -126,6 +126,6 @@ class Partitions:
         return int(self.guest.run("grep MemTotal /proc/meminfo").split()[1])
 
     def boot_memory_free_mib(self):
-        """Of node 0 and the shared partition."""
+        """Free memory of node 0 and the shared partition, in MiB."""
         lines = self.guest.run("grep -h MemFree /sys/devices/system/node/node[01]/meminfo").splitlines()
         return sum(int(line.split()[3]) for line in lines) // 1024

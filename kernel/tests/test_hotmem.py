@@ -98,7 +98,7 @@ def test_disk(vm):
     vm.plug(FIRST)
     vm.guest.run("mkdir -p /disk; mount -t ext2 -o ro /dev/vda /disk")
     vm.case("disk", FIRST, "/disk/file")
-    # another instance finds it there, and so does one without a partition
+    # Another instance finds the file in the page cache, and so does a process without a partition.
     vm.case("disk", FIRST, "/disk/file")
     vm.guest.run("cat /disk/file > /dev/null")
     vm.unplug(FIRST)
@@ -164,7 +164,7 @@ def test_overflow(vm):
     vm.case("overflow", first, 400)
     assert [vm.partitions()[node][4] for node in (first, second)] == [before[0] + 1, before[1]]
     assert vm.guest.run(f"ls -d /proc/{pid}").strip() == f"/proc/{pid}"
-    # exempt from the OOM killer, but not from this
+    # A process that is exempt from the OOM killer is not exempt from a partition's overflow.
     vm.guest.run(f"(echo -1000 > /proc/self/oom_score_adj; exec hotmem overflow {first} 400)")
     assert vm.partitions()[first][4] == before[0] + 2
     vm.kill(pid)

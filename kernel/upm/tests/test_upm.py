@@ -108,7 +108,7 @@ def advisors(kernel, compiled):
 
 
 def test_partition_of_the_first_advisor_unplugs(advisors):
-    """While an instance in another partition uses the stable pages."""
+    """It unplugs while an instance in another partition uses the stable pages."""
     guest, ids = advisors
     assert int(guest.run("cat /sys/kernel/mm/ksm/pages_sharing")) >= 2040
     for node in (2, 3):
