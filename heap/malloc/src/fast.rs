@@ -66,7 +66,7 @@ macro_rules! allocates {
                 "jnc 3f",
                 "mov rdx, qword ptr [rcx + rax + {by_size} + {by_size_bin}]",
                 take_cell!("5f"),
-                // By the key of the call: return address, stack height and size. A place has two entries.
+                // By the key of the call: return address, stack height and size. A bucket has two entries.
                 "3:",
                 "imul edx, edx, {caller_factor}",
                 "add edx, esp",

@@ -266,7 +266,7 @@ pub unsafe extern "C" fn mayfly_heap_stats(buffer: *mut c_char, length: usize) -
     bytes.len() as c_int
 }
 
-/// The program has started: with `MAYFLY_HEAP_CLOCK=settled` the heap's clock stood still until now.
+/// Notes that the program has started: with `MAYFLY_HEAP_CLOCK=settled` the clock stood still until now.
 #[unsafe(no_mangle)]
 pub extern "C" fn mayfly_heap_settled() {
     heap::system::clock::settled();

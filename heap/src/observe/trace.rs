@@ -24,7 +24,7 @@ static START_NS: AtomicU64 = AtomicU64::new(0);
 static LOCK: Lock = Lock::new();
 
 struct Buffer(UnsafeCell<([u8; BUFFER_BYTES], usize)>);
-// SAFETY: used with LOCK held only.
+// SAFETY: used only with LOCK held.
 unsafe impl Sync for Buffer {}
 static BUFFER: Buffer = Buffer(UnsafeCell::new(([0; BUFFER_BYTES], 0)));
 

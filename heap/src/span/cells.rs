@@ -198,7 +198,7 @@ impl Span {
         &self.live.0[i]
     }
 
-    /// Bits of word `i` that stand for a cell.
+    /// The bits of word `i` that represent a cell.
     #[inline]
     pub fn mask(&self, i: usize) -> u64 {
         let cells = self.cells.load(Relaxed) as usize - i * 64;

@@ -193,10 +193,10 @@ pub fn thread_cpu_ns() -> u64 {
     clock(libc::CLOCK_THREAD_CPUTIME_ID)
 }
 
-/// Waits.
+/// Sleeps; a signal may end the sleep early.
 pub fn sleep_ms(ms: u64) {
     let time = libc::timespec { tv_sec: (ms / 1000) as i64, tv_nsec: (ms % 1000 * 1_000_000) as i64 };
-    // SAFETY: `time` is valid; what is left of it at a signal is not asked for.
+    // SAFETY: `time` is valid; null: the remaining time at a signal is not needed.
     keep_errno(|| unsafe { libc::nanosleep(&raw const time, core::ptr::null_mut()) });
 }
 
@@ -233,7 +233,7 @@ pub fn create(path_with_nul: &[u8]) -> Option<i32> {
 
 /// Closes a descriptor.
 pub fn close(fd: i32) {
-    // SAFETY: callers pass one that they opened and use no more.
+    // SAFETY: callers pass a descriptor that they opened and no longer use.
     keep_errno(|| unsafe { libc::close(fd) });
 }
 

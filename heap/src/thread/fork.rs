@@ -1,5 +1,5 @@
-//! Handlers around a fork: no thread is in a section that the fork guard ([`crate::thread::fork_guard`])
-//! protects, and the child keeps only the forking thread's heap.
+//! Handlers around a fork: at the fork no other thread is in a section that the fork guard
+//! ([`crate::thread::fork_guard`]) protects, and in the child all heaps but the forking thread's are vacant.
 
 use core::sync::atomic::Ordering::SeqCst;
 

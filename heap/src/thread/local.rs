@@ -121,7 +121,8 @@ pub struct Heap {
 }
 
 // SAFETY: only the heap's thread uses it, except `remote`, `tenancy` and `busy`, which are made for sharing;
-// a vacant heap is used under the registry's lock.
+// a vacant heap is used under the registry's lock. The maintenance thread uses the lists of a sleeping
+// thread's slow paths while it holds the fork guard exclusively, which keeps that thread out of them.
 unsafe impl Sync for Heap {}
 
 impl Default for Heap {
@@ -180,7 +181,7 @@ impl Heap {
         Some(&self.bins[class * SIZE_CLASSES + size_class]).filter(|bin| bin.is_prepared())
     }
 
-    /// How high the stack was at a call.
+    /// The stack height at a call.
     #[inline]
     pub fn height(&self, call: &Call) -> usize {
         self.stack.get().height(call)

@@ -19,7 +19,7 @@ impl Call {
     #[inline]
     pub unsafe fn word_above(&self, words: u8) -> usize {
         let above = self.stack.wrapping_add(size_of::<usize>() * usize::from(words)) - size_of::<usize>();
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that the word can be read.
         unsafe { (above as *const usize).read_volatile() }
     }
 

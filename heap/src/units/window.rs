@@ -1,4 +1,4 @@
-//! One window of addresses for all that the heap holds, and the way from an address to its metadata.
+//! The window: one range of addresses for the whole heap, and the way from an address to its metadata.
 //!
 //! ```text
 //! metadata ─► 320 MiB a region   2^20 × 320 B   block span metadata, one entry for each 16 KiB of the window

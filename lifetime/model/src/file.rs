@@ -36,7 +36,7 @@ pub struct Model<'a> {
     pub hidden: usize,
     /// Frames of a context that are read, innermost first.
     pub max_frames: usize,
-    /// The outermost of the frames that are read is the first step, not the innermost.
+    /// Whether the outermost of the frames that are read is the first step, not the innermost.
     pub outermost_first: bool,
     /// The file's description of itself, JSON.
     pub metadata: &'a [u8],

@@ -31,7 +31,7 @@ const LITTLE_BYTES: u32 = 256 << 10;
 /// Bytes up to which a site may share pages with what stays, whatever the model predicts: a profile has
 /// hardly seen such a site, and one object of it that stays would hold a huge page among short-lived ones.
 const LITTLE_TO_MODEL: u32 = 64 << 10;
-/// Deaths after which the class of a site is known against the model's class.
+/// Deaths after which a site's own class counts instead of the model's.
 const ENOUGH_AGAINST_MODEL: u32 = 8;
 /// Deaths after which a site's class is compared with the model's.
 const ENOUGH_TO_COMPARE: u32 = 16;
@@ -48,7 +48,7 @@ pub(super) const MANY_ENDS: u32 = 256;
 /// Changes with any site's class: prediction tables filled before are out of date.
 static EPOCH: AtomicU32 = AtomicU32::new(1);
 
-/// The version of what was learned.
+/// The version of the learned lifetimes.
 #[inline]
 pub fn epoch() -> u32 {
     EPOCH.load(Relaxed)
