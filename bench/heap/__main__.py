@@ -20,10 +20,10 @@ jemalloc531 (built once from their authors' sources) and mayfly, preloaded. Vari
   NAME:huge            on huge pages: by its own setting, and transparent huge pages set to 'always' for the
                        length of the run (needs root, put back afterwards), with khugepaged sped up
   NAME:always          transparent huge pages 'always' alone, khugepaged as it is
-  jemalloc:decay       gives memory back in the background, as servers set it (jemalloc531, too)
+  jemalloc:decay       returns memory in the background, as operators of servers set it (jemalloc531, too)
   glibc:arenas         with two arenas
   mayfly:fixed         every allocation in one lifetime class: the path without prediction
-  mayfly:oracle        right lifetimes, said at each allocation (swing only)
+  mayfly:oracle        right lifetimes, passed at each allocation (swing only)
   mayfly:lines         the paper's span layout, bump allocation over 128-byte lines; mayfly:lines-oracle too
   mayfly:base          without huge pages
 
@@ -74,7 +74,7 @@ def arguments() -> argparse.Namespace:
 def chosen_allocators(
     options: argparse.Namespace,
 ) -> tuple[list[allocators.Allocator], list[allocators.Allocator]]:
-    """Those measured under every workload, and those measured only where a workload asks for them."""
+    """The allocators for every workload, and those for the workloads that name them."""
     added = {}
     for peer in options.peer:
         (name, library), *settings = (part.split("=", 1) for part in peer.split(","))
@@ -85,7 +85,7 @@ def chosen_allocators(
     always = [allocators.find(name, added) for name in [*allocators.PEERS, *added, "mayfly"]]
     extra = dict.fromkeys(name for workload in WORKLOADS.values() for name in workload.extra)
     if options.quick:
-        # The one that Redis' fragmentation is compared with stays.
+        # Keeps the peer that Redis' fragmentation is compared with.
         extra = {name: None for name in extra if name == "tcmalloc:huge" or name not in ON_HUGE_PAGES}
     if thp_setting() == "absent" or os.geteuid() != 0:
         dropped = [name for name in extra if name.endswith((":huge", ":always"))]

@@ -1,7 +1,7 @@
 """The allocators that are compared: where each one's library is, and the settings it runs with.
 
 A name may carry a variant, whose parts are joined by '-': `jemalloc:huge` runs on huge pages by its own
-best setting, `jemalloc:decay-huge` gives memory back in the background as well, `mayfly:lines` is the paper's
+best setting, `jemalloc:decay-huge` returns memory in the background as well, `mayfly:lines` is the paper's
 span layout. Every library is preloaded, glibc's too: Debian's redis-server is linked to jemalloc and would
 use that.
 """
@@ -111,13 +111,13 @@ def find(name: str, added: dict[str, Allocator]) -> Allocator:
 
 
 def find_all(names: str | list[str]) -> list[Allocator]:
-    """Those of NAME,... or of a list, each once."""
+    """The allocators named by NAME,... or by a list, each once."""
     names = names.split(",") if isinstance(names, str) else names
     return [find(name, {}) for name in dict.fromkeys(filter(None, names))]
 
 
 def library(base: str, added: dict[str, Allocator]) -> Path:
-    """Where the allocator's library is; one of peers.BUILT is built now if it never was."""
+    """The path of the allocator's library; builds one of peers.BUILT if it never was built."""
     if base == "mayfly":
         path = Path(os.environ.get("MAYFLY_HEAP_LIBRARY", ROOT / "target/release/libmayfly_heap.so"))
         if not path.exists():

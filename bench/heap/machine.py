@@ -53,11 +53,11 @@ def memory_stays():
 
 @contextlib.contextmanager
 def thp_always(khugepaged_fast: bool):
-    """Sets transparent huge pages to `always` for the whole machine while the body runs, then as it was.
+    """Sets transparent huge pages to `always` for the whole machine while the body runs, then restores them.
 
-    khugepaged, which makes huge pages of small ones behind a program's back, looks every 10 s at 16 MiB by
-    default: on a server it has long caught up, in a benchmark of seconds it never would. With
-    `khugepaged_fast` it looks five times a second.
+    khugepaged, which replaces a program's small pages by huge ones, scans 16 MiB every 10 s by default: on a
+    server it has long caught up, in a benchmark of seconds it never would. With `khugepaged_fast` it scans
+    five times a second.
     """
     wanted = {THP / "enabled": "always"}
     if khugepaged_fast:

@@ -30,7 +30,7 @@ def run(
     watch: Callable[[int], None] | None = None,
     **options,
 ) -> tuple[str, Numbers]:
-    """Runs the command to its end; gives its standard output and what it cost.
+    """Runs the command to its end; returns its standard output and its cost.
 
     `watch` is called with the process's id every few milliseconds while it runs. The peak is that of the
     largest process among the command and the children it waited for.

@@ -1,7 +1,7 @@
 """Redis under load: 1000-byte values over up to 5,000 connections; fill, serve, delete most, fill again.
 
-The load at full speed is redis-benchmark's (LLAMA §9 uses the same). What is deleted, what is written the
-second time and every check is done by a client of our own: the data is known and must come back unchanged.
+The load at full speed is redis-benchmark's (LLAMA §9 uses the same). Our own client deletes, writes the
+second fill and checks every value: the data is known and must come back unchanged.
 """
 
 import csv
@@ -41,7 +41,7 @@ QUICK = Scale(connections=200, sets=30_000, gets=20_000, ranges=2_000, second_ke
 def server_command() -> list[str]:
     """Redis without a file and without a port; {socket} is where it listens."""
     kept = ["--port", "0", "--unixsocket", "{socket}", "--save", "", "--appendonly", "no"]
-    # Redis turns huge pages off for itself where all programs have them; here they are measured.
+    # Redis disables huge pages for itself if all programs have them; here they are measured.
     more = ["--maxclients", "10000", "--loglevel", "warning", "--disable-thp", "no"]
     return [tool("redis-server"), *kept, *more]
 
@@ -108,7 +108,7 @@ class Load:
         self.numbers[prefix + "resident_2m_bytes"] = self.server.resident_huge_ranges() << 21
 
     def benchmark(self, test: str, requests: int, *what: str) -> None:
-        """A test of redis-benchmark's over all connections; `what` is its options or the command to send."""
+        """Runs a test of redis-benchmark over all connections; `what`: its options or the command to send."""
         command = [tool("redis-benchmark"), "-s", str(self.server.socket_path), "-c", str(self.connections)]
         command += ["-n", str(requests), "-d", str(VALUE_BYTES), "--csv", *what]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -120,7 +120,7 @@ class Load:
         self.numbers["time_ms"] = self.numbers.get("time_ms", 0) + requests / rate * 1000
 
     def delete_most_of_first(self) -> list[bytes]:
-        """Of redis-benchmark's keys, all but one in ten, in random order; gives those that must be left."""
+        """Deletes nine in ten of redis-benchmark's keys, in random order; returns those that must be left."""
         keys = [b"key:%012d" % i for i in range(self.scale.sets)]
         kept = set(self.random.sample(range(self.scale.sets), self.scale.sets // KEPT_OF_FIRST))
         deleted = [key for i, key in enumerate(keys) if i not in kept]
@@ -180,7 +180,7 @@ def value_of(number: int, size: int) -> bytes:
 
 
 def usable_connections() -> int:
-    """Client and server each hold one end: what the limit on open files allows, raised as far as may be."""
+    """How many connections the limit on open files allows, raised if possible: both ends are open files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 12_000
     if soft < wanted:

@@ -39,14 +39,14 @@ class Results:
         return median(values) if values else None
 
     def names(self, workload: str) -> list[str]:
-        """Allocators with a result for this workload, in the order they were asked for."""
+        """Allocators with a result for this workload, in the order of the options."""
         return [one.name for one in self.allocators if self.of(workload, one.name, "time_ms")]
 
     def workloads(self) -> list[str]:
         return [name for name in WORKLOADS if self.names(name)]
 
     def best(self, workload: str, metric: str) -> float | None:
-        """The lowest median; an oracle's does not count, no program can have one."""
+        """The lowest median; an oracle's does not count, as no program can have one."""
         values = [
             self.median(workload, name, metric) for name in self.names(workload) if "oracle" not in name
         ]
@@ -58,7 +58,7 @@ class Results:
         return value / best if value is not None and best else None
 
     def geometric_mean(self, name: str, metric: str) -> float | None:
-        """Over all measured workloads that the metric belongs to; None when one of them is missing."""
+        """The mean over all measured workloads that the metric belongs to; None if one of them is missing."""
         logs = []
         for workload in self.workloads():
             if metric == "peak_rss_kib" and not WORKLOADS[workload].has_memory:
@@ -79,7 +79,7 @@ class Results:
         return (min(means)[1], min(means)[0]) if means else None
 
     def redis_live_bytes(self, moment: str = "") -> float | None:
-        """What Redis holds, by the leanest allocator's count: what others round up is no live data."""
+        """Redis' live bytes, by the leanest allocator's count: what the others round up is no live data."""
         counts = [self.median("redis", name, moment + "used_memory_bytes") for name in self.names("redis")]
         counts = [count for count in counts if count]
         return min(counts) if counts else None

@@ -101,7 +101,7 @@ def explained(process: subprocess.Popen, stderr: IO[str]) -> Iterator[None]:
 
 
 def socket_answers(server: Server) -> bool:
-    """Whether the server's Unix socket takes connections."""
+    """Whether the server's Unix socket accepts connections."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.connect(str(server.socket_path))
     return True
@@ -118,9 +118,9 @@ def serving(
 ) -> Iterator[Server]:
     """Runs `command` (in which '{socket}' becomes a Unix socket's path) until the body ends.
 
-    `ready` says whether the server answers; an OSError is no. Libraries `beside` the allocator's are
-    preloaded after it; `settings` are the server's environment's. A server that dies under the load fails the
-    run with its last words.
+    `ready` returns whether the server answers; an OSError means no. Libraries `beside` the allocator's are
+    preloaded after it; `settings` are added to the server's environment. A server that dies under the load
+    fails the run with its last output.
     """
     path = Path(folder) / "socket"
     with open(Path(folder) / "stderr", "w+") as stderr, pages_for(allocator):

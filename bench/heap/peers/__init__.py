@@ -1,8 +1,8 @@
 """Builds the allocators that Debian lacks (or has only old) from their authors' sources, for preloading.
 
-Cargo only fetches: Cargo.lock pins every source by its checksum. What is compiled, and how, is what each
-project's own build does for its preloaded library. Results lie in ~/.cache/mayfly/peers, under a name made
-from Cargo.lock and the code here that made them: one build a machine, four minutes or so.
+Cargo only fetches: Cargo.lock pins every source by its checksum. The functions here compile as each project's
+own build does for its preloaded library. Results lie in ~/.cache/mayfly/peers, under a name made from
+Cargo.lock and the code here that made them: one build a machine, four minutes or so.
 """
 
 import hashlib
@@ -108,7 +108,7 @@ BUILT: dict[str, tuple[str, Callable[[Path, Path, Path], None]]] = {
 
 
 def crates() -> dict[str, Path]:
-    """Where cargo keeps the sources, fetched now if they are not there."""
+    """The folders of the sources, which cargo fetches if they are missing."""
     command = ["cargo", "metadata", "--locked", "--format-version", "1"]
     command += ["--manifest-path", str(HERE / "Cargo.toml")]
     try:
@@ -121,7 +121,7 @@ def crates() -> dict[str, Path]:
 
 
 def check(library: Path) -> None:
-    """BenchError unless a program that preloads the library has all of malloc and C++'s operators from it."""
+    """Raises BenchError unless a preloading program gets all of malloc and operator new from it."""
     command = ["g++", "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-fno-builtin"]
     program = compiled("interposes", command, HERE / "interposes.cc")
     environment = os.environ | {"LD_PRELOAD": str(library)}
