@@ -1,5 +1,5 @@
-// Counts the instructions of mallocs and frees that a program marks, by single steps: no performance counter is needed.
-// `step PROGRAM ARGUMENTS...` prints one JSON object.
+// Counts the instructions of mallocs and frees that a program marks, by single steps: no performance
+// counter is needed. `step PROGRAM ARGUMENTS...` prints one JSON object.
 //
 // A mark is `int3`. At the first one rdi holds the address of the function that allocates and rsi of the one
 // that frees; each further one precedes a call of one of them. The instructions from there on outside the

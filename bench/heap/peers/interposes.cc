@@ -1,5 +1,6 @@
-// Preload an allocator and run this: exits with 0 if all functions that allocate are that library's and work.
-// The one argument is the library's path. C++'s operators may be libstdc++'s, which call the library's malloc.
+// Preload an allocator and run this: exits with 0 if all functions that allocate are that library's and
+// work. The one argument is the library's path. C++'s operators may be libstdc++'s, which call the
+// library's malloc.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>

@@ -1,7 +1,8 @@
 // Preloaded beside an allocator: reports on a FIFO the live bytes that the allocator counts in this process.
 //
-// LIVE_BYTES_FIFO names two FIFOs, PATH.ask and PATH.answer. A thread sleeps in open() until a client asks. It
-// allocates nothing, so the process's own allocations stay the same. "-1" means that the allocator cannot count.
+// LIVE_BYTES_FIFO names two FIFOs, PATH.ask and PATH.answer. A thread sleeps in open() until a client
+// asks. It allocates nothing, so the process's own allocations stay the same. "-1" means that the
+// allocator cannot count.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>

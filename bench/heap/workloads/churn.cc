@@ -1,4 +1,5 @@
-// Multi-threaded churn: random sizes (many small, a long tail to 32 KiB) and lifetimes over three orders of magnitude.
+// Multi-threaded churn: random sizes (many small, a long tail to 32 KiB) and lifetimes over three orders
+// of magnitude.
 //
 //   churn [THREADS] [OPERATIONS_PER_THREAD]
 #include "object.h"

@@ -1,4 +1,5 @@
-// Mixed large objects, 8 KiB to 1 MiB (each power of two equally likely), written page by page, in two threads.
+// Mixed large objects, 8 KiB to 1 MiB (each power of two equally likely), written page by page, in two
+// threads.
 //
 //   large [THREADS] [OPERATIONS_PER_THREAD]
 #include "object.h"

@@ -1,4 +1,5 @@
-// A load for memcached, over its Unix socket: sets, gets and deletes on many connections, every answer checked.
+// A load for memcached, over its Unix socket: sets, gets and deletes on many connections, every answer
+// checked.
 //
 //   memcached_load SOCKET REQUESTS [CONNECTIONS] [KEYS]
 //

@@ -2,9 +2,10 @@
 //
 //   paths [MILLISECONDS_PER_PATH]
 //
-// Each path runs in short rounds. One thread is timed by its processor time, and the median round counts. Several are
-// timed by the wall, as they may wait for each other: a pair is charged wall time x cores in use / pairs, and the
-// shortest round counts, since whatever else the machine does can only make it longer.
+// Each path runs in short rounds. One thread is timed by its processor time, and the median round counts.
+// Several are timed by the wall, as they may wait for each other: a pair is charged wall time x cores in
+// use / pairs, and the shortest round counts, since whatever else the machine does can only make it
+// longer.
 #include "report.h"
 #include "threads.h"
 

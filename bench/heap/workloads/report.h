@@ -91,7 +91,8 @@ class Report {
         add("{\"allocator_file\":\"%s\"", file_of_malloc());
     }
     void number(const char *key, double value) { add(",\"%s\":%.9g", key, value); }
-    // The memory at this moment, under a prefix: rss, huge pages, and the translations a TLB would need for them.
+    // The memory at this moment, under a prefix: rss, huge pages, and the translations a TLB would need
+    // for them.
     void memory_now(const char *prefix = "") {
         Memory m = memory();
         char key[96];

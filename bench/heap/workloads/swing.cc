@@ -1,5 +1,6 @@
-// LLAMA §9.6: 64-byte objects, a heap that swings between 1 MiB and 1 GiB, and one long-lived object among every
-// 10,000 allocations, until 5 MB of long-lived data exist. Then everything else is freed: what is still resident?
+// LLAMA §9.6: 64-byte objects, a heap that swings between 1 MiB and 1 GiB, and one long-lived object among
+// every 10,000 allocations, until 5 MB of long-lived data exist. Then everything else is freed: what is
+// still resident?
 //
 //   swing [PEAK_MIB] [LONG_LIVED_BYTES]
 //
@@ -68,7 +69,8 @@ static size_t live_pages(const uintptr_t *address, size_t count, uintptr_t bytes
     return pages;
 }
 
-// 2 MiB-aligned ranges of private memory with any page resident: what the process would occupy if each were a huge page.
+// 2 MiB-aligned ranges of private memory with any page resident: what the process would occupy if each
+// were a huge page.
 static size_t resident_huge_ranges() {
     static char line[1024];
     static uint64_t entry[4096];

@@ -1,5 +1,5 @@
-// Stacks that are not the thread's own: coroutines (ucontext) on stacks from the heap, resumed by other threads, and very
-// deep recursion.
+// Stacks that are not the thread's own: coroutines (ucontext) on stacks from the heap, resumed by other
+// threads, and very deep recursion.
 #include "check.h"
 #include <pthread.h>
 #include <sys/resource.h>

@@ -1,7 +1,7 @@
 // flags: -ldl
 // needs: plugin
-// dlopen and dlclose, hundreds of times and from several threads, of a library that allocates in constructors, in
-// thread_local objects and in destructors; its objects outlive it.
+// dlopen and dlclose, hundreds of times and from several threads, of a library that allocates in
+// constructors, in thread_local objects and in destructors; its objects outlive it.
 #include "check.h"
 #include <dlfcn.h>
 #include <pthread.h>

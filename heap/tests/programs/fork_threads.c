@@ -1,5 +1,6 @@
-// fork while other threads allocate and free: hundreds of children that allocate, free the other threads' objects, start
-// threads of their own and leave by exit or _exit; forks from several threads, with handlers that allocate.
+// fork while other threads allocate and free: hundreds of children that allocate, free the other threads'
+// objects, start threads of their own and leave by exit or _exit; forks from several threads, with
+// handlers that allocate.
 #include "check.h"
 #include <pthread.h>
 #include <stdatomic.h>

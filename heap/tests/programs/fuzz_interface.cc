@@ -1,7 +1,8 @@
 // arguments: --seconds {fuzz_seconds} --seed {seed}
-// Fuzzing of the interface: bytes are decoded into a sequence of calls, right and wrong arguments alike, and run against the
-// shadow of shadow.h. `fuzz_interface FILE...` repeats inputs; `fuzz_interface --seconds N --seed S` makes and mutates its own and
-// writes the one that failed to `fuzz-failure-SEED-N.bin`. With clang, -fsanitize=fuzzer and -DWITH_LIBFUZZER use libFuzzer instead.
+// Fuzzing of the interface: bytes are decoded into a sequence of calls, right and wrong arguments alike,
+// and run against the shadow of shadow.h. `fuzz_interface FILE...` repeats inputs; `fuzz_interface
+// --seconds N --seed S` makes and mutates its own and writes the one that failed to
+// `fuzz-failure-SEED-N.bin`. With clang, -fsanitize=fuzzer and -DWITH_LIBFUZZER use libFuzzer instead.
 #include "shadow.h"
 #include <fcntl.h>
 #include <new>

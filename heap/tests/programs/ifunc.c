@@ -1,6 +1,6 @@
 // flags: -Wl,-z,lazy
-// A program whose IFUNC resolver allocates: it runs while the dynamic linker still relocates the program, before any
-// constructor, the heap's own included.
+// A program whose IFUNC resolver allocates: it runs while the dynamic linker still relocates the program,
+// before any constructor, the heap's own included.
 #include "check.h"
 
 static int resolved;

@@ -1,5 +1,6 @@
 // stdout: xml
-// errno kept by free; malloc_trim, mallinfo2, mallinfo, malloc_stats, mallopt; malloc_info writes XML (the runner parses it).
+// errno kept by free; malloc_trim, mallinfo2, mallinfo, malloc_stats, mallopt; malloc_info writes XML (the
+// runner parses it).
 #include "check.h"
 
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"

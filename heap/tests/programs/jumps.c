@@ -1,5 +1,6 @@
-// siglongjmp out of handlers (not out of malloc), handlers on an alternate stack that itself is an object of the heap,
-// allocation inside a handler for a signal the program raised itself, and recovery from a real fault.
+// siglongjmp out of handlers (not out of malloc), handlers on an alternate stack that itself is an object
+// of the heap, allocation inside a handler for a signal the program raised itself, and recovery from a
+// real fault.
 #include "check.h"
 #include <pthread.h>
 #include <setjmp.h>

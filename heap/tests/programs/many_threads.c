@@ -1,5 +1,5 @@
-// 256 threads alive at once that exchange objects, 5,000 one after another with bounded memory, detached ones, and a
-// program whose main thread ends first.
+// 256 threads alive at once that exchange objects, 5,000 one after another with bounded memory, detached
+// ones, and a program whose main thread ends first.
 #include "check.h"
 #include <pthread.h>
 #include <semaphore.h>

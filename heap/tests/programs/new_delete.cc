@@ -1,4 +1,5 @@
-// All forms of operator new and delete: plain, array, nothrow, sized, aligned, and each of their combinations.
+// All forms of operator new and delete: plain, array, nothrow, sized, aligned, and each of their
+// combinations.
 #include "check.h"
 #include <memory>
 #include <new>

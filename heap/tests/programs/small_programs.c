@@ -36,7 +36,8 @@ int main(void) {
     char *object = malloc(opaque_size(100));
     memset(object, 1, 100);
     CHECK(private_kib() < 1024, "%ld KiB of private memory for an object of 100 B", private_kib());
-    // The first object lies on the window's first huge page; before that lies metadata of 64 regions (heap/src/units/window.rs).
+    // The first object lies on the window's first huge page; before that lies metadata of 64 regions
+    // (heap/src/units/window.rs).
     const uintptr_t mib = 1 << 20;
     uintptr_t base = (uintptr_t)object & ~(2 * mib - 1);
     uintptr_t of_pages = base - 64 * 2 * mib, of_spans = of_pages - 64 * 320 * mib;

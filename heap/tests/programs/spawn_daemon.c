@@ -1,4 +1,5 @@
-// vfork and exec, posix_spawn, popen, system, and a daemon's double fork, from a threaded program with a busy heap.
+// vfork and exec, posix_spawn, popen, system, and a daemon's double fork, from a threaded program with a
+// busy heap.
 #include "check.h"
 #include <pthread.h>
 #include <spawn.h>

@@ -1,6 +1,7 @@
 // arguments: --seconds {seconds} --seed {seed}
-// Random calls from many threads with every object's contents checked: objects freed by other threads, threads that end and
-// start, forks from a busy program, signals. `stress --seconds N --seed S [--threads T]`: the same seed gives each thread the same calls.
+// Random calls from many threads with every object's contents checked: objects freed by other threads,
+// threads that end and start, forks from a busy program, signals. `stress --seconds N --seed S [--threads
+// T]`: the same seed gives each thread the same calls.
 #include "check.h"
 #include <atomic>
 #include <new>

@@ -1,4 +1,5 @@
-// Signals arrive every 100 µs, in all threads, while they allocate: calls are interrupted anywhere and nothing is lost.
+// Signals arrive every 100 µs, in all threads, while they allocate: calls are interrupted anywhere and
+// nothing is lost.
 #include "check.h"
 #include <pthread.h>
 #include <signal.h>

@@ -1,5 +1,6 @@
 // library
-// A plug-in that allocates in its constructors, in thread_local objects and in its destructors; dlopen_plugins.c loads it.
+// A plug-in that allocates in its constructors, in thread_local objects and in its destructors;
+// dlopen_plugins.c loads it.
 #include <memory>
 #include <stdlib.h>
 #include <string.h>
