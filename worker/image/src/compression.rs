@@ -21,17 +21,17 @@ pub enum Compression {
 }
 
 impl Compression {
-    /// Of a file that begins so; four bytes are enough.
+    /// The compression of a file with this beginning; four bytes are enough.
     pub fn of(start: &[u8]) -> Compression {
         match start {
             [0x1f, 0x8b, ..] => Compression::Gzip,
-            // A frame, or one that is to be skipped, with which files may begin as well (RFC 8878 §3.1).
+            // A frame, or a skippable one, with which files may begin as well (RFC 8878 §3.1).
             [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Compression::Zstd,
             _ => Compression::None,
         }
     }
 
-    /// What `file` holds. What is damaged, or asks for too much memory, fails as it is read.
+    /// Reads the contents of `file`. Reading fails where it is damaged, or asks for too much memory.
     pub fn reader<'a>(self, file: impl BufRead + 'a) -> Box<dyn Read + 'a> {
         match self {
             Compression::None => Box::new(file),
@@ -44,7 +44,7 @@ impl Compression {
 /// The contents of zstd frames, one after the other (RFC 8878).
 struct Frames<R> {
     file: R,
-    /// Holds a window and one block of the frame that is read.
+    /// The decoder's window and one block of the frame that is read.
     frame: FrameDecoder,
     /// Whether that frame was checked, or there is none.
     done: bool,

@@ -18,14 +18,14 @@ use super::{Allowed, Fetch, hash};
 use worker_system::open_below;
 use worker_system::text::shown;
 
-/// A manifest, or what an image says of itself.
+/// The most bytes of a manifest or of an image's description.
 const DOCUMENT_BYTES: u64 = 4 << 20;
 /// Files in an archive of images.
 const MEMBERS: usize = 10_000;
 
 /// Where the files are.
 pub enum Files {
-    /// A folder, and whether it is read only as everybody may.
+    /// A folder, and whether only files that every user may read are read.
     Folder(Dir, bool),
     Archive(Archive),
     Registry(Registry),
@@ -136,7 +136,7 @@ enum Opened {
     File(File),
 }
 
-/// What the operator has named is read as it is.
+/// Opens a path that the operator has named, with the worker's rights.
 fn operators(path: &Path) -> Result<Opened> {
     let metadata = path.metadata()?;
     if metadata.is_dir() {
@@ -146,7 +146,8 @@ fn operators(path: &Path) -> Result<Opened> {
     Ok(Opened::File(File::open(path)?))
 }
 
-/// What a caller has named lies below a folder of the operator's, and everybody may read it.
+/// Opens a path that a caller has named: it must lie below a folder of the operator's, and every user may
+/// read it.
 fn callers(path: &Path, folders: &[PathBuf]) -> Result<Opened> {
     let below = folders.iter().find_map(|root| Some((root, path.strip_prefix(root).ok()?)));
     let (root, below) =
@@ -230,7 +231,7 @@ impl Archive {
     }
 }
 
-/// Where a link in an archive leads, if not out of it.
+/// The target of a link in an archive, if it does not lead out.
 fn beside(path: &Path, link: &Path) -> Option<PathBuf> {
     let mut target = path.parent()?.to_path_buf();
     for part in link.components() {

@@ -1,5 +1,6 @@
-//! Puts one layer over what earlier ones have left: first what it takes away, then what it holds (OCI image
-//! format, "Image Layer Filesystem Changeset"). What its headers claim is bounded before it is believed.
+//! Puts one layer over earlier ones: first removes the files of its whiteouts, then adds its own (OCI
+//! image format, "Image Layer Filesystem Changeset"). The claims of its headers are bounded before they
+//! are trusted.
 
 use std::ffi::OsStr;
 use std::io::{self, BufRead, BufReader, Read};
@@ -15,21 +16,21 @@ use super::reference::{Digest, quoted};
 use super::tree::{Attributes, Tree, inside};
 use worker_system::text::shown;
 
-/// Before the name of what the layer takes away.
+/// The prefix of a whiteout: a file that removes the one with the rest of its name.
 const WHITEOUT: &[u8] = b".wh.";
-/// Takes away all that earlier layers have in its folder.
+/// An opaque whiteout: it removes all that earlier layers have in its folder.
 const OPAQUE: &[u8] = b".wh..wh..opq";
-/// Names and what else is said of one file before it.
+/// The most bytes of an extension before a file, such as its long name.
 const EXTENSION_BYTES: u64 = 1 << 20;
 
-/// What an image may still have.
+/// The room that an image has left.
 #[derive(Clone, Copy)]
 pub struct Left {
     pub bytes: u64,
     pub entries: usize,
 }
 
-/// What an archive says of one thing in it.
+/// The header of an entry of an archive.
 struct Member {
     path: PathBuf,
     kind: EntryType,
@@ -42,8 +43,8 @@ struct Member {
 /// Opens a layer's file, from its beginning.
 type Open<'a, 'b> = &'b dyn Fn() -> Result<Box<dyn Read + 'a>>;
 
-/// Looks at all of a layer before anything of it is believed: whether it is the one that is meant, and
-/// within bounds. Takes away what it takes away.
+/// Checks all of a layer before any of it is trusted: its digests, and that it is within bounds. Removes
+/// the files of its whiteouts from the tree.
 ///
 /// # Errors
 /// What is wrong with it.
@@ -63,17 +64,17 @@ pub fn check(
     walk_all(open, content, left, |member, _| take_away(tree, &member))
 }
 
-/// Puts there what a layer holds that was checked. It is read a second time, and any user who may write
-/// its file can have changed it since: so the same bounds and the same digest are checked again.
+/// Adds the files of a checked layer. It is read a second time, and any user who may write its file can
+/// have changed it since: so the same bounds and the same digest are checked again.
 ///
 /// # Errors
-/// What cannot be put there: devices, names and links that lead out; or it is another than the one that was
-/// checked.
+/// An entry is not allowed, such as a device, or a name or link that leads out; or the layer is not the
+/// one that was checked.
 pub fn put(open: Open, content: &Digest, tree: &Tree, mut left: Left) -> Result<()> {
     walk_all(open, content, &mut left, |member, bytes| put_one(tree, &member, bytes))
 }
 
-/// Visits all of a layer, as far as it is within bounds, and checks that it is the one that is meant.
+/// Visits all of a layer, as far as it is within bounds, and checks its digest.
 fn walk_all(
     open: Open,
     content: &Digest,
@@ -90,7 +91,7 @@ fn walk_all(
         let place = place(&member.path);
         visit(member, bytes).with_context(|| place)
     })?;
-    // What follows its end is part of what was hashed, too.
+    // The digest covers the bytes after the archive's end, too.
     io::copy(&mut archive, &mut io::sink())?;
     ensure!(archive.bytes <= before, too_large());
     left.bytes = before - archive.bytes;
@@ -115,7 +116,7 @@ fn take_away(tree: &Tree, member: &Member) -> Result<()> {
         return Ok(tree.empty(folder)?);
     }
     match name.strip_prefix(WHITEOUT) {
-        // Others of these are notes of a file system that is not in use any more.
+        // Other names with this prefix are metadata of a file system that is not in use any more (aufs).
         Some(gone) if !gone.starts_with(WHITEOUT) => {
             ensure!(!matches!(gone, b"" | b"." | b".."), "it takes away what has no name");
             Ok(tree.remove(&folder.join(OsStr::from_bytes(gone)))?)
@@ -147,7 +148,7 @@ fn put_one(tree: &Tree, member: &Member, content: &mut dyn Read) -> Result<()> {
     }
 }
 
-/// What is said before a member that its header has no room for.
+/// Fields of an entry that its header has no room for, from the extensions before it.
 #[derive(Default)]
 struct Extension {
     path: Option<Vec<u8>>,

@@ -6,7 +6,7 @@
 //!                                                                   │
 //!                      root of instances ◄── tree ◄── layer by layer ┘   each checked by its digest first
 //! ```
-//! An image is known by the digest of its description, which names the digests of all layers' contents.
+//! The digest of its description identifies an image: that names the digests of all layers' contents.
 
 mod compression;
 mod files;
@@ -52,7 +52,7 @@ pub struct Allowed<'a> {
     pub registries: &'a [SocketAddr],
 }
 
-/// How an image's programs are started, as it says itself.
+/// How an image's programs are started, by its own configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Image {
     /// `ImageUri`.
@@ -84,7 +84,7 @@ pub struct ImageConfig {
 
 /// An image that was found, and is not unpacked yet.
 pub struct Opened {
-    /// What it says of itself.
+    /// Its own configuration.
     pub image: Image,
     files: Files,
     id: Digest,
@@ -180,7 +180,7 @@ fn unpack(files: &Files, layers: &[manifest::Layer], folder: &Path, bytes: u64) 
         layer::check(&open, digest.as_ref(), content, &tree, &mut left).with_context(place)?;
         layer::put(&open, content, &tree, bounds).with_context(place)?;
     }
-    // What is put in front of these is each instance's own; in a folder that is read-only they must be there.
+    // Each instance mounts its own files over these, and could not make them in a read-only folder.
     let plain = Attributes { mode: 0o755, modified_s: 0 };
     if !folder.join("etc").is_symlink() {
         tree.put_folder(Path::new("etc"), plain)?;

@@ -1,5 +1,4 @@
-//! Which image is meant, what it says of itself, and of which layers it is made (OCI image format;
-//! `docker save`).
+//! Finds the named image, its description and its layers (OCI image format; `docker save`).
 
 use std::collections::BTreeMap;
 
@@ -16,12 +15,12 @@ const BLOBS: &str = "blobs/sha256/";
 /// Name and tag, as containerd and docker write them.
 const NAMES: [&str; 2] = ["org.opencontainers.image.ref.name", "io.containerd.image.name"];
 
-/// Where manifests and descriptions come from.
+/// The source of manifests and descriptions.
 pub trait Documents {
     /// A file of the image, if there is one of this name.
     ///
     /// # Errors
-    /// It cannot be read, or is too long for what it is.
+    /// It cannot be read, or is too long for a document.
     fn document(&self, name: &str) -> Result<Option<Vec<u8>>>;
 
     /// The manifest with this digest; it is checked.
@@ -44,15 +43,15 @@ pub struct Found {
 /// A layer of an image.
 #[derive(Debug)]
 pub struct Layer {
-    /// The file that it is.
+    /// The name of its file.
     pub file: String,
-    /// Of that file. Archives of `docker save` say nothing of it.
+    /// The digest of that file. Archives of `docker save` do not have it.
     pub digest: Option<Digest>,
-    /// Of the archive in it.
+    /// The digest of the archive in it, uncompressed.
     pub content: Digest,
 }
 
-/// What an image says of itself.
+/// An image's description of itself (its config).
 #[derive(Debug, Deserialize)]
 pub struct Description {
     architecture: String,
@@ -115,7 +114,7 @@ struct Saved {
 /// Finds an image of Linux on x86-64; of several in an index or archive, the one with this tag.
 ///
 /// # Errors
-/// There is none, or more than one, or what it says of itself is wrong.
+/// There is none, or more than one, or its description is wrong.
 pub fn find(documents: &impl Documents, tag: Option<&str>) -> Result<Found> {
     if let Some(text) = documents.document("index.json")? {
         let digest = choose(parse::<Index>("index.json", &text)?.manifests, tag)?;

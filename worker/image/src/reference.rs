@@ -63,7 +63,7 @@ impl std::fmt::Display for Digest {
     }
 }
 
-/// What a library says of foreign bytes, which it may quote as they are.
+/// A library's error about untrusted bytes, which it may quote unescaped.
 pub fn quoted(error: std::io::Error) -> std::io::Error {
     std::io::Error::new(error.kind(), shown(&error.to_string()))
 }
@@ -73,7 +73,7 @@ impl Reference {
     /// has none.
     ///
     /// # Errors
-    /// What it should be.
+    /// It is no reference; the error shows what one is.
     pub fn parse(uri: &str, base: Option<&Path>) -> Result<Reference> {
         let absolute = |path: &str| match base {
             Some(base) => Ok(base.join(path)),

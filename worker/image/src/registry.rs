@@ -14,7 +14,7 @@ const MANIFEST_BYTES: u64 = 4 << 20;
 const MANIFESTS: &str = "application/vnd.oci.image.index.v1+json, application/vnd.oci.image.manifest.v1+json, \
     application/vnd.docker.distribution.manifest.list.v2+json, application/vnd.docker.distribution.manifest.v2+json";
 
-/// The registry, and where files lie that come from it.
+/// The registry, and a folder for its files.
 pub struct Registry {
     remote: Remote,
     folder: tempfile::TempDir,
@@ -22,7 +22,7 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// Asks nothing yet.
+    /// Sends no request yet.
     ///
     /// # Errors
     /// No folder can be made.
@@ -56,7 +56,7 @@ impl Registry {
     /// A file, fetched when it is first asked for. Its digest is not checked here.
     ///
     /// # Errors
-    /// There is none, or it does not come.
+    /// There is none, or fetching it fails.
     pub fn blob(&self, digest: &Digest) -> Result<File> {
         let path = self.folder.path().join(digest.hex());
         if let Ok(known) = File::open(&path) {

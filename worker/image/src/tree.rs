@@ -1,6 +1,5 @@
-//! A folder that a hostile archive is unpacked into. Names lead where they would if it were the root of a
-//! file system: the kernel resolves them so (openat2(2), `RESOLVE_IN_ROOT`), and no link of the archive's
-//! leads out.
+//! A folder that a hostile archive is unpacked into. The kernel resolves names as if the folder were the
+//! root of a file system (openat2(2), `RESOLVE_IN_ROOT`), so no link of the archive's leads out.
 
 use std::cell::Cell;
 use std::ffi::OsStr;
@@ -31,14 +30,14 @@ pub struct Tree {
     unnamed: Cell<usize>,
 }
 
-/// What an archive says of a file's mode and age.
+/// A file's mode and age, from an archive.
 #[derive(Clone, Copy)]
 pub struct Attributes {
     pub mode: u32,
     pub modified_s: u64,
 }
 
-/// A name in an archive that stays below its root, without what means nothing.
+/// A name in an archive that stays below its root, without its `.` parts.
 pub fn inside(name: &Path) -> Option<PathBuf> {
     let mut plain = PathBuf::new();
     for part in name.components() {
@@ -73,7 +72,7 @@ impl Tree {
         Err(Errno::AGAIN)
     }
 
-    /// The same, and what of it is missing is made.
+    /// The same, with missing folders made.
     fn made(&self, path: &Path) -> io::Result<OwnedFd> {
         match self.folder(path) {
             Err(Errno::NOENT) if !path.as_os_str().is_empty() => {
@@ -88,7 +87,7 @@ impl Tree {
         }
     }
 
-    /// Links can hide how deep a folder is: the kernel knows.
+    /// Links can hide the depth of a folder, so the kernel is asked for its path.
     fn check_depth(&self, folder: &OwnedFd) -> io::Result<()> {
         let path = std::fs::read_link(format!("/proc/self/fd/{}", folder.as_raw_fd()))?;
         let depth = path.strip_prefix(&self.path).map_or(usize::MAX, |below| below.components().count());
@@ -99,13 +98,14 @@ impl Tree {
         }
     }
 
-    /// The folder that something lies in, and its name there.
+    /// The folder of a path, and its name there.
     fn place<'a>(&self, path: &'a Path) -> io::Result<(OwnedFd, &'a OsStr)> {
         let name = path.file_name().ok_or_else(|| io::Error::other("it has no name"))?;
         Ok((self.made(path.parent().unwrap_or(Path::new("")))?, name))
     }
 
-    /// Takes away what is there under a name, a link itself and not what it leads to. Nothing is fine, too.
+    /// Removes the entry of a name: of a link the link itself, not its target. A missing entry is no
+    /// error.
     ///
     /// # Errors
     /// It cannot be.
@@ -120,7 +120,7 @@ impl Tree {
         }
     }
 
-    /// Takes away all that is in a folder, if it is one.
+    /// Removes the contents of a folder, if it is one.
     ///
     /// # Errors
     /// It cannot be.
@@ -154,8 +154,8 @@ impl Tree {
         Ok(fchmod(&folder, Mode::from_raw_mode(attributes.mode & 0o777 | 0o700))?)
     }
 
-    /// Makes a file with what `content` gives, in place of what is there. It gives rights to nobody: no
-    /// set-user-id.
+    /// Makes a file with the bytes of `content`, in place of an existing entry. The file has no
+    /// set-user-id bit, which would give rights.
     ///
     /// # Errors
     /// It cannot be, or the content cannot be read.
@@ -171,14 +171,14 @@ impl Tree {
         let mut file = File::from(openat(&parent, name, flags, Mode::from_raw_mode(0o600))?);
         let written = io::copy(content, &mut file)?;
         fchmod(&file, Mode::from_raw_mode(attributes.mode & 0o777))?;
-        // Python believes a compiled module only beside a source of the age that it names.
+        // Python uses a compiled module only if its source has the age that the module names.
         let age =
             Timespec { tv_sec: attributes.modified_s.min(u64::from(u32::MAX)).cast_signed(), tv_nsec: 0 };
         futimens(&file, &Timestamps { last_access: age, last_modification: age })?;
         Ok(written)
     }
 
-    /// Makes a link; what it says means something in an instance only.
+    /// Makes a link, whose target is resolved in an instance only.
     ///
     /// # Errors
     /// It cannot be.
@@ -188,7 +188,7 @@ impl Tree {
         Ok(symlinkat(points_to, &parent, name)?)
     }
 
-    /// Makes another name for what is there under the first: a file or a link.
+    /// Makes a hard link to a file or a link.
     ///
     /// # Errors
     /// There is none.
@@ -208,7 +208,7 @@ impl Tree {
         Ok(linkat(&there, name_there, &parent, name, AtFlags::empty())?)
     }
 
-    /// Has the disk hold all of it.
+    /// Writes all of it to the disk.
     ///
     /// # Errors
     /// It cannot.
