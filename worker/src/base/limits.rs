@@ -23,7 +23,7 @@ pub const STREAM_BYTES: usize = 200 * 1024 * 1024;
 pub const EVENT_PAYLOAD_BYTES: usize = 1024 * 1024;
 /// A .zip that is uploaded.
 pub const ZIP_BYTES: usize = 50 * 1024 * 1024;
-/// What a .zip holds, unpacked.
+/// The contents of a .zip, unpacked.
 pub const UNZIPPED_BYTES: u64 = 250 * 1024 * 1024;
 /// The limits of a folder that the operator has named: those of an image.
 pub use worker_image::{FOLDER_DEPTH, IMAGE_BYTES};

@@ -48,10 +48,10 @@ pub struct Target {
 }
 
 impl Target {
-    /// As the path has it, of the version or alias that the query names.
+    /// The function that the path names, with the version or alias that the query names.
     ///
     /// # Errors
-    /// A name that none has, or two that differ.
+    /// The name is invalid, or path and query name different versions or aliases.
     pub fn new(text: &str, queried: Option<String>) -> Result<Target, ApiError> {
         let target = parse(text)?;
         let Some(queried) = queried.filter(|text| !text.is_empty()) else { return Ok(target) };
@@ -64,10 +64,10 @@ impl Target {
         Ok(queried)
     }
 
-    /// Of the function itself, where a version or an alias makes no sense.
+    /// The function's name, where a call takes no version or alias.
     ///
     /// # Errors
-    /// One was named.
+    /// A version or an alias is named.
     pub fn unqualified(self) -> Result<String, ApiError> {
         match self.qualifier {
             None => Ok(self.name),
@@ -89,10 +89,10 @@ impl std::fmt::Display for Target {
     }
 }
 
-/// The function, and the version or alias, out of what a request calls it.
+/// Parses the name of a function that a request gives, with its version or alias.
 ///
 /// # Errors
-/// Characters that no name has.
+/// It has characters that names must not have.
 pub fn parse(text: &str) -> Result<Target, ApiError> {
     let (rest, whole) = match text.strip_prefix("arn:aws:lambda:") {
         Some(rest) => (rest.split_once(':').map_or("", |(_region, rest)| rest), true),

@@ -1,4 +1,4 @@
-//! Whose memory is what: the processes of an instance as the kernel counts them, pages of the store apart.
+//! Memory of an instance's processes, as the kernel counts it, with the page store's pages apart.
 
 use std::fs;
 
@@ -16,7 +16,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Of these processes together; those that have ended count nothing.
+    /// The memory of these processes together; ended ones count nothing.
     pub fn of_processes(processes: impl IntoIterator<Item = i32>) -> Memory {
         let mut sum = Memory::default();
         for process in processes {
@@ -31,12 +31,12 @@ impl Memory {
     }
 }
 
-/// What is left of the machine's memory (`MemAvailable`).
+/// The machine's available memory (`MemAvailable`).
 pub fn available_bytes() -> u64 {
     bytes(&fs::read_to_string("/proc/meminfo").unwrap_or_default(), "MemAvailable:")
 }
 
-/// The number on the line that begins so, which is in kB.
+/// The bytes on the line with this beginning, which has them in kB.
 fn bytes(text: &str, name: &str) -> u64 {
     let line = text.lines().find_map(|line| line.strip_prefix(name));
     let number = line.and_then(|line| line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok());

@@ -21,7 +21,7 @@ pub struct Copy {
 }
 
 impl Copy {
-    /// Copies what is in `source`, which is `below` in the whole.
+    /// Copies the contents of `source`, whose path in the whole folder is `below`.
     pub fn folder(&mut self, source: &Dir, below: &Path, target: &Path) -> Result<(), String> {
         if below.components().count() > limits::FOLDER_DEPTH {
             return Err("folders lie too deep in one another".into());
@@ -46,7 +46,7 @@ impl Copy {
                 fs::set_permissions(&target, fs::Permissions::from_mode(0o755)).map_err(failed)?;
                 self.folder(&entry.open_dir().map_err(failed)?, &below, &target)?;
             } else if kind.is_symlink() {
-                // It leads to what the instance sees there, nowhere else.
+                // An instance resolves the link in its own root, so its target is copied as it is.
                 let points_to = source.read_link_contents(&name).map_err(failed)?;
                 std::os::unix::fs::symlink(points_to, &target).map_err(failed)?;
             } else {
@@ -56,7 +56,7 @@ impl Copy {
         Ok(())
     }
 
-    /// Copying takes pages of a stack, which must not be those of every folder that it lies in.
+    /// Not inlined: copying needs pages of the stack, which must not be part of each recursive frame.
     #[inline(never)]
     fn file(&mut self, entry: &cap_std::fs::DirEntry, below: &Path, target: &Path) -> Result<(), String> {
         let failed = |error: io::Error| format!("{}: {}", below.display(), plain_reason(&error));

@@ -1,5 +1,5 @@
-//! Code that is a container image: the operator's stay in the cache, named after their digests; callers' go
-//! with the last function that has them.
+//! Code that is a container image: the operator's stay in the cache, named after their digests; callers'
+//! are removed with the last function that uses them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -58,8 +58,8 @@ impl Code {
         Ok(Code { folder: root.canonicalize()?, ..Code::of(opened, None) })
     }
 
-    /// An image that a caller has named. Where a function has the same one, it is not unpacked again.
-    /// `may_go` says whether it goes with its last user.
+    /// An image that a caller has named. Where a function has the same one, it is not unpacked again. It
+    /// is removed with its last user, if `may_go` is absent or set.
     ///
     /// # Errors
     /// What is wrong with it.
@@ -83,7 +83,7 @@ impl Code {
 
     fn of(opened: Opened, unpacked: Option<Arc<Unpacked>>) -> Code {
         let folder = unpacked.as_ref().map(|unpacked| unpacked.folder.clone()).unwrap_or_default();
-        // Lambda says nothing of an image's size either.
+        // Lambda reports no size of an image either.
         Code { folder, sha256: opened.digest().into(), size_bytes: 0, image: Some(opened.image), unpacked }
     }
 }

@@ -1,4 +1,5 @@
-//! Layers: folders with what several functions need, seen below /opt, the later over the earlier.
+//! Lambda layers: folders with files that several functions need, seen below /opt, later ones over earlier
+//! ones.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -24,7 +25,7 @@ pub struct Layer {
     pub name: String,
     /// From 1; 0 until it is published.
     pub version: u64,
-    /// What it holds.
+    /// Its files.
     pub code: Code,
     /// Free text.
     pub description: String,
@@ -42,7 +43,7 @@ impl Layer {
         name::layer_arn(&format!("{}:{}", self.name, self.version))
     }
 
-    /// What lists have of it.
+    /// Its entry in lists.
     pub fn summary(&self) -> Value {
         let mut summary = json!({
             "LayerVersionArn": self.arn(),
@@ -76,7 +77,7 @@ impl Layer {
 #[derive(Debug, Default)]
 pub struct Layers {
     known: BTreeMap<String, BTreeMap<u64, Arc<Layer>>>,
-    /// The number of each layer's latest version, which is never given again.
+    /// The number of each layer's latest version, which is never reused.
     latest: BTreeMap<String, u64>,
 }
 
@@ -91,7 +92,7 @@ impl Layers {
         layer
     }
 
-    /// All versions of a layer, and the number of its latest, which may be gone.
+    /// All versions of a layer, and the number of its latest, which may be deleted.
     pub fn history(&self, name: &str) -> Option<(u64, Vec<Arc<Layer>>)> {
         Some((*self.latest.get(name)?, self.versions(name)))
     }
@@ -120,7 +121,7 @@ impl Layers {
         self.known.get(name)?.get(&version).cloned()
     }
 
-    /// Forgets a version.
+    /// Deletes a version.
     pub fn remove(&mut self, name: &str, version: u64) {
         if let Some(versions) = self.known.get_mut(name) {
             versions.remove(&version);
@@ -133,7 +134,7 @@ impl Layers {
     /// The layers that ARNs name, of whatever region and account: templates name those of their own.
     ///
     /// # Errors
-    /// An ARN that none has.
+    /// No version has this ARN.
     pub fn named(&self, arns: &[String]) -> Result<Vec<Arc<Layer>>, ApiError> {
         let find = |arn: &String| {
             let found = name::parse_layer_arn(arn).and_then(|(name, version)| self.get(name, version));
@@ -147,7 +148,7 @@ impl Layers {
     }
 }
 
-/// What an instance sees below /opt.
+/// The contents of /opt in an instance.
 #[derive(Clone, Debug, Default)]
 pub struct OptMount {
     /// The folder, if there is one.

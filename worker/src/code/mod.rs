@@ -44,7 +44,7 @@ pub struct Code {
     pub sha256: String,
     /// `CodeSize`; 0 of an image.
     pub size_bytes: u64,
-    /// What it says of itself, if it is an image, whose root the folder is.
+    /// The image's own configuration, if the code is an image, whose root the folder is.
     #[serde(default)]
     pub image: Option<Image>,
     /// Unpacked code is removed when no function and no instance uses it any more.
@@ -87,7 +87,8 @@ impl Code {
     /// also if the worker is root.
     ///
     /// # Errors
-    /// It lies elsewhere, holds what not all may read or what is no file, folder or link, or too much.
+    /// It lies elsewhere, holds files that not every user may read or that are no file, folder or link, or
+    /// is too large.
     pub fn copied(folder: &Path, allowed: &[PathBuf], place: &Path) -> Result<Code, ApiError> {
         let refused = |reason: String| ApiError::invalid_parameter(format!("{}: {reason}", folder.display()));
         let below = allowed.iter().find_map(|root| Some((root, folder.strip_prefix(root).ok()?)));

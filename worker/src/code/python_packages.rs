@@ -17,7 +17,7 @@ use worker_system::lock::lock;
 const CLIENT: &str = include_str!("../../python-client.txt");
 /// Where an instance sees that folder.
 pub const RUNTIME: &str = "/var/runtime";
-/// What functions in Python start with: a package of ours, beside the client.
+/// The package that functions in Python start with: Mayfly's own, beside the client.
 pub const BOOTSTRAP: &str = "mayfly_bootstrap";
 /// Its files, in Python.
 pub const BOOTSTRAP_FILES: &[(&str, &str)] = &[
@@ -26,7 +26,7 @@ pub const BOOTSTRAP_FILES: &[(&str, &str)] = &[
     ("image.py", include_str!("../../runtime/mayfly_bootstrap/image.py")),
     ("rest.py", include_str!("../../runtime/mayfly_bootstrap/rest.py")),
 ];
-/// What a function in Python needs, beside its code.
+/// The file with the packages that a function in Python needs, beside its code.
 const REQUIREMENTS: &str = "requirements.txt";
 
 /// The folders with `awslambdaric` and our bootstrap for `/var/runtime`: part of it is native code, so each
@@ -43,8 +43,7 @@ impl Clients {
         Clients { cache: cache.into(), folders: Mutex::default() }
     }
 
-    /// Sees to it that there is one for this runtime, if it needs one. Waits for pip where it was never
-    /// there.
+    /// Provides the folder for this runtime, if it needs one. Waits for pip if it was never installed.
     ///
     /// # Errors
     /// It cannot be installed.
@@ -58,12 +57,12 @@ impl Clients {
         Ok(())
     }
 
-    /// That of a runtime.
+    /// The folder of a runtime.
     pub fn of(&self, runtime: &Runtime) -> Option<PathBuf> {
         lock(&self.folders).get(runtime.name()).cloned()
     }
 
-    /// All that there are.
+    /// All folders.
     pub fn all(&self) -> Vec<PathBuf> {
         lock(&self.folders).values().cloned().collect()
     }

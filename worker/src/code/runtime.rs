@@ -1,4 +1,4 @@
-//! Runtimes: what starts inside an instance, and where this host has it.
+//! Runtimes: the program that starts inside an instance, and its place on this host.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::base::error::ApiError;
 
-/// What starts inside an instance; kept by Lambda's name for it.
+/// The program that starts inside an instance; stored by Lambda's name for it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Runtime {
@@ -18,7 +18,7 @@ pub enum Runtime {
     Node(PathBuf, String),
     /// `provided.*`: the program `bootstrap` in the code, which speaks the Runtime API itself.
     Provided(String),
-    /// `PackageType: Image`: what the image says, which brings Lambda's runtime interface client with it.
+    /// `PackageType: Image`: the image's own command; the image brings Lambda's runtime interface client.
     Image,
 }
 

@@ -1,6 +1,6 @@
-//! Files of the worker's own that instances see: the bootstraps of functions in Python and Node.js, and the
-//! package `mayfly`. They are in this program, and written out when the worker starts; the bootstrap in
-//! Python is compiled beside Lambda's client ([`crate::code::python_packages`]).
+//! Files of the worker's own that instances see: the bootstraps of functions in Python and Node.js, and
+//! the package `mayfly`. This program contains them, and the worker writes them out when it starts; the
+//! bootstrap in Python is compiled beside Lambda's client ([`crate::code::python_packages`]).
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

@@ -1,5 +1,5 @@
-//! Unpacks a .zip with care: nothing is written outside its folder, and what its headers claim is not
-//! believed.
+//! Unpacks a .zip with care: nothing is written outside its folder, and the claims of its headers are not
+//! trusted.
 
 use std::fs;
 use std::io::{self, Cursor, Read};
@@ -18,7 +18,7 @@ pub fn unpack(zip: &[u8], folder: &Path) -> Result<(), ApiError> {
     if archive.len() > ENTRIES {
         return Err(invalid(format!("it has {} entries, at most {ENTRIES} are allowed", archive.len())));
     }
-    // What the headers claim is not believed: bytes are counted as they come out.
+    // The headers' sizes are not trusted: bytes are counted as they are unpacked.
     let mut left = limits::UNZIPPED_BYTES;
     let mut folders = Folders { root: folder, left: ENTRIES };
     for index in 0..archive.len() {
@@ -53,15 +53,15 @@ pub fn unpack(zip: &[u8], folder: &Path) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Makes folders, and no more than are left: the name of one entry can have hundreds, which take room on
-/// the disk.
+/// Makes a bounded number of folders: the name of one entry can have hundreds, which take room on the
+/// disk.
 struct Folders<'a> {
     root: &'a Path,
     left: usize,
 }
 
 impl Folders<'_> {
-    /// Makes one, with those that it lies in.
+    /// Makes a folder, with its parents.
     fn make(&mut self, path: &Path) -> io::Result<()> {
         if path.is_dir() {
             return Ok(());

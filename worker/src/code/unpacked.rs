@@ -1,4 +1,4 @@
-//! Where unpacked code lies, which is removed with its last user.
+//! A folder with unpacked code, which is removed with its last user.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -27,7 +27,7 @@ impl Unpacked {
         Arc::new(Unpacked { folder, may_go: Some(may_go) })
     }
 
-    /// It outlives the worker.
+    /// Has the folder outlive the worker: it is removed with its last user only while `may_go` is set.
     pub fn goes_if(&mut self, may_go: &Arc<AtomicBool>) {
         self.may_go = Some(may_go.clone());
     }

@@ -1,5 +1,4 @@
-//! What a function is: settings and code as they are now, what was published of it, and what is said about
-//! it.
+//! A function: its settings and code, its published versions and aliases, and its description in the API.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -39,7 +38,7 @@ pub struct Deployment {
     pub opt: OptMount,
     /// Changes with every change.
     pub revision: String,
-    /// Of the last change.
+    /// The time of the last change.
     pub modified: SystemTime,
 }
 
@@ -61,7 +60,7 @@ pub struct Function {
     pub tags: BTreeMap<String, String>,
     /// Published versions, by number; they do not change any more.
     pub versions: BTreeMap<u64, Arc<Deployment>>,
-    /// The number of the latest version, which is never given again.
+    /// The number of the latest version, which is never reused.
     pub latest_version: u64,
     /// Names for versions.
     pub aliases: BTreeMap<String, Alias>,
@@ -83,7 +82,7 @@ pub struct Alias {
 }
 
 impl Function {
-    /// What a version or an alias stands for; none is `$LATEST`.
+    /// The deployment of a version or an alias; none is `$LATEST`.
     ///
     /// # Errors
     /// There is no such version or alias.
@@ -106,13 +105,13 @@ impl Function {
 /// A function's URL.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FunctionUrl {
-    /// What stands in the path.
+    /// Its id in the path.
     pub id: String,
     /// The alias that it calls; none is `$LATEST`.
     pub alias: Option<String>,
     /// `NONE` or `AWS_IAM`.
     pub auth_type: String,
-    /// `InvokeMode`: whether what the function streams is answered while it comes.
+    /// `InvokeMode`: whether the function's answer is sent while the function makes it.
     #[serde(default)]
     pub streams: bool,
     /// Lambda's time text.
@@ -168,7 +167,7 @@ impl Deployment {
         configuration
     }
 
-    /// Where its code is, as `GetFunction` has it.
+    /// The place of its code, for `GetFunction`.
     pub fn location(&self) -> Value {
         match &self.code.image {
             Some(image) => json!({
@@ -197,13 +196,13 @@ impl Deployment {
     }
 
     /// The name of one instance's log, as long as any other's: the instance has it in its environment, and
-    /// what is longer lies elsewhere in memory. The tenth instance's pages with pointers were not like
-    /// those of the nine before it.
+    /// a longer environment moves later memory. Otherwise the tenth instance's pages with pointers would
+    /// differ from those of the nine before it.
     pub fn log_stream(&self, instance: InstanceId) -> String {
         format!("[{}]{}-{instance:010}", self.version, self.revision)
     }
 
-    /// Whether both do the same, whatever they are called.
+    /// Whether both are equal apart from their names.
     pub fn is_alike(&self, other: &Deployment) -> bool {
         let described =
             |deployment: &Deployment| Settings { description: String::new(), ..deployment.settings.clone() };

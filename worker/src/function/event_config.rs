@@ -18,7 +18,7 @@ pub struct EventConfig {
     /// Attempts after the first one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub maximum_retry_attempts: Option<u32>,
-    /// From when it was accepted.
+    /// Seconds since it was accepted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub maximum_event_age_in_seconds: Option<u32>,
     /// Where the result goes.
@@ -26,7 +26,7 @@ pub struct EventConfig {
     pub destination_config: Destinations,
 }
 
-/// By how it ended.
+/// The destinations by the kind of result.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", deny_unknown_fields)]
 pub struct Destinations {
@@ -45,7 +45,7 @@ pub struct Destination {
     /// Its ARN.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub destination: Option<String>,
-    /// What templates say it is: `Lambda`.
+    /// Its type in templates: `Lambda`.
     #[serde(rename = "Type", skip_serializing)]
     kind: Option<String>,
 }
@@ -59,7 +59,7 @@ pub enum Condition {
 }
 
 impl EventConfig {
-    /// Whether it can be had.
+    /// Checks that the worker supports it.
     ///
     /// # Errors
     /// Numbers out of bounds; destinations that are no functions.
@@ -88,7 +88,7 @@ impl EventConfig {
         Ok(())
     }
 
-    /// With the values that `other` gives.
+    /// This configuration with the values that `other` gives.
     pub fn updated(self, other: EventConfig) -> EventConfig {
         let of = |now: Destination, then: Destination| if then.destination.is_some() { then } else { now };
         let (now, then) = (self.destination_config, other.destination_config);

@@ -30,7 +30,7 @@ pub struct Wanted {
     pub environment: Option<Environment>,
     /// Size of /tmp.
     pub ephemeral_storage: Option<EphemeralStorage>,
-    /// Kept for `GetFunction`; nothing here acts in a role.
+    /// Stored for `GetFunction`; the worker acts in no role.
     pub role: Option<String>,
     /// `Zip` or `Image`.
     pub package_type: Option<String>,
@@ -45,7 +45,7 @@ pub struct Wanted {
     pub other: BTreeMap<String, Value>,
 }
 
-/// What belongs to the call, and not to the function.
+/// The properties of the call, and not of the function.
 const OF_THE_CALL: [&str; 2] = ["Publish", "RevisionId"];
 
 /// Settings that are not supported, and why. They are refused, as are unknown ones, so that no caller
@@ -84,7 +84,7 @@ pub struct EphemeralStorage {
 pub struct Settings {
     /// Free text.
     pub description: String,
-    /// What starts.
+    /// The program that starts.
     pub runtime: Runtime,
     /// Where the function is in the code.
     pub handler: String,
@@ -108,8 +108,8 @@ pub struct Settings {
     /// Whether it reaches the outside world: `Metadata.Mayfly.Network` of its resource in a template;
     /// otherwise as the worker is set up.
     pub outside: Option<bool>,
-    /// Its VM, with `--sandbox vm`: `Metadata.Mayfly.Vm` of its resource in a template; otherwise that of
-    /// all who name none.
+    /// Its VM, with `--sandbox vm`: `Metadata.Mayfly.Vm` of its resource in a template; otherwise the VM
+    /// of all functions that name none.
     #[serde(default)]
     pub vm: Option<String>,
     /// Frozen for so long, its memory goes to the host's swap: `Metadata.Mayfly.PageOutAfter` of its
@@ -143,7 +143,7 @@ impl Settings {
     /// The settings of a new function.
     ///
     /// # Errors
-    /// A value out of range, or one that is needed and missing.
+    /// A value is out of range, or a required one is missing.
     pub fn new(wanted: &Wanted) -> Result<Settings, ApiError> {
         let needed =
             |what: &str| ApiError::invalid_parameter(format!("{what} is needed for a .zip or folder"));
@@ -237,7 +237,7 @@ impl Settings {
         Ok(settings)
     }
 
-    /// What belongs to the other kind of package is refused, as on Lambda.
+    /// Refuses settings of the other package type, as Lambda does.
     fn check_package(&self, wanted: &Wanted) -> Result<(), ApiError> {
         let given = |is_given: bool, what: &'static str| is_given.then_some(what);
         let (wrong, kind) = match self.runtime {
@@ -272,7 +272,7 @@ fn check_image_config(config: &ImageConfig) -> Result<(), ApiError> {
     check(most <= 1500, "ImageConfig", &most.to_string(), "have at most 1500 words")
 }
 
-/// Whether a value asks for nothing: what clients send that fill in every field.
+/// Whether a value asks for nothing: clients that fill in every field send such values.
 fn is_default(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,

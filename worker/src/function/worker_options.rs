@@ -16,7 +16,7 @@ pub struct Options {
     pub capacity: Capacity,
     /// Requests must be signed with these, if given.
     pub credentials: Option<Credentials>,
-    /// What instances are given to save memory.
+    /// Mayfly's libraries in instances, which save memory.
     pub libraries: Libraries,
     /// Lambda's own clients of the Runtime API for functions in Python.
     pub python: Clients,
@@ -32,19 +32,19 @@ pub struct Options {
     pub queues: Option<SocketAddr>,
     /// Whether functions without a setting for it reach the outside world.
     pub outside: bool,
-    /// Where what callers have made and events that were accepted are kept, so that they survive the
-    /// worker; otherwise in memory.
+    /// The folder where functions and layers of callers and accepted events survive the worker; otherwise
+    /// they are in memory.
     pub state: Option<PathBuf>,
 }
 
-/// Mayfly's libraries for instances; what is absent is left out.
+/// Mayfly's libraries for instances; absent ones are left out.
 #[derive(Clone, Debug, Default)]
 pub struct Libraries {
     /// `libmayfly_heap.so`, preloaded.
     pub heap: Option<PathBuf>,
     /// `libmayfly_merge.so`: instances of a function share pages.
     pub merge: Option<PathBuf>,
-    /// `libmayfly_rest.so`, which makes use of both while an instance is idle.
+    /// `libmayfly_rest.so`, which uses both while an instance is idle.
     pub rest: Option<PathBuf>,
     /// What an idle instance advises to merge.
     pub advise: Advise,
@@ -62,7 +62,7 @@ pub enum Advise {
 
 #[cfg(test)]
 impl Options {
-    /// Of a worker whose files all lie in this folder, its state too.
+    /// Options of a worker whose files all lie in this folder, also its state.
     pub(crate) fn of_tests(folder: &std::path::Path) -> Options {
         let second = std::time::Duration::from_secs(1);
         Options {

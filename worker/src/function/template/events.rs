@@ -1,5 +1,5 @@
-//! What a function's `Events` say: queues that it is called from. Other kinds of events are none of the
-//! worker's.
+//! Reads a function's `Events`: queues that it is called from. The worker supports no other kinds of
+//! events.
 
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
@@ -15,11 +15,11 @@ pub struct QueueSource {
     pub arn: String,
     /// Messages of one call, at most.
     pub batch_size: usize,
-    /// How long is waited for that many.
+    /// How long the worker waits for that many.
     pub window_s: u64,
     /// Calls at once.
     pub concurrency: usize,
-    /// The function says which messages of a batch have failed.
+    /// Whether the function reports which messages of a batch have failed.
     pub partial: bool,
 }
 
@@ -52,10 +52,10 @@ fn yes() -> bool {
     true
 }
 
-/// Batches at once where nothing else is said: what Lambda begins with.
+/// Batches at once by default: as many as Lambda begins with.
 const CONCURRENCY: usize = 5;
 
-/// The queues of a function, all of its `Events` that are left. `resources` are the template's, whose
+/// The queues of a function: the remaining ones of its `Events`. `resources` are the template's, whose
 /// queues are named by their logical ids.
 ///
 /// # Errors
@@ -71,7 +71,7 @@ pub fn sources(events: &Map<String, Json>, resources: &Yaml) -> Result<Vec<Queue
     Ok(found)
 }
 
-/// Of `Events` those that are queues; a line says of each other that it is passed over, whatever it says.
+/// Keeps the queues of `Events`, and logs each other event as ignored, whatever its properties.
 pub fn only_queues(events: &Yaml, place: &str) -> Yaml {
     let Some(events) = events.as_mapping() else { return events.clone() };
     let is_queue = |(name, event): &(&Yaml, &Yaml)| {

@@ -1,4 +1,4 @@
-//! A function of a template: what its properties say.
+//! Reads the properties of a template's function.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ use crate::function::settings::{Settings, Wanted};
 /// A VM's whole name has 40 characters, of which the worker takes some.
 const LONGEST_VM: usize = 20;
 
-/// What SAM has no property for, `Metadata.Mayfly` of a resource.
+/// Settings without a property in SAM: `Metadata.Mayfly` of a resource.
 pub fn of_mayfly(resource: &Yaml, settings: &mut Settings) -> Result<()> {
     let given = |key: &str| resource.get("Metadata")?.get("Mayfly")?.get(key);
     if let Some(value) = given("Cpus") {
@@ -45,7 +45,7 @@ pub fn of_mayfly(resource: &Yaml, settings: &mut Settings) -> Result<()> {
     Ok(())
 }
 
-/// A function, of its own properties and those of Globals.
+/// Reads a function from its own properties and those of Globals.
 pub fn function(resource: &str, mut properties: Map<String, Json>, folder: &Path) -> Result<Declared> {
     let mut take = |key: &str| properties.remove(key);
     let text = |key: &str, value: Option<Json>| match value {
@@ -85,7 +85,7 @@ pub fn function(resource: &str, mut properties: Map<String, Json>, folder: &Path
         }
     };
     if let Some(variables) = properties.get_mut("Environment").and_then(|e| e.get_mut("Variables")) {
-        // YAML reads numbers where the environment has texts.
+        // YAML has numbers, but the environment has texts.
         for value in variables.as_object_mut().into_iter().flat_map(|map| map.values_mut()) {
             if !value.is_string() {
                 *value = Json::String(value.to_string());
@@ -108,7 +108,7 @@ pub fn function(resource: &str, mut properties: Map<String, Json>, folder: &Path
     })
 }
 
-/// Without destinations that are none here, with a line each.
+/// Removes destinations that the worker does not support, and logs each.
 fn only_functions(mut config: Json) -> Json {
     let destinations = config.get_mut("DestinationConfig").and_then(Json::as_object_mut);
     for (name, destination) in destinations.into_iter().flatten() {

@@ -1,4 +1,4 @@
-//! What intrinsic functions of CloudFormation stand for where there is no CloudFormation.
+//! Resolves intrinsic functions of CloudFormation where there is no CloudFormation.
 //!
 //! Parameters have their `Default`. A resource of the template is named by its logical id, as `sam local`
 //! has it, and its attributes by `ID.Attribute`. There is no such resource here, so a function that uses it
@@ -13,7 +13,7 @@ use serde_yaml_ng::{Mapping, Value as Yaml};
 
 use crate::base::name;
 
-/// What names in a template stand for.
+/// The values of names in a template.
 pub struct Scope {
     parameters: BTreeMap<String, Json>,
     resources: BTreeSet<String>,
@@ -50,7 +50,7 @@ impl Scope {
         }
     }
 
-    /// YAML as JSON, with what intrinsic functions stand for; `None` if that is nothing. `place` is for
+    /// YAML as JSON, with intrinsic functions resolved; `None` if the value is left out. `place` is for
     /// messages.
     pub fn resolve(&self, yaml: &Yaml, place: &str) -> Result<Option<Json>> {
         Ok(Some(match yaml {

@@ -1,8 +1,8 @@
 //! SAM templates: which functions a `template.yaml` declares.
 //!
-//! Read are resources of types `AWS::Serverless::Function` and `AWS::Serverless::LayerVersion`, and
-//! `Globals.Function`; [`intrinsics`] has what `!Ref` and the like stand for. Other resources are none of
-//! the worker's and passed over; so are properties that mean nothing here, with a line each.
+//! The worker reads resources of types `AWS::Serverless::Function` and `AWS::Serverless::LayerVersion`,
+//! and `Globals.Function`; [`intrinsics`] resolves `!Ref` and the like. It ignores other resources, and
+//! logs each property that it ignores.
 
 mod events;
 mod function;
@@ -24,7 +24,7 @@ use crate::function::settings::Settings;
 
 const FUNCTION: &str = "AWS::Serverless::Function";
 const LAYER: &str = "AWS::Serverless::LayerVersion";
-/// Properties that mean something here.
+/// Properties that the worker reads.
 const KNOWN: [&str; 21] = [
     "FunctionName",
     "CodeUri",
@@ -53,7 +53,7 @@ const KNOWN: [&str; 21] = [
 /// builds it.
 const MEANINGLESS: [&str; 3] = ["Policies", "PermissionsBoundary", "AssumeRolePolicyDocument"];
 
-/// Properties that an image has not.
+/// Properties that images must not have.
 const OF_FOLDERS: [&str; 4] = ["Runtime", "Handler", "Layers", "CodeUri"];
 
 /// A function of a template.
@@ -63,7 +63,7 @@ pub struct Declared {
     pub name: String,
     /// Checked settings.
     pub settings: Settings,
-    /// What it is made of.
+    /// Its package: code or an image.
     pub package: Package,
     /// `ReservedConcurrentExecutions`.
     pub reserved: Option<u32>,
@@ -79,12 +79,12 @@ pub struct Declared {
     pub sources: Vec<QueueSource>,
 }
 
-/// What a function is made of.
+/// The package of a function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Package {
     /// The folder that `CodeUri` names.
     Folder(PathBuf),
-    /// What `ImageUri` says, and the folder where relative paths begin.
+    /// `ImageUri`, and the folder where relative paths begin.
     Image(String, PathBuf),
 }
 
@@ -112,7 +112,7 @@ pub struct Template {
     pub layers: Vec<DeclaredLayer>,
 }
 
-/// The version that stands for the latest of a layer of the template's own.
+/// The version number in ARNs that means the latest version of the template's own layer.
 pub const LATEST_OF_LAYER: u64 = 0;
 
 /// Reads a template.
@@ -154,7 +154,7 @@ fn declared(template: &Yaml, folder: &Path) -> Result<Template> {
         let own = properties_of(own, &scope, &place())?;
         let mut properties = globals.clone();
         if own.get("PackageType").or(globals.get("PackageType")).is_some_and(|kind| kind == "Image") {
-            // What Globals say of the other functions.
+            // Globals for functions of the other package type.
             OF_FOLDERS.iter().for_each(|key| drop(properties.remove(*key)));
         }
         for (key, value) in own {
@@ -179,7 +179,7 @@ fn declared(template: &Yaml, folder: &Path) -> Result<Template> {
     Ok(Template { functions, layers })
 }
 
-/// What SAM has of a layer.
+/// SAM's properties of a layer.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct LayerProperties {
@@ -215,7 +215,7 @@ fn layer(id: &str, resource: &Yaml, scope: &Scope, folder: &Path) -> Result<Decl
     })
 }
 
-/// The properties that mean something here, with what intrinsic functions stand for.
+/// The properties that the worker reads, with intrinsic functions resolved.
 fn properties_of(yaml: &Yaml, scope: &Scope, place: &str) -> Result<Map<String, Json>> {
     let mapping = yaml.as_mapping().with_context(|| format!("{place}: should be a mapping"))?;
     let mut properties = Map::new();
