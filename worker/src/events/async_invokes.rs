@@ -1,4 +1,4 @@
-//! Asynchronous invocations: taken at once, run later, tried again when they fail, as Lambda does.
+//! Asynchronous invocations: accepted at once, run later, and tried again when they fail, as Lambda does.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -30,7 +30,7 @@ pub struct Events {
     worker: Arc<Worker>,
     size: Arc<QueueSize>,
     store: Option<Arc<EventStore>>,
-    /// Ids of those that a function has now.
+    /// Ids of the events that functions process now.
     begun: Arc<Mutex<BTreeSet<String>>>,
 }
 
@@ -65,8 +65,8 @@ enum Next {
 }
 
 impl Events {
-    /// The queue as the worker's state has it: what an earlier worker has accepted and not done is run now,
-    /// but for those that it still runs, which are given.
+    /// Reads the queue from the worker's state. Events that an earlier worker has accepted and not done
+    /// are run now, except those that it still runs, which are returned.
     ///
     /// # Errors
     /// The state cannot be read.
@@ -131,7 +131,7 @@ impl Events {
         Ok(())
     }
 
-    /// Ids of events that functions have now.
+    /// Ids of the events that functions process now.
     pub(crate) fn begun(&self) -> BTreeSet<String> {
         if self.store.is_some() { lock(&self.begun).clone() } else { BTreeSet::new() }
     }
@@ -144,7 +144,7 @@ impl Events {
         self.store.as_ref().map_or(Ok(()), |store| store.set_in_use(in_use))
     }
 
-    /// Waits until none is left that this worker has to run.
+    /// Waits until this worker has no event left to run.
     pub(crate) async fn none_left(&self) {
         loop {
             let fewer = self.size.fewer.notified();
@@ -157,8 +157,8 @@ impl Events {
         }
     }
 
-    /// Takes an invocation, which will be run; its outcome is only logged. Where the worker has a state, it
-    /// is there when this returns.
+    /// Accepts an invocation, which will be run; its outcome is only logged. With `--state` it is on the
+    /// disk when this returns.
     ///
     /// # Errors
     /// The queue is full, or the state cannot be written.
@@ -171,8 +171,8 @@ impl Events {
             return Err(ApiError::throttled("CallerRateLimitExceeded", "too many events are waiting"));
         }
         let event = StoredEvent::new(target, invocation, 0);
-        // All of it, whether or not the caller stays for the answer: one that is kept and not run would
-        // come after the next start.
+        // A task of its own, so that it is done even if the caller disconnects: an event that is stored
+        // and not run would run only after the next start.
         let events = self.clone();
         let accepting = tokio::spawn(async move {
             events.write(&event, |store, event| store.put(event)).await?;
@@ -200,12 +200,13 @@ impl Events {
         tokio::task::spawn_blocking(move || change(&store, &event)).await?
     }
 
-    /// Runs it until it is done or given up; or until it is another worker's, which has it from the state.
+    /// Runs an event until it is done or given up, or until another worker runs it, which reads it from
+    /// the state.
     async fn run(self, mut event: StoredEvent, place: Place) {
         let mut throttled = 0;
         while self.begin(&event.id).await {
             let next = match self.attempt(&mut event, &mut throttled).await {
-                // A worker that ends fails everything: the next one runs what this one has kept.
+                // A worker that ends fails all invocations: the next one runs the stored events.
                 None => break,
                 Some(next) => next,
             };
@@ -217,7 +218,7 @@ impl Events {
         drop(place);
     }
 
-    /// Whether this worker is to run it now.
+    /// Whether this worker is to run the event now.
     async fn begin(&self, id: &str) -> bool {
         let handed_over = self.worker.handed_over.read().await;
         if handed_over.is_some() && self.store.is_some() {
@@ -227,7 +228,7 @@ impl Events {
         true
     }
 
-    /// Runs it on the function. None if its result is unknown, as the worker ends.
+    /// Runs the event on the function once. None if its result is unknown because the worker ends.
     async fn attempt(&self, event: &mut StoredEvent, throttled: &mut u32) -> Option<Next> {
         let label = label(event);
         let outcome = match name::parse(&event.function) {
@@ -277,7 +278,8 @@ impl Events {
         Some(Next::Done(next_event.map(Box::new)))
     }
 
-    /// Persists its result. How long to wait for the next attempt, if there is to be one here.
+    /// Persists an attempt's result. Returns how long to wait for the next one, if this worker is to make
+    /// it.
     async fn settle(&self, event: &StoredEvent, next: Next) -> Option<Duration> {
         let handed_over = self.worker.handed_over.read().await;
         lock(&self.begun).remove(&event.id);
@@ -313,7 +315,7 @@ impl Events {
         pause
     }
 
-    /// Waits; where the state is another worker's from now on, no longer than that.
+    /// Waits, but not beyond a handover if there is a state, which another worker then has.
     async fn pause(&self, pause: Duration) {
         let mut accepting = self.worker.accepting.subscribe();
         let handed_over = accepting.wait_for(|accepting| *accepting == Accepting::NoMore);
@@ -328,7 +330,7 @@ fn label(event: &StoredEvent) -> String {
     format!("[{}] event {}", event.function, event.id)
 }
 
-/// The event for the destination of another; none if that has gone round too often.
+/// The event for another event's destination; none after too many results in a row.
 fn follow_up(
     event: &StoredEvent,
     destination: &Target,

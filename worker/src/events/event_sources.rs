@@ -22,11 +22,11 @@ use crate::function::template::QueueSource;
 use crate::invocation::request::Invocation;
 use worker_system::lock::lock;
 
-/// After an error the server is asked again, each time later.
+/// The pause after an error, which doubles each time.
 const PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
-/// All sources that are asked now: by function, as the template has it.
+/// All sources that are polled now, by function.
 pub(crate) struct EventSources {
     worker: Arc<Worker>,
     running: Mutex<BTreeMap<String, Asked>>,
@@ -70,7 +70,7 @@ impl EventSources {
     }
 }
 
-/// Asks one queue for one function.
+/// Polls one queue for one function.
 struct Poller {
     worker: Arc<Worker>,
     queues: Queues,
@@ -102,7 +102,7 @@ impl Poller {
         }
     }
 
-    /// As many messages as are wanted at once, or that come in time.
+    /// As many messages as one call takes, or that arrive in time.
     async fn batch(&self, url: &mut Option<String>) -> Result<Vec<Message>> {
         let url = match url {
             Some(url) => url,
@@ -135,7 +135,7 @@ impl Poller {
             Ok(_) => batch.iter().collect(),
             Err(reason) => {
                 tracing::warn!("{label}: {reason}");
-                // Else those that come meanwhile would fail as fast.
+                // A pause, since the next messages would probably fail as fast.
                 tokio::time::sleep(PAUSE).await;
                 Vec::new()
             }
@@ -156,7 +156,7 @@ impl Poller {
     }
 }
 
-/// Whether ten more of SQS' largest messages fit into one event, whatever JSON makes of them.
+/// Whether ten more of SQS' largest messages fit into one event, with all of JSON's escapes.
 fn room_for_more(batch: &[Message]) -> bool {
     let bytes: usize = batch.iter().map(|message| message.body.len()).sum();
     bytes < limits::PAYLOAD_BYTES / 4

@@ -93,7 +93,7 @@ impl Queues {
     /// At most so many messages; none, if none arrives in that time.
     ///
     /// # Errors
-    /// The server cannot be asked.
+    /// The server cannot be reached, or answers an error.
     pub async fn receive(&self, url: &str, most: usize, wait: Duration) -> Result<Vec<Message>> {
         let wait = wait.min(LONGEST_WAIT);
         let wanted = json!({

@@ -15,7 +15,7 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// Something must come within this time.
+/// The longest time without any bytes of an answer.
 pub const STALL: Duration = Duration::from_secs(30);
 
 /// Sends a request, and waits so long for the head of the answer.
@@ -44,7 +44,7 @@ pub async fn pass_on(
 ) -> Result<Response<Incoming>> {
     let stream = timeout(STALL, TcpStream::connect(address)).await.context("does not answer")??;
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-    // It ends with the answer's body.
+    // The task ends with the answer's body.
     tokio::spawn(connection);
     Ok(timeout(patience, sender.send_request(request)).await.context("does not answer")??)
 }
@@ -74,7 +74,7 @@ pub fn fetch(
 /// Gives a body to `take`, piece by piece, up to a limit.
 ///
 /// # Errors
-/// It is longer, stops in the middle, or is not taken.
+/// It is longer, stops in the middle, or `take` fails.
 pub async fn read(
     mut body: Incoming,
     limit: u64,

@@ -1,11 +1,10 @@
-//! The connections of a server, bounded so that idle clients cannot keep others out, nor fill its
-//! memory.
+//! Bounds a server's connections, so that idle clients can neither keep others out nor fill its memory.
 //!
 //! A connection *waits* until a request has arrived whole, and again once that is answered; in between it
-//! *works*. Beyond [`WAITING`] of those that wait, or of as many as this process can have open, the one
-//! that has for longest is closed: a client that holds hundreds half-open loses those, and everybody else
-//! is served. Of answers that clients have not taken yet there are [`UNTAKEN_BYTES`] at most: beyond, the
-//! connection is closed whose client has taken nothing for longest.
+//! *works*. If more than [`WAITING`] wait, or more than this process can open, the server closes the one
+//! that has waited for longest: a client that holds hundreds half-open loses those, and all others are
+//! served. Answers that clients have not read yet have at most [`UNTAKEN_BYTES`]: beyond that, the server
+//! closes the connection whose client has read nothing for longest.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -19,7 +18,7 @@ use worker_system::lock::lock;
 const WAITING: usize = 1024;
 /// Connections at once; more are not accepted until one is done.
 const MOST: usize = 4096;
-/// Of all answers together, what their clients have not taken yet.
+/// The most unread bytes of all answers together.
 const UNTAKEN_BYTES: usize = 256 * 1024 * 1024;
 
 /// All connections of a server.
@@ -44,9 +43,9 @@ struct Open {
     /// Notified when it is to be closed, which is soon after `closes` is set.
     closed: Arc<Notify>,
     closes: bool,
-    /// Of answers, in bytes.
+    /// Bytes of answers that the client has not read.
     untaken: usize,
-    /// When that began, or something of it was taken.
+    /// When that began, or when the client last read some.
     since: u64,
 }
 
@@ -102,8 +101,8 @@ pub struct Client {
 }
 
 impl Client {
-    /// A part of an answer to it, which counts until it is dropped: once the client has taken it, or the
-    /// connection is closed.
+    /// A part of an answer to this client. It counts until it is dropped: once the client has read it, or
+    /// the connection is closed.
     pub fn part(&self, bytes: impl Into<Bytes>) -> Part {
         let bytes = bytes.into();
         lock(&self.all.known).count(self.number, bytes.len());
@@ -136,7 +135,7 @@ impl Part {
         Part { bytes, _untaken: None }
     }
 
-    /// Another form of it, about as long.
+    /// The same part in another form of about the same length.
     pub fn map(self, change: impl FnOnce(Bytes) -> Bytes) -> Part {
         Part { bytes: change(self.bytes), ..self }
     }
@@ -164,7 +163,7 @@ impl Buf for Part {
 /// One connection, until it is dropped.
 pub struct Connection {
     client: Client,
-    /// Where it stands in the order, while it waits.
+    /// Its place in the order of those that wait, while it waits.
     turn: Mutex<Option<u64>>,
     closed: Arc<Notify>,
 }
@@ -190,12 +189,12 @@ impl Connections {
         }
     }
 
-    /// One more could not be accepted: the one that has waited for longest is closed.
+    /// Closes the connection that has waited for longest, after another could not be accepted.
     pub fn give_way(&self) {
         lock(&self.known).close_longest();
     }
 
-    /// Takes one, which waits for its first request.
+    /// Adds a connection, which waits for its first request.
     pub fn add(self: &Arc<Self>) -> Connection {
         let closed = Arc::new(Notify::new());
         let number = {
@@ -212,7 +211,7 @@ impl Connections {
 }
 
 impl Connection {
-    /// Its next request is waited for, from now on.
+    /// From now on it waits for its next request.
     pub fn waits(&self) {
         self.works();
         let mut known = lock(&self.client.all.known);

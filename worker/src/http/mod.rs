@@ -33,13 +33,13 @@ pub type Answer = Response<AnswerBody>;
 pub enum AnswerBody {
     /// All of it.
     Whole(Option<Part>),
-    /// Part by part as it comes. An error breaks the connection off, so that the client does not take a
+    /// Part by part as it is made. An error breaks the connection off, so that the client does not take a
     /// part for the whole.
     Parts(mpsc::Receiver<io::Result<Part>>),
 }
 
 impl AnswerBody {
-    /// Counts a whole body from now on until the client has read it. Whether it is whole.
+    /// Counts a whole body from now on until the client has read it. Returns whether it is whole.
     pub fn counted(&mut self, client: &Client) -> bool {
         let AnswerBody::Whole(part) = self else { return false };
         *part = part.take().map(|part| client.part(part.into_bytes()));
@@ -78,17 +78,17 @@ impl Body for AnswerBody {
 const HEADERS: Duration = Duration::from_secs(30);
 /// A request's body must arrive within this time.
 const BODY: Duration = Duration::from_secs(60);
-/// Something of it must arrive within this time.
+/// The longest time without any bytes of a body.
 const STALL: Duration = Duration::from_secs(10);
-/// A client must take something of an answer within this time.
+/// The longest time in which a client reads nothing of an answer.
 pub const UNTAKEN: Duration = Duration::from_secs(30);
 /// All headers of one request together.
 const HEADER_BYTES: usize = 64 * 1024;
 const HEADER_COUNT: usize = 100;
 const KIB: usize = 1024;
 
-/// Has the kernel close a connection whose other side has taken nothing of what waits for it for so long,
-/// or is gone without a word: its answer would wait for ever, and keep a place and its memory.
+/// Has the kernel close a connection whose client has read nothing of its pending data for this time, or
+/// has vanished: its answer would wait for ever, and keep a place and its memory.
 ///
 /// # Errors
 /// It is closed already.
@@ -127,8 +127,8 @@ where
     }
 }
 
-/// What HTTP's own rules refuse: a request of version 1.1 names one host (RFC 9112 §3.2); and the bound on
-/// headers, which the parser's buffer only keeps about.
+/// Refuses what HTTP's own rules forbid: a request of version 1.1 names one host (RFC 9112 §3.2). Also
+/// enforces the bound on headers, which the parser's buffer enforces only roughly.
 fn broken_rule(request: &Request<Incoming>) -> Option<Answer> {
     let headers = request.headers();
     let refused = |status, text: &'static str| Some(answer(status, "text/plain", text));
@@ -157,7 +157,7 @@ pub enum BodyError {
     TooSlow,
     /// The connection broke.
     Broken,
-    /// Other bodies take all the memory that there is for bodies.
+    /// Other bodies use all of the memory for bodies.
     NoRoom,
 }
 
@@ -203,7 +203,7 @@ pub async fn read_alone(body: Incoming, limit: usize) -> Result<Bytes, BodyError
     read(body, limit, |_| Ok(())).await
 }
 
-/// `count` receives how much there is, before more is buffered.
+/// Calls `count` with the total length before it buffers more.
 async fn read(
     mut body: Incoming,
     limit: usize,

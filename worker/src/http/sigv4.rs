@@ -1,6 +1,6 @@
 //! AWS Signature Version 4: whether a request was signed with the configured credentials.
 //!
-//! The text that is signed, and its key, are as "Create a signed AWS API request" in the IAM guide has them.
+//! "Create a signed AWS API request" in the IAM guide defines the signed text and its key.
 
 use std::fmt::Write;
 use std::time::{Duration, SystemTime};
@@ -16,11 +16,11 @@ use crate::http::header;
 /// How far the clocks of the two sides may differ.
 const SKEW: Duration = Duration::from_secs(15 * 60);
 const ALGORITHM: &str = "AWS4-HMAC-SHA256";
-/// All but what RFC 3986 calls unreserved.
+/// All characters except RFC 3986's unreserved ones.
 const RESERVED: AsciiSet = NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 const IN_PATHS: AsciiSet = RESERVED.remove(b'/');
 
-/// What requests must be signed with.
+/// The credentials that requests must be signed with.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Credentials {
     /// `AWS_ACCESS_KEY_ID` of the clients.
@@ -105,7 +105,7 @@ pub fn claim<'a>(
     if !signed_headers.split(';').any(|name| name == "host") {
         return Err(incomplete("host is not signed"));
     }
-    // Each once: one that is named again and again would be as many times as long in what is hashed.
+    // Each name once: a repeated header would lengthen the hashed text with each repetition.
     if !signed_headers.split(';').is_sorted_by(|one, next| one < next) {
         return Err(incomplete("SignedHeaders are not in order"));
     }
@@ -192,7 +192,7 @@ fn unhex(text: &str) -> Option<Vec<u8>> {
 fn is_near(time: &str, now: SystemTime) -> bool {
     let now = |shift: i64| {
         let shifted = if shift < 0 { now.checked_sub(SKEW) } else { now.checked_add(SKEW) };
-        // Lambda's text of a time without its marks sorts as this one does.
+        // Lambda's text of a time, without its marks, sorts as this one does.
         let text = crate::base::time::lambda_time(shifted.unwrap_or(now));
         text.chars().take(19).filter(|c| !matches!(c, '-' | ':')).collect::<String>() + "Z"
     };

@@ -22,9 +22,9 @@ pub struct Count {
     pub throttled: AtomicU64,
     /// Not run for another reason.
     pub refused: AtomicU64,
-    /// Why the last of those that were throttled or refused was.
+    /// The reason of the last request that was throttled or refused.
     pub last_refusal: Mutex<Option<String>>,
-    /// Times that an instance has rested.
+    /// Times that an instance has done idle work.
     pub idle_work: AtomicU64,
     /// Times that an instance without work was frozen.
     pub freezes: AtomicU64,
@@ -49,7 +49,7 @@ impl Histogram {
         self.sum_ns.fetch_add(duration.as_nanos() as u64, Ordering::Relaxed);
     }
 
-    /// Per bucket, how many were at most that long; the last is all of them.
+    /// For each bucket, the number of durations up to its bound; the last counts all.
     pub fn cumulative(&self) -> Vec<u64> {
         let counts = self.buckets.iter().map(|bucket| bucket.load(Ordering::Relaxed));
         let sums = counts.scan(0, |sum, count| {

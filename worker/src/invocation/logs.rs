@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex};
 use crate::base::time::now_ms;
 use worker_system::lock::lock;
 
-/// Kept of one group.
+/// The most bytes of one group.
 const BYTES: usize = 1 << 20;
 /// Counted for each line beside its text.
 const LINE_BYTES: usize = 64;
-/// Letters of a filter pattern, as CloudWatch has it: every line is compared with every term.
+/// The most characters of a filter pattern, as in CloudWatch: every line is compared with every term.
 const PATTERN: usize = 1024;
 /// Groups at once; then the one that was silent for longest is removed.
 const GROUPS: usize = 1000;
@@ -25,7 +25,7 @@ pub struct Line {
     pub time_ms: u64,
     /// The instance's log.
     pub stream: Arc<str>,
-    /// Without its end.
+    /// Without the line break.
     pub text: String,
 }
 
@@ -36,7 +36,7 @@ pub struct Group {
     pub created_ms: u64,
     /// The oldest first.
     pub lines: VecDeque<Line>,
-    /// What they take.
+    /// The bytes that they take.
     pub bytes: usize,
     next: u64,
 }
@@ -45,7 +45,7 @@ pub struct Group {
 #[derive(Debug, Default)]
 pub struct Logs(Mutex<BTreeMap<String, Group>>);
 
-/// Where an instance's lines go.
+/// Stores an instance's lines.
 #[derive(Clone, Debug)]
 pub struct Stream {
     logs: Arc<Logs>,
@@ -59,12 +59,12 @@ impl Logs {
         Stream { logs: self.clone(), group: group.into(), name: name.into() }
     }
 
-    /// Looks at all groups.
+    /// Calls `look` with all groups.
     pub fn all<T>(&self, look: impl FnOnce(&BTreeMap<String, Group>) -> T) -> T {
         look(&lock(&self.0))
     }
 
-    /// Looks at one group.
+    /// Calls `look` with one group.
     pub fn group<T>(&self, name: &str, look: impl FnOnce(&Group) -> T) -> Option<T> {
         lock(&self.0).get(name).map(look)
     }
@@ -140,7 +140,7 @@ impl Pattern {
         Ok(pattern)
     }
 
-    /// Whether a line is wanted.
+    /// Whether a line matches.
     pub fn matches(&self, text: &str) -> bool {
         let has = |term: &String| text.contains(term.as_str());
         self.all.iter().all(has)

@@ -1,4 +1,4 @@
-//! What a function prints: shown in the worker's log with the function's name, its end kept for
+//! A function's output: shown in the worker's log with the function's name, and its end kept for
 //! `LogType=Tail`.
 
 use std::collections::VecDeque;
@@ -14,11 +14,12 @@ use worker_system::lock::lock;
 
 /// Lines are cut after this many bytes.
 const LINE_BYTES: usize = 8 * 1024;
-/// Of one instance, shown in one second; more is counted, not shown.
+/// Bytes of one instance that are shown in one second; more are counted, not shown.
 const SHOWN_BYTES_A_SECOND: usize = 256 * 1024;
-/// Of one instance, read in one second; then it waits in `write`.
+/// Bytes of one instance that are read in one second; then it waits in `write`.
 const READ_BYTES_A_SECOND: usize = 4 * 1024 * 1024;
-/// Read before an answer is given, so that a function that prints without end cannot hold it up.
+/// The most bytes read before an answer is sent, so that a function that prints without end cannot delay
+/// it.
 const READ_BYTES_BEFORE_ANSWER: usize = 256 * 1024;
 
 /// The output of one instance.
@@ -78,7 +79,7 @@ impl Output {
         self.read_at_most(READ_BYTES_BEFORE_ANSWER);
     }
 
-    /// The tail begins anew.
+    /// Begins a new tail.
     pub fn begin(&self) {
         lock(&self.state).tail.clear();
     }
@@ -96,7 +97,7 @@ impl Output {
         lock(&self.state).tail.iter().copied().collect()
     }
 
-    /// False once the other end is closed.
+    /// Reads at most so many bytes. False once the other end is closed.
     fn read_at_most(&self, most: usize) -> bool {
         let mut state = lock(&self.state);
         let mut buffer = [0; 16 * 1024];
@@ -132,7 +133,7 @@ impl Output {
     }
 
     fn show(&self, line: &[u8]) {
-        // What steers a terminal is not passed on to one.
+        // Control characters are not passed to a terminal.
         let text = String::from_utf8_lossy(line);
         let plain: String = text.chars().map(|c| if c.is_control() && c != '\t' { ' ' } else { c }).collect();
         self.log.keep(&text);

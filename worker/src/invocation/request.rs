@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 use crate::base::time::since_1970;
 use crate::http::connections::{Client, Part};
 
-/// What a function is called with.
+/// A call of a function.
 #[derive(Debug)]
 pub struct Invocation {
     /// `RequestId`, a UUID.
@@ -43,7 +43,7 @@ pub enum Piece {
     Data(Part),
 }
 
-/// Pieces on their way: a function that makes them faster than its caller reads them waits.
+/// Pieces that may be unread: then a function waits that makes them faster than its caller reads.
 const PIECES: usize = 16;
 
 /// A stream, and the receiver of its pieces.
@@ -58,14 +58,14 @@ impl Stream {
         let _ = self.pieces.send(Piece::Kind(content_type.into())).await;
     }
 
-    /// The same, of a part of the answer.
+    /// The same for a part of the answer.
     pub async fn send(&self, data: Bytes) {
         let _ = self.pieces.send(Piece::Data(self.client.part(data))).await;
     }
 }
 
-/// Of a caller's `X-Amzn-Trace-Id`; a longer one names no trace, and would be kept with each event that
-/// waits.
+/// The most bytes of a caller's `X-Amzn-Trace-Id`. A longer one names no trace, and would be stored with
+/// each event that waits.
 const TRACE_BYTES: usize = 1024;
 
 impl Invocation {

@@ -1,7 +1,7 @@
 //! Traces by OpenTelemetry: a span for each invocation, sent to a collector by OTLP over HTTP. Off unless
-//! `OTEL_EXPORTER_OTLP_ENDPOINT` names one; the standard's other variables work, too.
+//! `OTEL_EXPORTER_OTLP_ENDPOINT` names one; the standard's other variables hold, too.
 //!
-//! A caller's own span is the parent, by `X-Amzn-Trace-Id` or `traceparent`; and the function is given the
+//! A caller's own span is the parent, by `X-Amzn-Trace-Id` or `traceparent`; and the function receives the
 //! invocation's span as its parent.
 
 use std::cell::Cell;
@@ -30,7 +30,7 @@ use crate::invocation::request::{Invocation, Outcome};
 const ENDPOINTS: [&str; 2] = ["OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"];
 /// How long a collector may take.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// What it may answer.
+/// The most bytes of its answer.
 const ANSWER_BYTES: u64 = 64 * 1024;
 
 /// Where spans go.
@@ -43,7 +43,7 @@ pub(crate) struct Traces {
 pub(crate) struct Span(opentelemetry_sdk::trace::Span);
 
 impl Traces {
-    /// As the environment says; none if it names no collector. To be called within a runtime.
+    /// Reads the environment; none if it names no collector. Must be called within a runtime.
     ///
     /// # Errors
     /// The environment asks for something unsupported.
@@ -102,14 +102,14 @@ impl Traces {
 }
 
 impl Span {
-    /// An instance has been given the invocation; `cold` if it was started since that came.
+    /// An instance has received the invocation; `cold` if it was started after the invocation's arrival.
     pub fn handed_to(&mut self, instance: u64, cold: bool) {
         self.0.set_attribute(KeyValue::new("faas.coldstart", cold));
         let instance = i64::try_from(instance).unwrap_or(i64::MAX);
         self.0.add_event("handed to an instance", vec![KeyValue::new("faas.instance", instance)]);
     }
 
-    /// It is over.
+    /// Ends the span with the invocation's outcome.
     pub fn end(mut self, outcome: &Result<Outcome, ApiError>) {
         let failure = match outcome {
             Ok(outcome) if !outcome.failed => None,
@@ -132,8 +132,8 @@ struct Given {
 }
 
 impl Given {
-    /// `Root=1-5759e988-bd862e3fe1be46a994272793;Parent=53995c3f42cd8ad8;Sampled=1`; what is wrong is not
-    /// there.
+    /// `Root=1-5759e988-bd862e3fe1be46a994272793;Parent=53995c3f42cd8ad8;Sampled=1`; malformed parts are
+    /// ignored.
     fn parse(text: &str) -> Given {
         let mut given = Given::default();
         for (name, value) in text.split(';').filter_map(|part| part.trim().split_once('=')) {
@@ -166,7 +166,7 @@ fn aws_text(trace: TraceId, span: SpanId, sampled: bool) -> String {
     format!("Root=1-{first}-{rest};Parent={span};Sampled={}", u8::from(sampled))
 }
 
-/// W3C's `traceparent` in the words of `X-Amzn-Trace-Id`.
+/// W3C's `traceparent` in the format of `X-Amzn-Trace-Id`.
 pub(crate) fn of_traceparent(text: &str) -> Option<String> {
     let [version, trace, span, flags] = text.split('-').collect::<Vec<_>>()[..] else { return None };
     let is_known = version == "00" && is_hex(trace, 32) && is_hex(span, 16) && is_hex(flags, 2);
@@ -176,11 +176,11 @@ pub(crate) fn of_traceparent(text: &str) -> Option<String> {
 }
 
 thread_local! {
-    /// The trace that the next span of this thread is the first of.
+    /// The id of the trace that the next span of this thread begins.
     static NEXT: Cell<Option<TraceId>> = const { Cell::new(None) };
 }
 
-/// A trace that a caller has only named keeps its name.
+/// Makes ids. A trace that a caller has only named keeps its id.
 #[derive(Debug, Default)]
 struct Ids(RandomIdGenerator);
 
@@ -194,7 +194,7 @@ impl IdGenerator for Ids {
     }
 }
 
-/// Sends what the exporter has made, which calls from a thread of its own.
+/// Sends the exporter's requests. The exporter calls from a thread of its own.
 #[derive(Debug)]
 struct Client(Handle);
 

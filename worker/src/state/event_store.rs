@@ -38,7 +38,7 @@ pub struct StoredEvent {
 }
 
 impl StoredEvent {
-    /// One that is accepted now.
+    /// An event that is accepted now.
     pub fn new(target: &Target, invocation: Invocation, hops: u32) -> StoredEvent {
         StoredEvent {
             function: target.to_string(),
@@ -53,7 +53,7 @@ impl StoredEvent {
     }
 }
 
-/// A file of them. One worker has it at a time.
+/// The file of accepted events. One worker has it at a time.
 pub struct EventStore(StateFile);
 
 impl EventStore {
@@ -73,7 +73,7 @@ impl EventStore {
         self.0.set_in_use(in_use)
     }
 
-    /// Keeps one; it is on the disk when this returns.
+    /// Stores an event; it is on the disk when this returns.
     ///
     /// # Errors
     /// It could not be written.
@@ -84,7 +84,7 @@ impl EventStore {
         })
     }
 
-    /// Forgets one and keeps another, both or neither.
+    /// Deletes an event and stores another, both or neither.
     ///
     /// # Errors
     /// It could not be written.
@@ -97,7 +97,7 @@ impl EventStore {
         })
     }
 
-    /// Forgets one.
+    /// Deletes an event.
     ///
     /// # Errors
     /// It could not be written.
@@ -108,7 +108,7 @@ impl EventStore {
         })
     }
 
-    /// All that are kept.
+    /// All stored events.
     ///
     /// # Errors
     /// They cannot be read.

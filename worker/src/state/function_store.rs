@@ -1,4 +1,4 @@
-//! Functions and layers that callers have made, on disk: they are there again when the worker is.
+//! Functions and layers that callers have made, on disk: a restarted worker has them again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -39,7 +39,7 @@ pub(crate) struct StoredDeployment {
     pub version: String,
     pub settings: Settings,
     pub code: Code,
-    /// As they were, whether they are still listed or not.
+    /// The layers as they were, also deleted ones.
     pub layers: Vec<Layer>,
     pub revision: String,
     pub modified: SystemTime,
@@ -121,7 +121,7 @@ impl FunctionStore {
     /// Another worker has it, or it cannot be read or written.
     pub fn open(folder: &Path) -> Result<FunctionStore> {
         let file = StateFile::open(folder, "functions.redb", &[FUNCTIONS, LAYERS])?;
-        // Instances find it from wherever they are started.
+        // An absolute path, which instances find from any folder.
         let code = folder.canonicalize()?.join(CODE);
         std::fs::create_dir_all(&code).with_context(|| format!("cannot make {}", code.display()))?;
         Ok(FunctionStore { file, code, may_go: Arc::default() })
@@ -135,7 +135,7 @@ impl FunctionStore {
         self.file.set_in_use(in_use)
     }
 
-    /// Where code is unpacked that is to outlive the worker.
+    /// The folder for unpacked code that outlives the worker.
     pub fn code_folder(&self) -> &Path {
         &self.code
     }

@@ -39,7 +39,7 @@ const VARIABLE: &str = "MAYFLY_TAKES_OVER";
 
 /// How long a successor that has failed may take to end.
 const ENDING: Duration = Duration::from_secs(10);
-/// How long one may prepare: it installs packages, and boots VMs.
+/// How long a successor may prepare: it installs packages, and boots VMs.
 const PREPARING: Duration = Duration::from_secs(3600);
 /// How long a successor may take from the state until it serves. No request is served meanwhile.
 const TAKING: Duration = Duration::from_secs(120);
@@ -64,9 +64,9 @@ pub(crate) enum Report {
 /// The state that a successor receives, besides that on the disk.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct State {
-    /// Ids of events that are still run by the earlier worker.
+    /// Ids of events that the earlier worker still runs.
     pub begun: BTreeSet<String>,
-    /// Of functions of the template, which keep their addresses.
+    /// The URLs of the template's functions, which keep their addresses.
     pub urls: BTreeMap<String, FunctionUrl>,
 }
 
@@ -83,7 +83,7 @@ fn hear<T: DeserializeOwned>(line: &mut BufReader<UnixStream>) -> Result<T> {
     Ok(serde_json::from_str(&text)?)
 }
 
-/// Whether the other side has let too much time pass.
+/// Whether the other side has exceeded its time.
 fn is_slow(error: &anyhow::Error) -> bool {
     error.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == ErrorKind::WouldBlock)
 }
@@ -94,7 +94,7 @@ pub(crate) struct Predecessor {
 }
 
 impl Predecessor {
-    /// If there is one; and its listening socket.
+    /// The predecessor, if there is one, and its listening socket.
     ///
     /// # Errors
     /// The predecessor has passed something else.
@@ -149,10 +149,10 @@ pub(crate) struct Successor {
 }
 
 impl Successor {
-    /// Starts it, as this one was started.
+    /// Starts the successor with this worker's own arguments.
     ///
     /// # Errors
-    /// It cannot be.
+    /// It cannot be started.
     pub fn start(program: &Path, listener: &TcpListener) -> Result<Successor> {
         let (line, theirs) = UnixStream::pair()?;
         let (listener, theirs_number) = (listener.try_clone()?, theirs.as_raw_fd());
@@ -176,7 +176,7 @@ impl Successor {
         Ok(Successor { process, line: BufReader::new(line) })
     }
 
-    /// Waits until it has prepared what needs no state.
+    /// Waits until the successor has prepared all that needs no state.
     ///
     /// # Errors
     /// It has ended, or takes too long.
@@ -214,7 +214,7 @@ impl Successor {
         }
     }
 
-    /// Nothing of it stays.
+    /// Ends the successor, and returns why.
     fn end(&mut self, why: String, patience: Duration) -> Result<()> {
         let deadline = Instant::now() + patience;
         while self.process.try_wait()?.is_none() && Instant::now() < deadline {
@@ -225,7 +225,7 @@ impl Successor {
         anyhow::bail!("the new worker {why}: {how}")
     }
 
-    /// Its number.
+    /// Its process id.
     pub fn id(&self) -> u32 {
         self.process.id()
     }
@@ -236,19 +236,19 @@ impl Successor {
 pub(crate) enum Accepting {
     #[default]
     Yes,
-    /// A successor is about to.
+    /// A successor is about to accept them.
     NotNow,
-    /// A successor does.
+    /// A successor accepts them.
     NoMore,
 }
 
-/// To whom this worker has handed over.
+/// The successor that this worker has handed over to.
 pub(crate) struct HandedOver {
     line: Mutex<UnixStream>,
 }
 
 impl HandedOver {
-    /// To this one, which serves.
+    /// Keeps the line to a successor that serves.
     pub fn new(successor: Successor) -> HandedOver {
         HandedOver { line: Mutex::new(successor.line.into_inner()) }
     }
@@ -269,7 +269,7 @@ mod tests {
     #[test]
     fn a_successor_that_hangs_is_ended() {
         let urls = (0..100_000).map(|number| (number.to_string(), crate::api::new_url("NONE", false, None)));
-        // The one reads what it receives, the other does not even that.
+        // One successor reads the state, and the other not even that; neither serves.
         for state in [State::default(), State { urls: urls.collect(), ..State::default() }] {
             let (line, _theirs) = UnixStream::pair().unwrap();
             let process = Command::new("sleep").arg("600").spawn().unwrap();

@@ -1,4 +1,4 @@
-//! A file of `--state`, which one worker has at a time: the next one opens it when this one has closed it.
+//! A file of `--state`. One worker has it at a time: the next one opens it after this one has closed it.
 
 use std::path::{Path, PathBuf};
 use std::sync::{PoisonError, RwLock};
@@ -51,7 +51,7 @@ impl StateFile {
         Ok(database)
     }
 
-    /// Its contents.
+    /// Calls `what` with the open database.
     ///
     /// # Errors
     /// Another worker has it, or the error of `what`.
@@ -60,7 +60,7 @@ impl StateFile {
         what(database.as_ref().ok_or_else(|| anyhow!("another worker has {}", self.path.display()))?)
     }
 
-    /// Changes it, all of it or nothing; it is on the disk when this returns.
+    /// Makes a change, whole or not at all; it is on the disk when this returns.
     ///
     /// # Errors
     /// Another worker has it, or it could not be written.
