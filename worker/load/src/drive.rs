@@ -1,4 +1,4 @@
-//! Sends a trace's invocations to a worker, open loop, and counts what comes back.
+//! Sends a trace's invocations to a worker, open loop, and counts the answers.
 //!
 //! A latency is counted from when the trace wanted the request sent, so that requests which this program or
 //! the worker held up count with all of their delay (no coordinated omission).
@@ -24,23 +24,23 @@ use super::Trace;
 
 use worker_system::lock::lock;
 
-/// Requests on their way at once; more wait here, and their wait counts.
+/// Requests in flight at once; more wait here, and their wait counts.
 const CONNECTIONS: usize = 900;
 /// A request that is not answered within this time is given up.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What is sent where.
+/// The target and the speed of a load.
 #[derive(Debug)]
 pub struct Plan {
     /// The worker.
     pub address: SocketAddr,
     /// Functions that are called. A trace's function of the same name goes to it, the others in turn.
     pub functions: Vec<String>,
-    /// So many seconds of the trace pass in one.
+    /// Seconds of the trace that pass in one second.
     pub speed: f64,
 }
 
-/// What has come back for one function.
+/// The answers for one function.
 #[derive(Debug)]
 pub struct Tally {
     /// Sent.
@@ -57,7 +57,7 @@ pub struct Tally {
     pub latency_us: Histogram<u64>,
 }
 
-/// What has come back, by function, and how long it took.
+/// The answers by function, and the time of the load.
 pub struct Result {
     /// By the name of the function that was called.
     pub functions: BTreeMap<String, Tally>,

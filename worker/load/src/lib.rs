@@ -1,4 +1,4 @@
-//! Load on a worker: a trace's invocations are sent when the trace says, whether or not earlier ones were
+//! Load on a worker: sends a trace's invocations at the trace's times, whether or not earlier ones were
 //! answered.
 
 mod drive;

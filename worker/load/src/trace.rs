@@ -8,7 +8,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 
-/// More are not held at once; a shorter part of the trace can be chosen.
+/// The most invocations in memory; for more, choose a shorter part of the trace.
 const MOST_ARRIVALS: usize = 10_000_000;
 const MINUTE_S: f64 = 60.0;
 
@@ -35,7 +35,7 @@ impl Trace {
     /// minute; the same `seed` places them the same.
     ///
     /// # Errors
-    /// What is wrong, with file and line.
+    /// The trace is wrong; the error names file and line.
     pub fn read(path: &Path, seconds: f64, seed: u64) -> Result<Trace> {
         let text = std::fs::read_to_string(path)
             .map_err(|error| anyhow!("{}: {}", path.display(), worker_system::text::plain_reason(&error)))?;
@@ -125,7 +125,7 @@ impl Reader {
         new
     }
 
-    /// Invocation rows have times of their own beginning; counts begin with their first minute.
+    /// Times in invocation rows begin anywhere; counts begin with their first minute.
     fn finish(mut self, begins_with_first: bool) -> Result<Trace> {
         self.arrivals.sort_by(|a, b| a.at_s.total_cmp(&b.at_s));
         if begins_with_first {

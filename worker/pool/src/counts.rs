@@ -32,7 +32,7 @@ impl Counts {
 }
 
 impl Pool {
-    /// What an instance is doing, in a word.
+    /// The name of an instance's phase.
     pub fn phase(&self, instance: InstanceId) -> &'static str {
         match self.instances.get(&instance).map(|known| known.phase) {
             Some(Phase::Starting) => "starting",

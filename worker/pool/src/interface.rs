@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// Time since the worker began.
 pub type Time = Duration;
-/// A function, in one life from its creation to its deletion.
+/// A function, from its creation to its deletion.
 pub type FunctionId = u64;
 /// An instance.
 pub type InstanceId = u64;

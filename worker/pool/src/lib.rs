@@ -39,8 +39,8 @@ struct Instance {
     phase: Phase,
     /// When it was started.
     since: Time,
-    /// Its function has changed or was deleted, or another needs its room: it serves what it has and
-    /// nothing more.
+    /// Its function has changed or was deleted, or another needs its room: it finishes its request, and
+    /// serves no other.
     retired: bool,
 }
 
@@ -49,7 +49,7 @@ impl Instance {
         self.phase != Phase::Stopping
     }
 
-    /// Whether it takes, or will take, requests of its function.
+    /// Whether it serves, or will serve, requests of its function.
     fn serves(&self) -> bool {
         self.counts() && !self.retired
     }
@@ -116,7 +116,7 @@ impl Pool {
         self.functions.insert(id, new);
     }
 
-    /// What is reserved for a function, or for the one that it is a version of.
+    /// The reservation of a function, or of the one that it is a version of.
     fn reserved(&self, function: FunctionId) -> Option<u32> {
         self.functions.get(&self.parent(function)?)?.reserved
     }
@@ -125,7 +125,8 @@ impl Pool {
         self.functions.get(&function).map(|known| known.parent)
     }
 
-    /// Reserves concurrency for a function and its versions, at most this many instances, or gives it back.
+    /// Reserves concurrency for a function and its versions, at most this many instances, or ends the
+    /// reservation.
     pub fn reserve(&mut self, function: FunctionId, reserved: Option<u32>) -> Vec<Action> {
         let mut actions = Vec::new();
         let Some(known) = self.functions.get_mut(&function) else { return actions };
@@ -146,7 +147,7 @@ impl Pool {
         self.capacity.concurrency.saturating_sub(reserved)
     }
 
-    /// Deletes a function: what waits is refused, what runs may finish.
+    /// Deletes a function: waiting requests are refused, running ones may finish.
     pub fn remove_function(&mut self, function: FunctionId) -> Vec<Action> {
         let mut actions = self.retire(function);
         if let Some(mut removed) = self.functions.remove(&function) {
@@ -243,7 +244,7 @@ impl Pool {
         actions
     }
 
-    /// The instance is to end whatever it does, and its request, if any, has been answered.
+    /// The instance is to end in any phase; its request, if any, has been answered.
     pub fn stop(&mut self, instance: InstanceId) -> Vec<Action> {
         let mut actions = Vec::new();
         if self.end(instance) {
@@ -276,7 +277,7 @@ impl Pool {
         actions
     }
 
-    /// All instances together may have so much from now on.
+    /// Sets the memory of all instances together from now on.
     pub fn set_memory(&mut self, memory_mib: u64) {
         self.capacity.memory_mib = memory_mib;
     }

@@ -1,5 +1,5 @@
-//! Which request gets a new instance: the oldest first, within concurrency, burst and memory; and whose
-//! instance makes room for it.
+//! Decides which request gets a new instance, the oldest first, within concurrency, burst and memory; and
+//! which function's instance makes room for it.
 //!
 //! A function that has requests and no instance comes before all that have one, so that none starves. Idle
 //! instances of others make room first. If there are none, busy ones are drained: they serve what they have
@@ -27,7 +27,7 @@ impl Pool {
             as u32
     }
 
-    /// Of a function and its versions.
+    /// Running instances of a function and its versions.
     fn running_of(&self, function: FunctionId) -> u32 {
         let parent = self.parent(function);
         self.running(|id| self.parent(id).unwrap_or(id) == parent.unwrap_or(function))
@@ -105,7 +105,7 @@ impl Pool {
         self.instances.values().filter(is_one).count()
     }
 
-    /// False if there is no room now, or as many start as may.
+    /// False if there is no room now, or the limit of starts is reached.
     fn start_one(
         &mut self,
         function: FunctionId,
@@ -138,7 +138,7 @@ impl Pool {
         let wanted = self.functions[&function].memory_mib + reservation.memory_mib;
         loop {
             let own_fits = self.has_concurrency(function);
-            // While a reservation has just been changed, more can run than it allows.
+            // After a change of a reservation, more can run for a while than it allows.
             let fits = own_fits && self.running(|_| true) + reservation.instances < self.capacity.concurrency;
             let held = self.memory_mib();
             let leaving: u64 = self.instances.values().filter(|i| !i.counts()).map(|i| i.memory_mib).sum();

@@ -1,5 +1,5 @@
-//! What the worker and the crates beside it ask of the operating system: locks, folders of a worker's own,
-//! files that a caller names, and texts of errors. It knows nothing of functions, instances or HTTP.
+//! Helpers for the worker and the crates beside it: locks, folders of a worker's own, files that a caller
+//! names, and texts of errors. It contains nothing of functions, instances or HTTP.
 
 pub mod lock;
 pub mod open_below;

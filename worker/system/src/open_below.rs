@@ -42,7 +42,7 @@ pub fn file(folder: &Dir, name: &Path) -> Result<File, String> {
     let mut options = OpenOptions::new();
     options.read(true).custom_flags(libc::O_NONBLOCK);
     let file = folder.open_with(name, &options).map_err(failed)?;
-    // What was opened is looked at, not what has this name now.
+    // Checks the opened file, not the one that has this name now.
     let metadata = file.metadata().map_err(failed)?;
     match metadata.is_file() {
         true if metadata.mode() & 0o004 != 0 => Ok(file),

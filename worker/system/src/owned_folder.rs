@@ -35,7 +35,7 @@ pub fn make(place: &Path, prefix: &str) -> Result<(PathBuf, Owned)> {
     }
 }
 
-/// Has `remove` take away every folder in `place` whose name begins with `prefix` and whose worker has ended.
+/// Calls `remove` for every folder in `place` whose name begins with `prefix` and whose worker has ended.
 pub fn remove_left_behind(place: &Path, prefix: &str, remove: impl Fn(&Path) -> Result<()>) {
     for entry in fs::read_dir(place).into_iter().flatten().flatten() {
         let folder = entry.path();
@@ -70,14 +70,14 @@ fn own(folder: &Path) -> Result<Option<Owned>> {
 
 const FOLDER_PREFIX: &str = "mayfly-worker-";
 
-/// A folder that is removed when the worker ends. Others may pass through, to what is theirs.
+/// A folder that is removed when the worker ends. Other users may pass through, to their own files.
 pub struct Folder {
     path: PathBuf,
     _owned: Owned,
 }
 
 impl Folder {
-    /// Makes one, and takes away those of workers that were killed.
+    /// Makes a folder, and removes those of workers that were killed.
     ///
     /// # Errors
     /// None can be made there.

@@ -1,8 +1,8 @@
-//! Texts from elsewhere, made fit to be shown.
+//! Shortens and escapes foreign text before it is shown.
 
 use std::io;
 
-/// An error of the system in its own short words.
+/// An error of the system without its number.
 pub fn plain_reason(error: &io::Error) -> String {
     let text = error.to_string();
     text.split(" (os error").next().unwrap_or(&text).to_string()
