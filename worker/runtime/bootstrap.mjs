@@ -89,7 +89,8 @@ async function load(text) {
 // ---- answers that are streamed ----
 
 const STREAMS = Symbol("streams");
-// Of a function's URL: status and headers come first, in JSON, and end with eight zero bytes.
+// The content type of an answer to a function's URL: status and headers in JSON, eight zero bytes, the
+// body.
 const INTEGRATION = "application/vnd.awslambda.http-integration-response";
 
 globalThis.awslambda = {

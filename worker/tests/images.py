@@ -125,7 +125,7 @@ class Image:
         return f"oci-archive:{path}"
 
     def docker_archive(self, path):
-        """As `docker save` has it: a layer that is there twice is a link to the first."""
+        """An archive in `docker save`'s format: a layer that occurs twice is a link to the first."""
         name = digest(self.config)[7:] + ".json"
         names, entries = [], [(name, self.config)]
         for number, archive in enumerate(self.layers):

@@ -1,4 +1,4 @@
-"""Container images that are not what they should be: refused in one line, and nothing is written outside."""
+"""Hostile and damaged container images: refused in one line, and nothing is written outside."""
 
 import json
 import os

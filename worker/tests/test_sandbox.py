@@ -80,7 +80,7 @@ def test_network_is_loopback_only(client, worker):
     "do, errors, log",
     [
         ("fill_memory", ["Runtime.ExitError"], "memory of 128 MB used up"),
-        # The function handles a full /tmp. On a slow disk memory, or time, runs out before.
+        # The function handles a full /tmp. On a slow disk, memory or time runs out first.
         ("fill_disk", ["OSError", "Runtime.ExitError", "Sandbox.Timedout"], ""),
         # Processes take memory, too: the first limit that it meets ends it.
         ("fork_without_end", ["Sandbox.Timedout", "Runtime.ExitError"], ""),

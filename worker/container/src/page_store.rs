@@ -230,7 +230,8 @@ impl PageStores {
         }
     }
 
-    /// How many stores run, and what their pages occupy. Waits; not on a thread that serves.
+    /// The number of running stores, and the bytes of their pages. Blocks; not to be called on a thread
+    /// that serves.
     pub fn figures(&self) -> (u64, u64) {
         let running =
             |(function, store): (&FunctionId, &PageStore)| store.running.is_some().then_some(*function);

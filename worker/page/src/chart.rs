@@ -17,7 +17,7 @@ const HIGH: f64 = 100.0;
 pub struct Series {
     /// In the legend.
     pub name: String,
-    /// Its colour, as the style sheet calls it.
+    /// The class of its colour in the style sheet.
     pub colour: &'static str,
     /// One for each moment of the chart; NaN where a line has none yet.
     pub values: Vec<f64>,
@@ -35,7 +35,7 @@ pub struct Span {
 }
 
 impl Span {
-    /// Where a moment lies, from 0 to 1.
+    /// The place of a moment, from 0 to 1.
     pub fn place(&self, at_ms: f64) -> f64 {
         (at_ms - self.from_ms as f64) / (self.to_ms - self.from_ms) as f64
     }
@@ -78,7 +78,7 @@ pub struct Chart {
     pub areas: Vec<Series>,
     /// Drawn over them, each from zero.
     pub lines: Vec<Series>,
-    /// Whether ten times as much is one step up.
+    /// Whether the scale is logarithmic: ten times as much is one step up.
     pub logarithmic: bool,
 }
 

@@ -47,7 +47,7 @@ pub struct Sample {
     /// The virtual machine, if instances run in one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vm: Option<Vm>,
-    /// Of the requests that were answered since the last sample.
+    /// Latencies of the requests that were answered since the last sample.
     pub latency: Latency,
     /// Requests that wait for an instance.
     pub queued: u64,
@@ -69,7 +69,7 @@ pub struct Host {
 pub struct Store {
     /// The bytes that they occupy, each page once.
     pub bytes: u64,
-    /// One for each domain.
+    /// Their number: one for each function.
     pub stores: u64,
 }
 
@@ -89,7 +89,7 @@ pub struct Vm {
     pub plugged_bytes: u64,
     /// Pages that the guest's kernel has merged, once: they lie in the shared partition.
     pub merged_bytes: u64,
-    /// The same as often as instances map them.
+    /// The same pages, counted once for each instance that maps them.
     pub mapped_merged_bytes: u64,
 }
 
@@ -109,15 +109,15 @@ pub struct Latency {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct FunctionSample {
-    /// Instances that start.
+    /// Instances that are starting.
     pub starting: u64,
     /// Instances that wait for a request.
     pub idle: u64,
     /// Instances that run one.
     pub busy: u64,
-    /// Instances that end.
+    /// Instances that are stopping.
     pub stopping: u64,
-    /// As the cgroups count.
+    /// Memory by the cgroups' counters.
     pub cgroup_bytes: u64,
     /// Proportional set size: shared pages are divided among those that map them.
     pub pss_bytes: u64,
@@ -137,7 +137,7 @@ pub struct FunctionSample {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Events {
-    /// The number to request later events after.
+    /// The number for `after` in a request for later events.
     pub next: u64,
     /// The last ten thousand.
     pub events: Vec<Event>,
@@ -154,13 +154,13 @@ pub struct Event {
     /// `start`, `ready`, `rest`, `merge`, `stop`, `gone`, `ended`, `page_out`, `refuse`, `fail`, `plug`,
     /// `unplug`, `vm`, `store`.
     pub kind: String,
-    /// Whose instance.
+    /// The function of the instance.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub function: Option<String>,
-    /// Which instance.
+    /// The number of the instance.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub instance: Option<u64>,
-    /// Which partition of the VM.
+    /// The partition of the VM.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub partition: Option<u64>,
     /// How long it took.
@@ -200,15 +200,15 @@ pub struct Instances {
 pub struct Instance {
     /// Its number.
     pub id: u64,
-    /// Whose.
+    /// The name of its function.
     pub function: String,
     /// `starting`, `idle`, `busy` or `stopping`.
     pub phase: String,
     /// Since it was started.
     pub age_ms: u64,
-    /// What the function may use, in MiB.
+    /// The function's memory, in MiB.
     pub memory_mib: u64,
-    /// As its cgroup counts.
+    /// Memory by its cgroup's counter.
     pub cgroup_bytes: u64,
     /// The most that its cgroup has counted.
     pub peak_bytes: u64,
@@ -224,7 +224,7 @@ pub struct Instance {
     pub heap_live_bytes: u64,
     /// The blocks that they are in, which the heap cannot return. The difference is fragmentation.
     pub heap_held_bytes: u64,
-    /// Where it lives in the VM.
+    /// Its partition of the VM.
     pub partition: Option<u64>,
     /// How long it took to start.
     pub init_ms: Option<f64>,

@@ -18,13 +18,13 @@ pub const POINTER: &str = include_str!("../assets/pointer.js");
 /// Reloads the page.
 const REFRESH: &str = include_str!("../assets/refresh.js");
 
-/// The stretches that the page offers, in minutes.
+/// The time spans that the page offers, in minutes.
 pub const MINUTES: [u64; 4] = [1, 5, 15, 60];
 
 /// The page. `nonce` lets its own style and scripts through a Content-Security-Policy.
 pub fn page(view: &View, nonce: &str) -> String {
     let to_ms = view.uptime_ms.max(1);
-    // A young worker's charts begin where it began.
+    // A young worker's charts begin at its start.
     let from_ms = to_ms.saturating_sub(view.minutes * 60_000);
     let span = Span { from_ms, to_ms: to_ms.max(from_ms + 10_000), live: true };
     let charts = [

@@ -67,7 +67,7 @@ fn table(runs: &[Run]) -> String {
     )
 }
 
-/// How many times as much the second is.
+/// The ratio of the second to the first.
 pub fn ratio(first: Option<f64>, second: Option<f64>) -> String {
     match (first, second) {
         (Some(first), Some(second)) if first > 0.0 => format!("{:.2}×", second / first),

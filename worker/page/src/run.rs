@@ -74,7 +74,7 @@ impl Run {
             let sample = sample?;
             (living(sample) > 0.0).then(|| Memory::of(sample).used / living(sample))
         };
-        // The last moment at which instances were there and none had anything to do.
+        // The last sample with instances, all of them idle.
         let resting =
             |sample: &&Sample| living(sample) > 0.0 && sample.functions.values().all(|f| all(f) == f.idle);
         let rest = samples.iter().rfind(resting);

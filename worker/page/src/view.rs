@@ -28,7 +28,7 @@ pub struct Function {
     pub name: String,
     /// Such as `python3.11`.
     pub runtime: String,
-    /// What an instance may use, in MiB.
+    /// An instance's memory, in MiB.
     pub memory_mib: u64,
     /// Reserved concurrency.
     pub reserved: Option<u64>,
@@ -47,7 +47,7 @@ pub struct Requests {
     pub failed: u64,
     /// Not run.
     pub refused: u64,
-    /// Why the last refused one was.
+    /// The reason of the last refusal.
     pub last_refusal: Option<String>,
     /// Of those that were answered.
     pub latency: Percentiles,

@@ -5,13 +5,13 @@ use super::{Function, FunctionId, InstanceId, Phase, Pool};
 /// Numbers for the page and the metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Instances that start.
+    /// Instances that are starting.
     pub starting: u32,
     /// Instances without work.
     pub idle: u32,
     /// Instances with a request.
     pub busy: u32,
-    /// Instances that are being ended.
+    /// Instances that are stopping.
     pub stopping: u32,
     /// Requests that wait.
     pub queued: u32,

@@ -104,8 +104,8 @@ fn flags() -> Option<c_uint> {
     Some(if others == 0 { 0 } else { NO_SYSCALLS })
 }
 
-/// Of a line of /proc/PID/task/TID/syscall: whether the kernel writes nothing but the thread's stack before
-/// the call returns.
+/// Whether the kernel writes nothing but the thread's stack before the call returns, by a line of
+/// /proc/PID/task/TID/syscall.
 fn only_waits(call: &str) -> bool {
     let mut words = call.split_ascii_whitespace();
     let Some(number) = words.next().and_then(|number| number.parse::<i64>().ok()) else { return false };
