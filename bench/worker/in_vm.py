@@ -17,7 +17,7 @@ MODES = ("static", "plain", "nodes", "hotmem")
 # Instances of each function in a VM, whose processors are few and may be emulated.
 INSTANCES = {"image": 3, "text": 2, "bfs": 4, "page": 4}
 KEEP_ALIVE_S = 8
-# Of the co-located instance's requests, seconds before the others end, and after.
+# Seconds before and after the others' first end for which the co-located instance's requests are averaged.
 BEFORE_S, AFTER_S = 5, 10
 Span = tuple[float, float]
 

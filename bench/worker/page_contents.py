@@ -129,9 +129,9 @@ def private(functions: tuple[str, ...], count: int) -> Numbers:
 
 
 def state(function: str) -> Numbers:
-    """Of an instance that has just asked for its first work, while two others of its function are at rest:
-    the pages that it has written, how many of them the store has, and at the same address. And the kernel's
-    time for such pages, written or mapped."""
+    """Pages that an instance has written when it asks for its first work, while two others of its function
+    are at rest: how many of them the store has, and how many at the same address. And the kernel's time for
+    such pages, written or mapped."""
     template = {"template": NOOP / "template.yaml"} if function == "noop" else {}
     with running(*VARIANTS["mayfly"], *OPTIONS, **template) as worker:
         worker.start_instances(function, 2)

@@ -107,7 +107,7 @@ class Worker:
             time.sleep(0.25)
 
     def anonymous_mib(self) -> float:
-        """Of all processes of instances, read now: the worker's own samples are up to a second old."""
+        """Anonymous MiB of all instances' processes, read now: the worker's samples may be a second old."""
         return memory_of(below(self.process.pid))["anonymous"]
 
     def store_bytes(self) -> int:
