@@ -86,7 +86,7 @@ impl Hierarchy {
     /// The host has none, or this user may not make any; the error names what to do.
     pub fn new() -> Result<Hierarchy> {
         let mounts = fs::read_to_string("/proc/self/mountinfo").context("cannot read the mounts")?;
-        let own = fs::read_to_string("/proc/self/cgroup").context("cannot read the own cgroup")?;
+        let own = fs::read_to_string("/proc/self/cgroup").context("cannot read this process's cgroup")?;
         let made = match (version_two(&mounts, &own), version_one(&mounts, &own)) {
             (Some(base), _) => enable(&base).and_then(|()| Hierarchy::below(Version::Two, &[base], None)),
             (None, Some(bases)) => {

@@ -118,7 +118,7 @@ fn take_away(tree: &Tree, member: &Member) -> Result<()> {
     match name.strip_prefix(WHITEOUT) {
         // Other names with this prefix are metadata of a file system that is not in use any more (aufs).
         Some(gone) if !gone.starts_with(WHITEOUT) => {
-            ensure!(!matches!(gone, b"" | b"." | b".."), "it takes away what has no name");
+            ensure!(!matches!(gone, b"" | b"." | b".."), "a whiteout names no file");
             Ok(tree.remove(&folder.join(OsStr::from_bytes(gone)))?)
         }
         _ => Ok(()),

@@ -111,15 +111,10 @@ fn memory(text: &mut Metrics, worker: &Worker, sample: &Sample) {
     text.alone(
         "mayfly_store_bytes",
         "gauge",
-        "What the page stores occupy, each page once",
+        "Memory of the page stores, each page once",
         sample.store.bytes,
     );
-    text.alone(
-        "mayfly_merge_saved_bytes",
-        "gauge",
-        "What instances would take more without merging",
-        memory.saved(),
-    );
+    text.alone("mayfly_merge_saved_bytes", "gauge", "Memory that merging saves", memory.saved());
     text.alone(
         "mayfly_host_available_bytes",
         "gauge",
@@ -133,7 +128,7 @@ fn virtual_machine(text: &mut Metrics, vm: &Vm) {
     text.about(
         name,
         "gauge",
-        "Partitions of the virtual machine: there can be, are plugged, have an instance; 0 without a VM",
+        "Partitions of the virtual machine: in all, plugged, with an instance; 0 without a VM",
     );
     for (state, number) in [("possible", vm.partitions), ("plugged", vm.plugged), ("used", vm.used)] {
         text.value(name, &[("state", state)], number);
@@ -147,7 +142,7 @@ fn virtual_machine(text: &mut Metrics, vm: &Vm) {
     text.alone(
         "mayfly_vm_resident_bytes",
         "gauge",
-        "Memory that the host has given to the VM",
+        "Memory of the host that the VM occupies",
         vm.resident_bytes,
     );
     text.alone(
@@ -159,7 +154,7 @@ fn virtual_machine(text: &mut Metrics, vm: &Vm) {
     text.alone(
         "mayfly_vm_mapped_merged_bytes",
         "gauge",
-        "The same, as often as instances map them",
+        "The same pages, counted once for each instance that maps them",
         vm.mapped_merged_bytes,
     );
 }
@@ -181,7 +176,7 @@ fn events(text: &mut Metrics, worker: &Worker) {
     text.about(
         "mayfly_returned_bytes_total",
         "counter",
-        "Memory that was given back, by idle instances or by unplugging",
+        "Memory that idle instances or unplugging have returned",
     );
     text.value("mayfly_returned_bytes_total", &[("by", "rest")], rest.bytes);
     text.value("mayfly_returned_bytes_total", &[("by", "unplug")], unplug.bytes);
@@ -198,17 +193,8 @@ fn settings(text: &mut Metrics, worker: &Worker) {
     let capacity = worker.capacity();
     let help = "Memory that all instances together may have";
     text.alone("mayfly_memory_limit_bytes", "gauge", help, capacity.memory_mib << 20);
-    text.alone(
-        "mayfly_concurrency_limit",
-        "gauge",
-        "Instances that may be there at once",
-        capacity.concurrency,
-    );
-    text.about(
-        "mayfly_function_memory_limit_bytes",
-        "gauge",
-        "Memory that an instance may have, by function",
-    );
+    text.alone("mayfly_concurrency_limit", "gauge", "The most instances at once", capacity.concurrency);
+    text.about("mayfly_function_memory_limit_bytes", "gauge", "The memory limit of an instance, by function");
     for function in worker.functions() {
         let bytes = u64::from(function.deployment.settings.memory_mib) << 20;
         text.value("mayfly_function_memory_limit_bytes", &[("function", &function.deployment.name)], bytes);

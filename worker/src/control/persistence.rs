@@ -134,7 +134,7 @@ impl Worker {
     pub(crate) fn restore(self: &Arc<Self>, stored: StoredState) {
         for (name, function) in stored.functions {
             if self.function(&name).is_ok() {
-                tracing::info!("{name} is the template's: what was changed of it by the API is not kept");
+                tracing::info!("{name} is the template's: changes of it by the API are not kept");
             } else if let Err(error) = self.restore_one(&name, function) {
                 tracing::error!("{name} is kept by --state, but cannot be served: {error:#}");
             }

@@ -80,7 +80,7 @@ impl Events {
         let (elsewhere, kept): (Vec<_>, Vec<_>) =
             kept.into_iter().partition(|event| begun.contains(&event.id));
         if !kept.is_empty() {
-            tracing::info!("{} events of an earlier run are run now", kept.len());
+            tracing::info!("running {} events of an earlier worker", kept.len());
         }
         for event in kept {
             events.start(event);

@@ -142,7 +142,7 @@ impl Poller {
         };
         let receipts: Vec<&str> = done.iter().map(|message| message.receipt_handle.as_str()).collect();
         if let Err(error) = self.queues.delete(&url, &receipts).await {
-            tracing::warn!("{label} are done, but may come again: {error:#}");
+            tracing::warn!("{label} are processed, but may be delivered again: {error:#}");
         }
         drop(place);
     }

@@ -106,9 +106,7 @@ impl Queues {
         let mut answer = self.call("ReceiveMessage", &wanted, wait + STALL).await?;
         match answer.get_mut("Messages").map(Value::take) {
             None | Some(Value::Null) => Ok(Vec::new()),
-            Some(messages) => {
-                serde_json::from_value(messages).context("ReceiveMessage: messages that are none")
-            }
+            Some(messages) => serde_json::from_value(messages).context("ReceiveMessage: malformed messages"),
         }
     }
 

@@ -253,7 +253,7 @@ impl Changing {
 
     /// Reads the template anew. If it is wrong, the error is logged and nothing changes.
     async fn reload(&mut self) -> Result<()> {
-        let Some(template) = self.template.clone() else { bail!("there is no template to read anew") };
+        let Some(template) = self.template.clone() else { bail!("there is no template to reload") };
         let (worker, earlier, path) = (self.worker.clone(), self.names.clone(), template.clone());
         let vms = self.vms.clone();
         let read = move || -> Result<_> {

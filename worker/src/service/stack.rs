@@ -179,7 +179,7 @@ pub(crate) fn deploy(
         // A caller of the API may have deleted it meanwhile.
         let _ = worker.delete(gone);
         worker.persist(&Changed::Function(gone.clone())).map_err(plain)?;
-        tracing::info!("{gone} is gone from the template");
+        tracing::info!("{gone} was deleted: the template lacks it");
     }
     for function in functions {
         let name = function.declared.name.clone();

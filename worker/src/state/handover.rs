@@ -124,7 +124,7 @@ impl Predecessor {
         say(self.line.get_ref(), &Word::Prepared)?;
         match hear(&mut self.line)? {
             Report::State(state) => Ok(state),
-            other => anyhow::bail!("the earlier worker says {other:?} in place of its state"),
+            other => anyhow::bail!("the earlier worker sends {other:?} instead of its state"),
         }
     }
 
@@ -257,7 +257,7 @@ impl HandedOver {
     pub fn report(&self, what: &Report) {
         let line = lock(&self.line);
         if let Err(error) = say(&line, what) {
-            tracing::error!("the new worker does not hear of an event: {error:#}");
+            tracing::error!("cannot report an event to the new worker: {error:#}");
         }
     }
 }

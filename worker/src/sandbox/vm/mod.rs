@@ -213,8 +213,8 @@ impl PartitionedVm {
                 Ok(()) if self.is_closing() => return self.close(),
                 Ok(()) => {}
                 Err(error) => {
-                    tracing::error!("{} does not come up again: {error:#}", self.label());
-                    self.note(&format!("does not come up: {error:#}"), None);
+                    tracing::error!("{} does not boot again: {error:#}", self.label());
+                    self.note(&format!("does not boot: {error:#}"), None);
                     std::thread::sleep(PAUSE);
                 }
             }
