@@ -48,7 +48,8 @@ const PAUSE: Duration = Duration::from_secs(2);
 /// patience.
 const PATIENCE: Duration = Duration::from_secs(300);
 const BLOCK_MIB: u64 = 128;
-/// The shared partition's memory for files; merged pages have as much again as one instance.
+/// The shared partition's memory for files. Merged pages have more on top: as much as one instance may
+/// have.
 const SHARED_MIB: u64 = 256;
 
 /// What the VM is made with.

@@ -37,8 +37,8 @@ struct Shared {
 struct Expected {
     instance: String,
     connections: mpsc::Sender<UnixStream>,
-    /// Bounds its connections at one time. One that the worker has closed counts until the guest has
-    /// closed it, too.
+    /// Bounds its connections at one time. One that the worker has closed counts until the guest is sent
+    /// its end.
     places: Arc<Semaphore>,
     /// A warning was logged that the guest does not keep to a window.
     said: Once,
