@@ -170,7 +170,7 @@ def test_another_machine_takes_other_cycles(sim, once):
         ("--sample=1000 -- ./churn", "sample.period_instructions = 1000: more than 7000 are needed"),
         ("--sample -- ./churn 10", "windows, and 30 are needed: name a smaller --sample=N"),
         ("--sample --allocator speedmalloc -- ./churn", "a machine with a support core is not sampled"),
-        ("--sample --dram dramsim3 -- ./churn", "of a sampled run DRAM's requests have no times"),
+        ("--sample --dram dramsim3 -- ./churn", "in a sampled run DRAM's requests have no times"),
         ("--cores 0 -- ./churn", "cores.number = 0: 1 to 8"),
         ("--cores 2 --sample -- ./churn", "a machine with several cores is not sampled"),
         ("--region first -- ./churn", "./churn: the image lists no calls of it"),
