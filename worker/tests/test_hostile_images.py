@@ -94,7 +94,7 @@ HOSTILE = {
     "huge": ((member("huge", size=20 << 30), b"x"), "more than 8 GiB"),
     "huge in its header": (HUGE, "bytes that are allowed"),
     "long name": ((member("x", tarfile.GNUTYPE_LONGNAME, size=2 << 20), b"y" * (2 << 20)), "a name has"),
-    "nameless": (("a/.wh...", b""), "no name"),
+    "nameless": (("a/.wh...", b""), "names no file"),
     "deep": (None, "too deep"),
 }
 
