@@ -49,7 +49,9 @@ soak: build ## random operations for long: heap, page store, and VMs on kernels 
 packages: setup ## the Debian package, the Python wheel, the node agent's image: target/packages
 	deploy/packages
 
-demo: build ## Lambda functions under a bursty load, plainly and on Mayfly, side by side
+demo: ## Lambda functions under a bursty load, plainly and on Mayfly, side by side
+	@./setup demo
+	cargo build --release -p mayfly -p mayfly_heap -p mayfly_merge -p mayfly_merge_auto -p mayfly_rest
 	bench/worker/demo
 
 bench: build ## every comparison with other systems; results in bench/results

@@ -2,8 +2,13 @@
 
 import io
 import json
+import sys
 import time
 import zipfile
+
+# The host's Python, which runs both these tests and the functions.
+PYTHON = f"python3.{sys.version_info.minor}"
+EXTENSION = sys.implementation.cache_tag  # part of the names of its compiled modules
 
 # The boot time of a VM under emulation.
 PATIENCE_S = 300
@@ -54,7 +59,7 @@ def zipped(**files):
 
 def create(client, name, code, **settings):
     settings = {
-        "Runtime": "python3.11",
+        "Runtime": PYTHON,
         "Handler": "app.handler",
         "Role": "arn:aws:iam::000000000000:role/r",
         **settings,

@@ -12,9 +12,12 @@ import signal
 import socket
 import struct
 import subprocess
+import sys
 import time
 import traceback
 import urllib.request
+
+PYTHON = f"python3.{sys.version_info.minor}"
 
 HERE = pathlib.Path(__file__).resolve().parent
 GROUPS = pathlib.Path("/sys/fs/cgroup")
@@ -68,7 +71,7 @@ Resources:
   Large:
     Type: AWS::Serverless::Function
     Properties: { MemorySize: 1536 }
-"""
+""".replace("python3.11", PYTHON)
 
 
 def set_up():

@@ -13,6 +13,8 @@ import subprocess
 import tarfile
 import threading
 
+from calls import EXTENSION, PYTHON
+
 INDEX = "application/vnd.oci.image.index.v1+json"
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 
@@ -183,8 +185,8 @@ def registry(image, index=False, change=lambda path, data: data):
 
 def python_layer(client):
     """The host's interpreter, with the libraries that it, its modules and those of a folder need."""
-    program = pathlib.Path("/usr/bin/python3.11").resolve()
-    modules = pathlib.Path("/usr/lib/python3.11")
+    program = pathlib.Path(f"/usr/bin/{PYTHON}").resolve()
+    modules = pathlib.Path(f"/usr/lib/{PYTHON}")
     linked = [program, *modules.glob("lib-dynload/*.so"), *client.glob("*.so")]
     needed = subprocess.run(["ldd", *linked], capture_output=True, text=True, check=True)
     words = [word for line in needed.stdout.splitlines() for word in line.split() if word.startswith("/")]
@@ -192,13 +194,13 @@ def python_layer(client):
     real = [("usr" + str(path) if path.parts[1].startswith("lib") else str(path)[1:]) for path in libraries]
     files = [(name, path.resolve()) for name, path in zip(real, libraries, strict=True)]
     links = [link("lib", "usr/lib"), link("lib64", "usr/lib64")]
-    return layer(*links, ("usr/bin/python3.11", program), ("usr/lib/python3.11", modules), *files)
+    return layer(*links, (f"usr/bin/{PYTHON}", program), (f"usr/lib/{PYTHON}", modules), *files)
 
 
 def python_layers():
     """The interpreter, and AWS' runtime interface client, which a running worker has installed for it."""
     cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
-    client = next((cache / "mayfly/worker/python").glob("*/runtime_client.cpython-311-*")).parent
+    client = next((cache / "mayfly/worker/python").glob(f"*/runtime_client.{EXTENSION}-*")).parent
     return [python_layer(client), layer(("var/runtime", client))]
 
 

@@ -10,7 +10,7 @@ import urllib.error
 import urllib.request
 
 import pytest
-from calls import create, invoke, zipped
+from calls import PYTHON, create, invoke, zipped
 from conftest import Worker
 
 FIRST = "def handler(event, context):\n    return ['first', event]\n"
@@ -48,7 +48,7 @@ def test_code_in_a_folder_is_copied(tmp_path):
     (tmp_path / "app.py").write_text(FIRST)
     pathlib.Path(tmp_path).chmod(0o755)
     code = {"S3Bucket": "folder", "S3Key": str(tmp_path)}
-    settings = {"Runtime": "python3.11", "Handler": "app.handler", "Role": "arn:aws:iam::000000000000:role/r"}
+    settings = {"Runtime": PYTHON, "Handler": "app.handler", "Role": "arn:aws:iam::000000000000:role/r"}
     with Worker("--code-from", str(tmp_path)) as running:
         client = running.client()
         client.create_function(FunctionName="folder", Code=code, **settings)

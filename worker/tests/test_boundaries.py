@@ -16,7 +16,7 @@ import botocore.auth
 import botocore.awsrequest
 import botocore.credentials
 import pytest
-from calls import create, invoke, shell, zipped
+from calls import PYTHON, create, invoke, shell, zipped
 from conftest import MAYFLY, TEMPLATE, Worker, cgroups_of
 
 VIEWS = ["/", "/metrics", "/history", "/events", "/instances"]
@@ -165,7 +165,7 @@ def test_code_folders_must_lie_below_allowed_ones(client, tmp_path):
     secret.parent.chmod(0o700)
 
     def made(client, folder):
-        settings = {"Runtime": "python3.11", "Handler": "app.handler", "Role": "arn:aws:iam::0:role/r"}
+        settings = {"Runtime": PYTHON, "Handler": "app.handler", "Role": "arn:aws:iam::0:role/r"}
         code = {"S3Bucket": "folder", "S3Key": str(folder)}
         try:
             client.create_function(FunctionName="folder", Code=code, **settings)
@@ -229,7 +229,7 @@ def test_host_details_are_hidden(client):
 def test_sync_system_calls_are_unavailable(client):
     call = "import ctypes as c; l = c.CDLL(None, use_errno=True); print(l.syscall({}, 1), c.get_errno())"
     for number in [162, 306]:  # sync, syncfs
-        assert shell(client, f'python3.11 -c "{call.format(number)}"').split() == ["-1", "38"]
+        assert shell(client, f'{PYTHON} -c "{call.format(number)}"').split() == ["-1", "38"]
 
 
 def test_unexpected_answer_is_refused_unread(client):
@@ -241,9 +241,9 @@ def test_unexpected_answer_is_refused_unread(client):
         "print(c.recv(20))"
     )
     for kind in ["response", "error"]:
-        assert "400" in shell(client, f'python3.11 -c "{ask.format(kind)}"')
+        assert "400" in shell(client, f'{PYTHON} -c "{ask.format(kind)}"')
     init = ask.replace("invocation/x/{}", "init/error")
-    assert "403" in shell(client, f'python3.11 -c "{init}"')
+    assert "403" in shell(client, f'{PYTHON} -c "{init}"')
 
 
 def test_busy_instance_rests_seldom():

@@ -12,6 +12,10 @@ import pytest
 from conftest import HERE, MAYFLY
 
 PATIENCE_S = 1800
+# Linux patches its own code by way of breakpoints, and QEMU's multi-threaded translation may run one after it
+# was removed; about one boot in forty ends so. The kernel is not at fault: the guest boots again.
+STALE_BREAKPOINT = "Oops: int3"
+BOOTS = 4
 LIBRARIES = ["libmayfly_heap.so", "libmayfly_merge.so", "libmayfly_rest.so"]
 
 
@@ -40,24 +44,26 @@ def console(tmp_path_factory, worker):
     # Debian's root has no mount(8) here; the kernel passes the words after `--` to init.
     first = "import ctypes, os; ctypes.CDLL(None).mount(b'/dev/vdb', b'/mnt', b'ext4', 1, None); "
     first += "os.execv('/usr/bin/python3', ['python3', '/mnt/guest.py'])"
-    done = subprocess.run(
-        [
-            *("qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
-            *("-machine", "pc", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "2560"),
-            *("-kernel", image / "kernel", "-serial", "stdio"),
-            *(
-                "-append",
-                f'root=/dev/vda ro console=ttyS0 quiet panic=-1 init=/usr/bin/python3 -- -c "{first}"',
-            ),
-            *("-drive", f"file={image / 'root.ext4'},if=virtio,format=raw,readonly=on"),
-            *("-drive", f"file={place / 'disk'},if=virtio,format=raw,readonly=on"),
-        ],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=PATIENCE_S,
-    )
+    command = [
+        *("qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
+        *("-machine", "pc", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "2560"),
+        *("-kernel", image / "kernel", "-serial", "stdio"),
+        "-append",
+        f'root=/dev/vda ro console=ttyS0 quiet panic=-1 oops=panic init=/usr/bin/python3 -- -c "{first}"',
+        *("-drive", f"file={image / 'root.ext4'},if=virtio,format=raw,readonly=on"),
+        *("-drive", f"file={place / 'disk'},if=virtio,format=raw,readonly=on"),
+    ]
+    for _ in range(BOOTS):
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=PATIENCE_S,
+        )
+        if STALE_BREAKPOINT not in done.stdout:
+            break
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -11,7 +11,7 @@ import time
 import urllib.error
 
 import pytest
-from calls import create, invoke, zipped
+from calls import PYTHON, create, invoke, zipped
 from conftest import HERE, MAYFLY, ROOT, TEMPLATE, Worker
 
 FUNCTIONS = ROOT / "functions"
@@ -62,7 +62,7 @@ def test_page_and_metrics_show_served_functions(worker, client):
     assert worker.figure("mayfly_invocations_total") == before + 1
     assert worker.figure("mayfly_instance_memory_bytes") > 1 << 20
     page = worker.get("/")
-    assert re.search(r">probe</a><td>\d+<td>.*<td>python3.11<td>128", page) and "://" not in page
+    assert re.search(rf">probe</a><td>\d+<td>.*<td>{PYTHON}<td>128", page) and "://" not in page
 
 
 def test_page_shows_request_outcomes_per_function():

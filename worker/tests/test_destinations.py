@@ -6,7 +6,7 @@ import signal
 
 import pytest
 from botocore.exceptions import ClientError
-from calls import create, zipped
+from calls import PYTHON, create, zipped
 from conftest import Worker
 
 RECEIVER = zipped(app_py="import json\ndef handler(event, context): print('RECEIVED', json.dumps(event))")
@@ -132,7 +132,7 @@ Resources:
         DestinationConfig:
           OnFailure: { Type: Lambda, Destination: !GetAtt Receiver.Arn }
           OnSuccess: { Type: SQS }
-"""
+""".replace("python3.11", PYTHON)
 
 
 def test_template_sets_destinations(tmp_path):

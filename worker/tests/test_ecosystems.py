@@ -14,7 +14,7 @@ import urllib.request
 
 import pytest
 import samcli.lib.init
-from calls import invoke
+from calls import PYTHON, invoke
 from conftest import HERE, ROOT, Worker
 from test_nodejs import RUNTIME, version
 
@@ -71,7 +71,7 @@ def example(folder, language, runtime):
 
 
 @pytest.mark.parametrize(
-    "language, runtime", [("python", "python3.11"), pytest.param("nodejs", RUNTIME, marks=needs_node)]
+    "language, runtime", [("python", PYTHON), pytest.param("nodejs", RUNTIME, marks=needs_node)]
 )
 def test_aws_example_built_by_sam_cli(tmp_path, language, runtime):
     with Worker(str(example(tmp_path, language, runtime))) as running:
@@ -101,7 +101,7 @@ def test_aws_cli_creates_invokes_and_deletes_a_function(tmp_path):
     with Worker() as running:
         made = aws(
             running,
-            *("lambda", "create-function", "--function-name", "made", "--runtime", "python3.11"),
+            *("lambda", "create-function", "--function-name", "made", "--runtime", PYTHON),
             *("--handler", "app.handler", "--role", "arn:aws:iam::000000000000:role/r"),
             *("--zip-file", f"fileb://{tmp_path}/code.zip", "--publish"),
         )

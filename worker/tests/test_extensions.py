@@ -7,7 +7,7 @@ import pytest
 from calls import create, invoke, until, zipped
 from conftest import Worker
 
-WATCH = """#!/usr/bin/python3.11
+WATCH = """#!/usr/bin/python3
 import http.client, json, os, sys, time
 
 ROOT = "/2020-01-01/extension"

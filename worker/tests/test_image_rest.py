@@ -1,6 +1,6 @@
 """Images that start Lambda's own client for Python rest, and share pages, as other functions in Python do."""
 
-from calls import invoke, until
+from calls import EXTENSION, PYTHON, invoke, until
 from images import Image, create_image, layer, python_layers
 from test_memory_layers import several
 
@@ -27,12 +27,12 @@ def handler(event, context):
         "writable": os.access("/dev/mayfly/store", os.W_OK),
     }
 """
-CTYPES = "usr/lib/python3.11/lib-dynload/.wh._ctypes.cpython-311-x86_64-linux-gnu.so"
+CTYPES = f"usr/lib/{PYTHON}/lib-dynload/.wh._ctypes.{EXTENSION}-x86_64-linux-gnu.so"
 
 
 def image(path, *more):
     app = layer(("var/task/app.py", APP))
-    entry = ["/usr/bin/python3.11", "-m", "awslambdaric"]
+    entry = [f"/usr/bin/{PYTHON}", "-m", "awslambdaric"]
     settings = {"Entrypoint": entry, "Cmd": ["app.handler"], "WorkingDir": "/var/task"}
     return Image(*python_layers(), app, *more, Env=["PYTHONPATH=/var/runtime"], **settings).archive(path)
 

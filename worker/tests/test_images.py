@@ -6,7 +6,7 @@ import shutil
 import subprocess
 
 import pytest
-from calls import create, invoke, until, zipped
+from calls import PYTHON, create, invoke, until, zipped
 from conftest import Worker
 from images import Image, create_image, folder, hard_link, layer, link, member, python_layers, registry
 
@@ -41,7 +41,7 @@ def stat(path):
 def other(event, context):
     return "other"
 """
-ENTRY = ["/usr/bin/python3.11", "-m", "awslambdaric"]
+ENTRY = [f"/usr/bin/{PYTHON}", "-m", "awslambdaric"]
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +129,7 @@ def test_image_config_overrides_settings_of_the_image(running, place, base):
     client.update_function_configuration(FunctionName="config", ImageConfig={"EntryPoint": ["/no/such"]})
     answer, error = invoke(client, "config", {})
     assert error and "/no/such" in answer["errorMessage"] + str(running.log()), answer
-    for wrong in [{"Runtime": "python3.11"}, {"Handler": "app.handler"}]:
+    for wrong in [{"Runtime": PYTHON}, {"Handler": "app.handler"}]:
         with pytest.raises(client.exceptions.InvalidParameterValueException, match="PackageType Image"):
             client.update_function_configuration(FunctionName="config", **wrong)
     with pytest.raises(client.exceptions.InvalidParameterValueException, match="belong together"):
@@ -245,7 +245,7 @@ def test_template_images_are_unpacked_once(tmp_path, base):
     template = tmp_path / "template.yaml"
     template.write_text(
         f"""
-Globals: {{Function: {{Runtime: python3.11, Handler: none, Timeout: 60, MemorySize: 256}}}}
+Globals: {{Function: {{Runtime: {PYTHON}, Handler: none, Timeout: 60, MemorySize: 256}}}}
 Resources:
   It:
     Type: AWS::Serverless::Function

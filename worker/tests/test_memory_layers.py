@@ -8,7 +8,7 @@ import signal
 import time
 
 import pytest
-from calls import invoke, shell, until
+from calls import PYTHON, invoke, shell, until
 from conftest import ROOT, TEMPLATE, Worker
 
 
@@ -200,8 +200,8 @@ def test_only_user_mode_userfaultfd_is_allowed(client):
     call = (
         "import ctypes as c; libc = c.CDLL(None, use_errno=True); print(libc.syscall(323, {}), c.get_errno())"
     )
-    assert shell(client, f'python3.11 -c "{call.format(0)}"').split() == ["-1", "38"]
-    assert int(shell(client, f'python3.11 -c "{call.format(1)}"').split()[0]) >= 0
+    assert shell(client, f'{PYTHON} -c "{call.format(0)}"').split() == ["-1", "38"]
+    assert int(shell(client, f'{PYTHON} -c "{call.format(1)}"').split()[0]) >= 0
 
 
 @pytest.mark.parametrize("without", ["heap", "merge", "heap,merge"])
@@ -215,7 +215,7 @@ def test_each_layer_can_be_disabled(without):
             assert (f"libmayfly_{layer}.so" in shell(client, "ls /var/mayfly/lib 2>/dev/null")) == there
             assert layers[layer] == there
         assert ("libmayfly_heap.so" in libraries) == ("heap" not in without)
-        imported = shell(client, "python3.11 -c 'import mayfly' 2>/dev/null && echo yes")
+        imported = shell(client, f"{PYTHON} -c 'import mayfly' 2>/dev/null && echo yes")
         assert imported == "yes\n", "a function that advises also runs without the layers"
         until(lambda: len(running.stores()) == (0 if "merge" in without else 1), running.state)
 

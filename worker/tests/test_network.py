@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import pytest
-from calls import in_shell, invoke
+from calls import PYTHON, in_shell, invoke
 from conftest import HERE, MAYFLY, TEMPLATE, Worker
 from test_vm import PATIENT
 
@@ -87,7 +87,9 @@ def outside(request, tmp_path_factory, server):
   {name}:
     Type: AWS::Serverless::Function
     Metadata: {{ Mayfly: {{ Network: {network}{vm} }} }}
-    Properties: {{ CodeUri: {code}, Handler: app.handler, Runtime: python3.11, Timeout: 60 }}"""
+    Properties: {{ CodeUri: {code}, Handler: app.handler, Runtime: python3.11, Timeout: 60 }}""".replace(
+        "python3.11", PYTHON
+    )
     functions = [*FUNCTIONS, APART] if in_vm else FUNCTIONS
     code = HERE / "functions/probe"
     text = [function.format(name=name, network=network, vm=vm, code=code) for name, network, vm in functions]
@@ -105,7 +107,7 @@ def shell(client, command, name="reaches"):
 
 def connects(client, address, port, name="reaches"):
     code = f"import socket; socket.create_connection(('{address}', {port}), 2); print('yes')"
-    return shell(client, f'python3.11 -c "{code}" 2>/dev/null', name) == "yes"
+    return shell(client, f'{PYTHON} -c "{code}" 2>/dev/null', name) == "yes"
 
 
 def test_host_forwards_until_the_last_worker_exits(server):
@@ -128,7 +130,7 @@ def test_function_reaches_an_outside_server(outside, server):
     client = outside.client()
     # More than one packet holds.
     fetch = f"import urllib.request; print(len(urllib.request.urlopen('{server}', timeout=10).read()))"
-    assert shell(client, f'python3.11 -c "{fetch}"') == str(pathlib.Path(__file__).stat().st_size)
+    assert shell(client, f'{PYTHON} -c "{fetch}"') == str(pathlib.Path(__file__).stat().st_size)
     assert not connects(client, SERVER, PORT, "closed")
     assert shell(client, "cat /proc/net/dev | grep -c :", "closed") == "1"
 
@@ -140,7 +142,7 @@ def test_host_and_other_instances_are_unreachable(outside):
 
 
 def assert_apart(outside, client, other):
-    own = 'python3.11 -c "import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); '
+    own = f'{PYTHON} -c "import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); '
     own += f"s.connect(('{SERVER}', 1)); print(s.getsockname()[0])\""
     address = shell(client, own, other)
     assert address.startswith("100.") and address != shell(client, own)
@@ -155,7 +157,7 @@ def assert_apart(outside, client, other):
     assert connects(client, "127.0.0.1", 9001) and not connects(client, address, 9001)
     listen = "import socket; s = socket.create_server(('0.0.0.0', 7777)); s.settimeout(60); s.accept()"
     listens = "until grep -q :1E61 /proc/net/tcp; do sleep 0.1; done"
-    shell(client, f'nohup python3.11 -c "{listen}" >/dev/null 2>&1 & {listens}', other)
+    shell(client, f'nohup {PYTHON} -c "{listen}" >/dev/null 2>&1 & {listens}', other)
     assert not connects(client, address, 7777)
     # No host outside reaches it either.
     code = f"import socket; socket.create_connection(('{address}', 7777), 2)"

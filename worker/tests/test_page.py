@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 from browser import Browser
-from calls import invoke, until
+from calls import PYTHON, invoke, until
 from conftest import MAYFLY, TEMPLATE, Worker
 
 # Folder for screenshots of the tested pages, for a person to review.
@@ -65,7 +65,7 @@ def test_page_renders_in_a_browser(browser, served):
         ".find(row => row[0] === 'probe')"
     )
     # Answered, failed and refused; the runtime; busy, idle, starting or stopping.
-    assert int(row[1]) >= 5 and row[4:6] == ["0", "0"] and row[7] == "python3.11"
+    assert int(row[1]) >= 5 and row[4:6] == ["0", "0"] and row[7] == PYTHON
     assert sum(map(int, row[10:13])) >= 1
     picture(browser, "page-wide")
     assert browser.console() == []

@@ -4,7 +4,7 @@ unchanged."""
 import os
 
 import pytest
-from calls import invoke, open_folder, until
+from calls import PYTHON, invoke, open_folder, until
 from conftest import Worker
 from zram import compressed_swap, missing
 
@@ -25,7 +25,7 @@ Resources:
     Metadata: { Mayfly: { PageOutAfter: 1 } }
     Properties: {}
   Resident: { Type: AWS::Serverless::Function, Properties: {} }
-"""
+""".replace("python3.11", PYTHON)
 
 
 @pytest.fixture(scope="module")

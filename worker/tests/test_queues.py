@@ -5,7 +5,7 @@ import signal
 import subprocess
 
 import pytest
-from calls import until
+from calls import PYTHON, until
 from conftest import MAYFLY, Worker
 from sqs_server import served
 
@@ -40,7 +40,7 @@ Resources:
       Events:
         Come: {{Type: SQS, Properties: {{Queue: {queue}{more}}}}}
         Web: {{Type: Api, Properties: {{Path: /, Method: get}}}}
-"""
+""".replace("python3.11", PYTHON)
 ARN = "'arn:aws:sqs:us-east-1:000000000000:{}'"
 PARTIAL = ", FunctionResponseTypes: [ReportBatchItemFailures]"
 

@@ -5,7 +5,7 @@ import signal
 import time
 
 import pytest
-from calls import create, invoke, zipped
+from calls import PYTHON, create, invoke, zipped
 from conftest import HERE, Worker
 
 # As `sam build` writes it: packages beside the code, and the file that named them.
@@ -38,7 +38,7 @@ Resources:
         Api: { Type: Api, Properties: { Path: /hello, Method: get } }
 Outputs:
   Url: { Value: !Sub 'https://${ServerlessRestApi}.execute-api.${AWS::Region}.amazonaws.com/' }
-"""
+""".replace("python3.11", PYTHON)
 APP = """
 import os, vendored
 def lambda_handler(event, context):

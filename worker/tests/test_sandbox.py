@@ -8,7 +8,7 @@ import statistics
 import time
 
 import pytest
-from calls import in_shell, invoke, until
+from calls import PYTHON, in_shell, invoke, until
 from conftest import HERE, MAYFLY, TEMPLATE, Worker, cgroups_of, descendants, is_alive
 
 
@@ -35,7 +35,7 @@ def test_files_and_processes_of_others_are_hidden(client, worker):
     for place in ["/root", "/home", "/etc/shadow", "/sys", "/run", "/var/lib", str(HERE)]:
         assert in_shell(client, f"ls {place}")["code"] != 0, place
     processes = in_shell(client, "cat /proc/[0-9]*/comm")["out"].split()
-    assert set(processes) <= {pathlib.Path(MAYFLY).name[:15], "python3.11", "sh", "cat"}, processes
+    assert set(processes) <= {pathlib.Path(MAYFLY).name[:15], PYTHON, "sh", "cat"}, processes
     assert in_shell(client, "cat /proc/1/environ /proc/1/mem /proc/1/root/etc/passwd")["out"] == ""
     assert invoke(client, "neighbour", {"do": "shell", "command": "echo secret > /tmp/secret"})[1] is None
     assert in_shell(client, "cat /tmp/secret")["code"] != 0
@@ -61,7 +61,7 @@ def test_instance_has_and_gains_no_privilege(client):
         "nsenter -t 1 -a true",
     ]:
         assert in_shell(client, command)["code"] != 0, command
-    trace = "python3.11 -c 'import ctypes; exit(ctypes.CDLL(None).ptrace(16, 1, 0, 0) != -1)'"
+    trace = f"{PYTHON} -c 'import ctypes; exit(ctypes.CDLL(None).ptrace(16, 1, 0, 0) != -1)'"
     assert in_shell(client, trace)["code"] == 0, "process 1 cannot be traced"
     assert in_shell(client, "kill -9 1; sleep 0.1; echo here")["out"] == "here\n"
 
@@ -69,8 +69,8 @@ def test_instance_has_and_gains_no_privilege(client):
 def test_network_is_loopback_only(client, worker):
     connect = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 2)"
     for address, port in [("127.0.0.1", worker.port), ("10.0.0.1", 80), ("192.0.2.1", 80)]:
-        assert in_shell(client, f'python3.11 -c "{connect}" {address} {port}')["code"] != 0, address
-    assert in_shell(client, f'python3.11 -c "{connect}" 127.0.0.1 9001')["code"] == 0, (
+        assert in_shell(client, f'{PYTHON} -c "{connect}" {address} {port}')["code"] != 0, address
+    assert in_shell(client, f'{PYTHON} -c "{connect}" 127.0.0.1 9001')["code"] == 0, (
         "the Runtime API is there"
     )
     assert in_shell(client, "cat /proc/net/dev")["out"].count(":") == 1

@@ -6,7 +6,7 @@ import signal
 import urllib.request
 
 import pytest
-from calls import create, invoke, zipped
+from calls import PYTHON, create, invoke, zipped
 from conftest import Worker
 
 APP = """
@@ -123,7 +123,7 @@ def layer(client, name, **files):
 
 def test_layers_are_overlaid_in_order(client):
     one = layer(client, "one", **{"python/shared_py": "TEXT = 'one'", "only_one": "1"})
-    two = layer(client, "two", **{"python/lib/python3.11/site-packages/late_py": "", "only_two": "2"})
+    two = layer(client, "two", **{f"python/lib/{PYTHON}/site-packages/late_py": "", "only_two": "2"})
     three = layer(client, "two", **{"python/shared_py": "TEXT = 'three'", "only_three": "3"})
     assert one.endswith(":layer:one:1") and three.endswith(":layer:two:2")
     made = create(client, "layered", app("x"), Layers=[one, three])
@@ -136,7 +136,7 @@ def test_layers_are_overlaid_in_order(client):
     assert invoke(client, "layered")[0]["opt"] == ["only_two", "python"]
     late = zipped(app_py="import late, sys\ndef handler(event, context):\n    return late.__file__\n")
     client.update_function_code(FunctionName="layered", ZipFile=late)
-    assert "/opt/python/lib/python3.11/site-packages/" in invoke(client, "layered")[0]
+    assert f"/opt/python/lib/{PYTHON}/site-packages/" in invoke(client, "layered")[0]
     # The function keeps a deleted layer version.
     client.delete_layer_version(LayerName="two", VersionNumber=1)
     client.update_function_configuration(FunctionName="layered", Description="changed")
@@ -176,7 +176,7 @@ Resources:
       Tags: { team: a }
       FunctionUrlConfig: { AuthType: NONE }
   Second: { Type: AWS::Serverless::Function, Properties: { CodeUri: second } }
-"""
+""".replace("python3.11", PYTHON)
 
 
 def test_sighup_reloads_a_template_with_layers_and_aliases(tmp_path):

@@ -14,7 +14,7 @@ import subprocess
 import time
 
 import pytest
-from calls import PATIENCE_S, invoke, until
+from calls import PATIENCE_S, PYTHON, invoke, until
 from conftest import HERE, MAYFLY, TEMPLATE, Worker
 
 # A request waits for as long as a VM takes to boot under emulation.
@@ -80,7 +80,7 @@ Resources:
 def test_limits_hold_in_a_larger_partition_and_idle_instances_freeze(tmp_path):
     template = tmp_path / "template.yaml"
     code = HERE / "functions/probe"
-    properties = f"CodeUri: {code}, Handler: app.handler, Runtime: python3.11, Timeout: 300"
+    properties = f"CodeUri: {code}, Handler: app.handler, Runtime: {PYTHON}, Timeout: 300"
     template.write_text(LIMITED.format(properties=properties))
     # Without these layers an instance does not rest, so nothing thaws it.
     plain = ["--without", "heap,merge"]
@@ -116,7 +116,7 @@ Resources:
   One: { Type: AWS::Serverless::Function, Metadata: { Mayfly: { Vm: red } }, Properties: {} }
   Two: { Type: AWS::Serverless::Function, Metadata: { Mayfly: { Vm: red } }, Properties: {} }
   Other: { Type: AWS::Serverless::Function, Metadata: { Mayfly: { Vm: blue } }, Properties: {} }
-"""
+""".replace("python3.11", PYTHON)
 SHELL = """
 import subprocess
 CALLS = []

@@ -10,7 +10,7 @@ import signal
 import subprocess
 
 import pytest
-from calls import PATIENCE_S, create, invoke, open_folder, until, zipped
+from calls import PATIENCE_S, PYTHON, create, invoke, open_folder, until, zipped
 from conftest import HERE, MAYFLY, Worker, is_alive
 from images import Image, folder, layer, link, python_layer
 from test_extensions import WATCH
@@ -46,7 +46,7 @@ Resources:
     Type: AWS::Serverless::LayerVersion
     Properties: {{ ContentUri: watch }}
 {more}
-"""
+""".replace("python3.11", PYTHON)
 KEPT = ["--keep-alive", "3600"]
 MORE = """
   Two:
@@ -98,7 +98,7 @@ def place(tmp_path_factory):
     Image(
         python_layer(made / "nothing"),
         layer(*ODD, ("srv/inside.py", INSIDE.encode())),
-        Entrypoint=["/usr/bin/python3.11", "inside.py"],
+        Entrypoint=[f"/usr/bin/{PYTHON}", "inside.py"],
         Env=["OF_THE_IMAGE=yes"],
         WorkingDir="/srv",
     ).archive(made / "image.tar")
@@ -235,7 +235,7 @@ Resources:
   It:
     Type: AWS::Serverless::Function
     Properties: { CodeUri: code, Handler: app.handler, Runtime: python3.11, AutoPublishAlias: live }
-"""
+""".replace("python3.11", PYTHON)
 
 
 PLAIN = ALIAS.replace(", AutoPublishAlias: live", "")

@@ -41,12 +41,8 @@ impl Runtime {
                 ))),
             };
         }
-        let version = text.strip_prefix("python3.").filter(|minor| minor.parse::<u8>().is_ok());
-        let program = version.and_then(|minor| {
-            let places =
-                ["/usr/bin", "/usr/local/bin"].map(|f| PathBuf::from(format!("{f}/python3.{minor}")));
-            places.into_iter().find(|program| program.is_file())
-        });
+        let version = text.strip_prefix("python3.").and_then(|minor| minor.parse::<u8>().ok());
+        let program = version.and_then(python_program);
         match (program, version) {
             (Some(program), _) => Ok(Runtime::Python(program, text.into())),
             (None, Some(_)) => Err(ApiError::invalid_parameter(format!(
@@ -56,6 +52,32 @@ impl Runtime {
                 "Runtime {text} is not supported here; python3.N and nodejsN.x of the host and provided.al2023 are"
             ))),
         }
+    }
+
+    /// The name of a runtime that this host has: `text` itself, or the nearest version of the same language. A
+    /// later version is nearer than an earlier one, since programs rarely need what a version removed.
+    pub fn nearest(text: &str) -> String {
+        if Runtime::parse(text).is_ok() {
+            return text.into();
+        }
+        let nearest = |wanted: u32, there: Vec<u32>| {
+            let later = there.iter().filter(|&&version| version > wanted).min();
+            later.or(there.iter().filter(|&&version| version < wanted).max()).copied()
+        };
+        let found = if let Some(wanted) = text.strip_prefix("python3.").and_then(|minor| minor.parse().ok()) {
+            let there = (0..=u8::MAX).filter(|&minor| python_program(minor).is_some());
+            nearest(wanted, there.map(u32::from).collect()).map(|minor| format!("python3.{minor}"))
+        } else if let Some(wanted) = text.strip_prefix("nodejs").and_then(|rest| rest.strip_suffix(".x")) {
+            let there = node_programs().iter().filter_map(|(_, version)| version.parse().ok());
+            wanted
+                .parse()
+                .ok()
+                .and_then(|wanted| nearest(wanted, there.collect()))
+                .map(|v| format!("nodejs{v}.x"))
+        } else {
+            None
+        };
+        found.unwrap_or_else(|| text.into())
     }
 
     /// Lambda's name for it.
@@ -79,6 +101,12 @@ impl From<Runtime> for String {
     fn from(runtime: Runtime) -> String {
         runtime.name().into()
     }
+}
+
+/// The host's interpreter `python3.N`.
+fn python_program(minor: u8) -> Option<PathBuf> {
+    let places = ["/usr/bin", "/usr/local/bin"].map(|f| PathBuf::from(format!("{f}/python3.{minor}")));
+    places.into_iter().find(|program| program.is_file())
 }
 
 /// The host's interpreters of JavaScript and their major versions, looked for once.

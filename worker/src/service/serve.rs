@@ -90,7 +90,7 @@ pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
     let read = |template: &Path| Stack::read(template, &service.cache);
     let declared = service.template.as_deref().map(read).transpose()?.unwrap_or_default();
     let python = Clients::new(&service.cache);
-    let default_python = Runtime::parse("python3.11").ok();
+    let default_python = Runtime::parse(&Runtime::nearest("python3.11")).ok();
     for runtime in declared.functions().map(|function| &function.settings.runtime).chain(&default_python) {
         python.provide(runtime)?;
     }

@@ -45,6 +45,26 @@ pub fn of_mayfly(resource: &Yaml, settings: &mut Settings) -> Result<()> {
     Ok(())
 }
 
+/// Whether the template's functions run on the nearest version of their language where this host lacks
+/// theirs: `Metadata.Mayfly.NearestRuntime` of the template. For functions that run on any version.
+pub fn takes_nearest_runtime(template: &Yaml) -> Result<bool> {
+    let given = template.get("Metadata").and_then(|all| all.get("Mayfly")?.get("NearestRuntime"));
+    match given {
+        None => Ok(false),
+        Some(value) => value.as_bool().context("Metadata.Mayfly.NearestRuntime must be true or false"),
+    }
+}
+
+/// Replaces a `Runtime` that this host lacks by the nearest that it has.
+pub fn take_nearest_runtime(resource: &str, properties: &mut Map<String, Json>) {
+    let Some(Json::String(text)) = properties.get_mut("Runtime") else { return };
+    let nearest = Runtime::nearest(text);
+    if nearest != *text {
+        tracing::info!("Resources.{resource}: this host has no {text}: the function runs on {nearest}");
+        *text = nearest;
+    }
+}
+
 /// Reads a function from its own properties and those of Globals.
 pub fn function(resource: &str, mut properties: Map<String, Json>, folder: &Path) -> Result<Declared> {
     let mut take = |key: &str| properties.remove(key);

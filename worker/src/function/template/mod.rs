@@ -137,6 +137,7 @@ fn declared(template: &Yaml, folder: &Path) -> Result<Template> {
     };
     let mut functions: Vec<Declared> = Vec::new();
     let mut layers = Vec::new();
+    let takes_nearest = function::takes_nearest_runtime(template)?;
     for (name, resource) in resources {
         let name = name.as_str().context("Resources: a name is no text")?;
         match resource.get("Type").and_then(Yaml::as_str) {
@@ -159,6 +160,9 @@ fn declared(template: &Yaml, folder: &Path) -> Result<Template> {
         }
         for (key, value) in own {
             merge(&mut properties, key, value);
+        }
+        if takes_nearest {
+            function::take_nearest_runtime(name, &mut properties);
         }
         let sources = match properties.remove("Events") {
             Some(Json::Object(events)) => {
@@ -379,6 +383,8 @@ Resources:
         assert_eq!(settings("Vm: red").vm.as_deref(), Some("red"));
         assert!(refusal(&ours("PageOutAfter: 0")).contains("Metadata.Mayfly.PageOutAfter must be"));
         assert_eq!(settings("PageOutAfter: 30").page_out_after_s, Some(30));
+        let nearest = "Metadata: { Mayfly: { NearestRuntime: often } }\nResources: {}";
+        assert_eq!(refusal(nearest), "Metadata.Mayfly.NearestRuntime must be true or false");
         assert_eq!(refusal("Resources: {}"), "Resources: none is an AWS::Serverless::Function");
         assert_eq!(refusal("a: b"), "there are no Resources");
     }
