@@ -16,12 +16,13 @@ from bench.outcome import ROOT, BenchError
 
 LIBRARY_FOLDERS = [Path("/usr/lib/x86_64-linux-gnu"), Path("/usr/lib/aarch64-linux-gnu"), Path("/usr/lib")]
 
-# Debian's packages; the others are built from their authors' sources (see peers/).
+# Debian's packages (the version of mimalloc differs between suites); the others are built from their authors'
+# sources (see peers/).
 FILES = {
     "glibc": "libc.so.6",
     "jemalloc": "libjemalloc.so.2",
     "tcmalloc": "libtcmalloc_minimal.so.4",
-    "mimalloc": "libmimalloc.so.2",
+    "mimalloc": "libmimalloc.so.[0-9]",
 }
 PEERS = [*FILES, *peers.BUILT]
 DEFAULT = [*PEERS, "mayfly"]
@@ -134,8 +135,8 @@ def library(base: str, added: dict[str, Allocator]) -> Path:
             f"allocator '{base}': not known; there are {', '.join(DEFAULT)}, or add --peer {base}=LIB.so"
         )
     for folder in LIBRARY_FOLDERS:
-        if (folder / FILES[base]).exists():
-            return folder / FILES[base]
+        if found := sorted(folder.glob(FILES[base])):
+            return found[-1]
     raise BenchError(
         f"{FILES[base]} is not installed: run 'make setup' (bench/packages.txt names its package)"
     )

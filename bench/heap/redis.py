@@ -13,6 +13,7 @@ import time
 import zlib
 from dataclasses import dataclass
 
+from bench.heap import redis_program
 from bench.heap.allocators import Allocator
 from bench.heap.measure import Numbers
 from bench.heap.redis_protocol import Client
@@ -43,7 +44,7 @@ def server_command() -> list[str]:
     kept = ["--port", "0", "--unixsocket", "{socket}", "--save", "", "--appendonly", "no"]
     # Redis disables huge pages for itself if all programs have them; here they are measured.
     more = ["--maxclients", "10000", "--loglevel", "warning", "--disable-thp", "no"]
-    return [tool("redis-server"), *kept, *more]
+    return [str(redis_program.server()), *kept, *more]
 
 
 def run(

@@ -7,7 +7,7 @@ ALLOCATORS = {
     "glibc": None,
     "jemalloc": SYSTEM / "libjemalloc.so.2",
     "tcmalloc": SYSTEM / "libtcmalloc_minimal.so.4",
-    "mimalloc": SYSTEM / "libmimalloc.so.2.0",
+    "mimalloc": max(SYSTEM.glob("libmimalloc.so.?"), default=SYSTEM / "libmimalloc.so"),
     "mayfly": "libmayfly_heap.so",
 }
 # Return free memory at once: then they use MADV_DONTNEED.

@@ -6,9 +6,10 @@ import re
 import xml.etree.ElementTree
 from pathlib import Path
 
-import debian
-from debian import need
 from preloaded import start
+
+from bench import debian_source as debian
+from bench.debian_source import need
 
 HERE = Path(__file__).resolve().parent
 
@@ -40,12 +41,14 @@ class Suite:
 
 
 def cpython(suite, names):
-    tests = Path("/usr/lib/python3.11/test/test_dict.py")
-    assert tests.exists(), "CPython's tests are missing; install the Debian package libpython3.11-testsuite"
+    # Debian's, whose tests these are; not the Python that comes first in PATH.
+    python = Path("/usr/bin/python3").resolve()
+    tests = Path("/usr/lib") / python.name / "test/test_dict.py"
+    package = f"lib{python.name}-testsuite"
+    assert tests.exists(), f"CPython's tests are missing; install the Debian package {package}"
     report = suite.folder / "report.xml"
     report.unlink(missing_ok=True)
-    # Debian's, whose tests these are; not whichever python3.11 comes first in PATH.
-    command = ["/usr/bin/python3.11", "-m", "test", "-j2", "--timeout=300", f"--tempdir={suite.folder}"]
+    command = [str(python), "-m", "test", "-j2", "--timeout=300", f"--tempdir={suite.folder}"]
     # PYTHONMALLOC=malloc: every object of Python's comes from the heap, not from its own arenas.
     variables = {"PYTHONMALLOC": "malloc", "HOME": str(suite.folder)}
     limit = 300 if suite.quick else 2400

@@ -14,7 +14,8 @@ import tempfile
 import tomllib
 
 import suites
-from debian import CACHE
+
+from bench.debian_source import CACHE
 
 SUITES = tomllib.loads((suites.HERE / "suites.toml").read_text())
 OURS = ("LD_PRELOAD", "MAYFLY_", "PYTHON", "PYTEST_")

@@ -11,7 +11,7 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "mayfly
 
 def need(command, package):
     found = shutil.which(command)
-    assert found, f"no command {command}; install the Debian package {package} (see heap/tests/packages.txt)"
+    assert found, f"no command {command}; install the Debian package {package} ('make setup' does)"
     return found
 
 
