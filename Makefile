@@ -46,8 +46,9 @@ soak: build ## random operations for long: heap, page store, and VMs on kernels 
 	sim/tests/mutants
 	deploy/reproducible
 
-packages: setup ## the Debian package, the Python wheel, the node agent's image: target/packages
+packages: setup ## Debian package, Python wheel, images of the node agent and of a system to build in: target/packages
 	deploy/packages
+	deploy/builder
 
 demo: ## Lambda functions under a bursty load, plainly and on Mayfly, side by side
 	@./setup demo

@@ -54,8 +54,8 @@ impl Runtime {
         }
     }
 
-    /// The name of a runtime that this host has: `text` itself, or the nearest version of the same language. A
-    /// later version is nearer than an earlier one, since programs rarely need what a version removed.
+    /// The name of a runtime that this host has: `text` itself, or the nearest version of the same language.
+    /// A later version is nearer than an earlier one, since programs rarely need what a version removed.
     pub fn nearest(text: &str) -> String {
         if Runtime::parse(text).is_ok() {
             return text.into();
