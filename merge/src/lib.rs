@@ -68,6 +68,7 @@ pub mod client {
     mod freeze;
     mod interpose;
     mod kernel;
+    mod page_map;
     mod plan;
     mod process;
     mod remap;

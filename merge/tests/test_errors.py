@@ -50,6 +50,21 @@ def test_odd_memory(store, built):
     print(", ".join(f"{name} {outcome}" for name, outcome in said.items()))
 
 
+@pytest.mark.parametrize("how", ["", "forks", "closes"])
+def test_process_that_changes_its_user(store, built, how):
+    """As workers of a server that root starts: /proc/self/pagemap is root's from then on."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to become another user")
+    late = (errno.EACCES, r"changed its user.*gunicorn.conf.py.*PR_SET_DUMPABLE")
+    ask(
+        built,
+        "changed user",
+        *filter(None, [how]),
+        socket=store.socket,
+        want=late if how == "closes" else (0, ""),
+    )
+
+
 def test_no_store(store, built):
     want = (errno.ECONNREFUSED, r"mayfly share")
     for socket in ("/nonexistent/socket", store.folder, store.folder / "log", "/" + "x" * 200, ""):

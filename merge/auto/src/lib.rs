@@ -37,6 +37,7 @@ extern "C" fn loaded() {
     if settings::is_on() {
         unsupported_runtimes::warn();
         library::load();
+        mappings::page_map::open_early();
     }
     scanner::survive_forks();
 }

@@ -11,10 +11,11 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use mappings::page_map;
 use twox_hash::XxHash3_64;
 
 use crate::blocks::{self, Block, PAGE};
-use crate::library;
+use crate::{library, settings};
 
 const PART: usize = 64 << 10;
 /// Shared at once, so that a `free` of the block does not wait long.
@@ -47,6 +48,9 @@ pub fn survive_forks() {
     extern "C" fn in_child() {
         blocks::resume_in_child();
         RUNNING.store(false, Ordering::Relaxed);
+        if settings::is_on() {
+            page_map::open_early();
+        }
     }
     // SAFETY: the handlers are functions of this library, which is never unloaded.
     unsafe { libc::pthread_atfork(Some(blocks::pause), Some(blocks::resume), Some(in_child)) };
@@ -73,7 +77,16 @@ struct Scanner {
 }
 
 fn run() {
-    let Ok(pages) = File::open("/proc/self/pagemap") else { return };
+    let pages = match page_map::open() {
+        Ok(pages) => pages,
+        Err(error) => {
+            return eprintln!(
+                "mayfly-merge: MAYFLY_MERGE_AUTO shares nothing of process {}: {}: {error}",
+                std::process::id(),
+                page_map::PATH
+            );
+        }
+    };
     let mut scanner = Scanner { parts: HashMap::new(), pages, buffer: vec![0; PART], has_warned: false };
     let mut list = blocks::empty_list();
     let mut pause = SHORTEST;

@@ -1,4 +1,7 @@
-//! A process's mappings, from lines of /proc/PID/maps. Only a name that is kept is allocated.
+//! A process's mappings, from lines of /proc/PID/maps, and its page map. Only a name that is kept is
+//! allocated.
+
+pub mod page_map;
 
 use std::ops::Range;
 

@@ -1,5 +1,5 @@
-//! This process's address space: mappings, their protection, and which pages have been written. The kernel
-//! reports it (PROCMAP_QUERY of Linux 6.11, else /proc/self/maps; /proc/self/pagemap).
+//! This process's address space: mappings and their protection. The kernel reports it (PROCMAP_QUERY of Linux
+//! 6.11, else /proc/self/maps).
 
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -11,8 +11,6 @@ use rustix::ioctl::{self, Updater};
 use rustix::mm::ProtFlags;
 
 use crate::base::error::{Error, While};
-use crate::base::page::PAGE_BYTES;
-use crate::client::checked_fd::CheckedFd;
 
 /// A mapping of this process; its name is borrowed from the buffer that was read.
 pub type View<'a> = Area<&'a [u8]>;
@@ -248,77 +246,13 @@ pub fn threads() -> usize {
         .unwrap_or(usize::MAX)
 }
 
-/// Reads /proc/self/pagemap: which pages have been touched and written.
-pub struct PageMap(CheckedFd);
-
-/// The page map's entry of one page.
-#[derive(Clone, Copy, Default)]
-#[repr(transparent)]
-pub struct Entry(u64);
-
-impl Entry {
-    /// Marks a page that must be left alone. (The kernel never sets all these bits.)
-    pub const EXCLUDED: Entry = Entry(u64::MAX);
-
-    /// Whether it is [`Entry::EXCLUDED`].
-    pub fn is_excluded(self) -> bool {
-        self.0 == u64::MAX
-    }
-
-    /// Whether there is memory behind it, in RAM or in swap.
-    pub fn is_there(self) -> bool {
-        self.0 >> 62 != 0
-    }
-
-    /// Whether it is this process's own copy, and not a page of its file.
-    pub fn is_own(self) -> bool {
-        self.is_there() && self.0 >> 61 & 1 == 0
-    }
-
-    /// Whether it is write-protected by userfaultfd.
-    pub fn is_protected(self) -> bool {
-        self.0 >> 57 & 1 != 0
-    }
-}
-
-impl PageMap {
-    /// Of this process.
-    pub fn open() -> Result<PageMap, Error> {
-        let file = rustix::fs::open("/proc/self/pagemap", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
-        let file = file.while_doing("/proc/self/pagemap, which merging needs")?;
-        Ok(PageMap(CheckedFd::new(file).while_doing("/proc/self/pagemap")?))
-    }
-
-    /// Whether it can still be read: programs close descriptors that are not their own.
-    pub fn is_there(&self) -> bool {
-        self.0.get().is_ok()
-    }
-
-    /// Reads the entries of the pages from `start` on.
-    pub fn read(&self, start: usize, entries: &mut [Entry]) -> rustix::io::Result<()> {
-        // SAFETY: entries are words of any value.
-        let bytes = unsafe {
-            std::slice::from_raw_parts_mut(entries.as_mut_ptr().cast::<u8>(), size_of_val(entries))
-        };
-        let file = self.0.get()?;
-        let (mut filled, at) = (0, (start / PAGE_BYTES * size_of::<Entry>()) as u64);
-        // By rustix, which leaves errno alone: errno's page may be frozen.
-        while filled < bytes.len() {
-            match rustix::io::pread(file, &mut bytes[filled..], at + filled as u64)? {
-                0 => return Err(Errno::IO),
-                n => filled += n,
-            }
-        }
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::io::Write;
 
     use super::*;
     use crate::base::mapping::Mapping;
+    use crate::base::page::PAGE_BYTES;
 
     #[test]
     fn query_and_text_agree() {
@@ -367,16 +301,5 @@ mod tests {
         assert!(covering(vec![area(0..10), area(11..30)], &(5..20)).is_err());
         assert!(covering(vec![area(0..10)], &(5..20)).is_err());
         assert!(covering(vec![area(6..10)], &(5..9)).is_err());
-    }
-
-    #[test]
-    fn the_page_map_shows_touched_pages() {
-        let memory = Mapping::anonymous(2 * PAGE_BYTES).unwrap();
-        // SAFETY: ours.
-        unsafe { memory.start().write(1) };
-        let mut entries = [Entry(0); 2];
-        PageMap::open().unwrap().read(memory.start() as usize, &mut entries).unwrap();
-        assert!(entries[0].is_there() && entries[0].is_own());
-        assert!(!entries[1].is_there() && !entries[1].is_own());
     }
 }

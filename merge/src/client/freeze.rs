@@ -13,8 +13,9 @@ use rustix::mm::{UserfaultfdFlags, userfaultfd};
 
 use crate::base::error::Error;
 use crate::base::page::PAGE_BYTES;
-use crate::client::address_space::{self, Entry, PageMap};
+use crate::client::address_space;
 use crate::client::checked_fd::CheckedFd;
+use crate::client::page_map::{Entry, PageMap};
 
 const API_VERSION: u64 = 0xAA;
 const FEATURE_WRITE_PROTECT: u64 = 1;

@@ -13,7 +13,7 @@ use crate::client::background::{Background, Ticket};
 use crate::client::engine::Engine;
 use crate::client::flags::Flags;
 use crate::client::statistics::{Path, Statistics};
-use crate::client::{address_space, interpose, kernel};
+use crate::client::{address_space, interpose, kernel, page_map};
 
 /// The variable that chooses a path: `kernel` or `engine`.
 const PATH_VARIABLE: &str = "MAYFLY_MERGE_PATH";
@@ -100,6 +100,7 @@ extern "C" fn after_fork() {
 extern "C" fn after_fork_in_child() {
     interpose::active_calls::reset_in_child();
     after_fork();
+    page_map::open_early();
 }
 
 /// Runs when the library is loaded, and not at the first call: a fork could happen during that call, and the
@@ -114,6 +115,7 @@ extern "C" fn on_load() {
         libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork_in_child));
     }
     interpose::resolve_originals();
+    page_map::open_early();
 }
 
 #[used]

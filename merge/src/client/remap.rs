@@ -345,10 +345,21 @@ pub fn drop_zeros(site: &Site<'_>, run: Range<usize>, counts: &mut Statistics) -
     Ok(())
 }
 
-/// Gives a run of pages private anonymous copies.
+/// Gives a run of pages private anonymous copies. Guards among them stay as they are.
 pub fn make_private(site: &Site<'_>, range: Range<usize>) -> rustix::io::Result<()> {
-    for start in range.clone().step_by(BATCH_BYTES) {
-        let batch = start..(start + BATCH_BYTES).min(range.end);
+    let whole = range.clone().step_by(BATCH_BYTES);
+    let mut waiting: Vec<_> = whole.map(|start| start..(start + BATCH_BYTES).min(range.end)).collect();
+    while let Some(batch) = waiting.pop() {
+        match populate(batch.start, batch.len()) {
+            Ok(()) => {}
+            Err(Errno::FAULT | Errno::HWPOISON) if batch.len() > PAGE_BYTES => {
+                let middle = batch.start + batch.len() / PAGE_BYTES / 2 * PAGE_BYTES;
+                waiting.extend([batch.start..middle, middle..batch.end]);
+                continue;
+            }
+            Err(Errno::FAULT | Errno::HWPOISON) => continue,
+            Err(errno) => return Err(errno),
+        }
         let rights = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: the kernel chooses a free range.
         let copy = unsafe { mmap_anonymous(pointer(0), batch.len(), rights, MapFlags::PRIVATE)? } as usize;

@@ -7,6 +7,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 
 enum { PAGES = 16 };
 
@@ -60,6 +61,12 @@ static void *in_thread(void *argument) {
     // The line belongs to the thread that failed.
     snprintf(text, sizeof text, "%d\t%s", result ? errno : 0, mayfly_merge_error());
     return text;
+}
+
+// Another user from now on, as a server's workers: the process is not dumpable any more.
+static void change_user(void) {
+    enum { NOBODY = 65534 };
+    CHECK(!setgid(NOBODY) && !setuid(NOBODY), "%m");
 }
 
 int main(int count, char **words) {
@@ -144,6 +151,20 @@ int main(int count, char **words) {
         block = filled();
         contents = true;
         result = mayfly_advise(block, PAGES * PAGE, flags);
+    } else if (!strcmp(name, "changed user")) {
+        // The page map was opened when the library was loaded, and each child's when it was forked.
+        bool closes = count > 2 && !strcmp(words[2], "closes"), forks = count > 2 && !strcmp(words[2], "forks");
+        block = filled();
+        contents = true;
+        if (closes) close_range(3, ~0u, 0);
+        pid_t child = forks ? fork() : 0;
+        if (child) {
+            int status;
+            waitpid(child, &status, 0);
+            return status != 0;
+        }
+        change_user();
+        result = mayfly_advise(block, PAGES * PAGE, 0);
     } else if (!strcmp(name, "big")) {
         block = mmap(NULL, MIB(64), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         fill(block, MIB(64), 2);

@@ -1,5 +1,7 @@
 //! One chunk through the store: the state of its pages, and the mapping of extents.
 
+use std::ops::Range;
+
 use mappings::Area;
 
 use super::{Engine, HASHES_AHEAD, Kind, Work, place};
@@ -7,8 +9,8 @@ use crate::base::error::{Error, While};
 use crate::base::fault;
 use crate::base::index::Location;
 use crate::base::page::{PAGE_BYTES, PageHash};
-use crate::client::address_space::Entry;
 use crate::client::connection::AttachedSegment;
+use crate::client::page_map::Entry;
 use crate::client::plan::{self, Page};
 use crate::client::remap::{self, Site};
 use crate::client::statistics::{Clock, Statistics};
@@ -32,12 +34,15 @@ impl Engine {
         let read =
             self.page_map.as_ref().ok_or(rustix::io::Errno::BADF).and_then(|map| map.read(start, entries));
         read.while_doing("/proc/self/pagemap")?;
+        exclude_unreadable(start, entries);
         if kind == Kind::File {
             // Reading past the end of a file that has been truncated since would raise SIGBUS.
-            remap::populate(start, count * PAGE_BYTES).map_err(|_| {
-                let line = format!("{}: beyond the end of {}", place(&area.range), area.name);
-                Error::new(libc::ENOTSUP, line)
-            })?;
+            for run in entry_runs(entries, |entry| !entry.is_excluded()) {
+                remap::populate(start + run.start * PAGE_BYTES, run.len() * PAGE_BYTES).map_err(|_| {
+                    let line = format!("{}: beyond the end of {}", place(&area.range), area.name);
+                    Error::new(libc::ENOTSUP, line)
+                })?;
+            }
         }
         self.excluded.refresh_if_stale();
         for range in self.excluded.ranges() {
@@ -171,6 +176,35 @@ impl Engine {
         self.connection.report_private(&private)?;
         Ok(private.len() as u64)
     }
+}
+
+/// Excludes pages that cannot be read: a guard or a poisoned page is a marker in the page table, which the
+/// page map shows as it shows pages in swap.
+fn exclude_unreadable(start: usize, entries: &mut [Entry]) {
+    entries.iter_mut().filter(|entry| entry.is_guard()).for_each(|entry| *entry = Entry::EXCLUDED);
+    let mut waiting: Vec<_> = entry_runs(entries, Entry::is_not_present).collect();
+    // What is in swap is read here, and else would be by its hash.
+    while let Some(piece) = waiting.pop() {
+        if remap::populate(start + piece.start * PAGE_BYTES, piece.len() * PAGE_BYTES).is_ok() {
+            continue;
+        }
+        if piece.len() == 1 {
+            entries[piece.start] = Entry::EXCLUDED;
+            continue;
+        }
+        let middle = piece.start + piece.len() / 2;
+        waiting.extend([piece.start..middle, middle..piece.end]);
+    }
+}
+
+/// The runs of entries that satisfy a condition.
+fn entry_runs(entries: &[Entry], is: fn(Entry) -> bool) -> impl Iterator<Item = Range<usize>> + '_ {
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        let start = at + entries[at..].iter().position(|&entry| is(entry))?;
+        at = entries[start..].iter().position(|&entry| !is(entry)).map_or(entries.len(), |end| start + end);
+        Some(start..at)
+    })
 }
 
 fn place_of(site: &Site<'_>, extent: &plan::Extent) -> String {
