@@ -36,9 +36,12 @@ enum {
  *   EFBIG, EMFILE   ulimit -f or -n is too low
  * The contents of the region are right in every case.
  *
+ * Pages at which a read would raise a signal, guards (MADV_GUARD_INSTALL) and poisoned ones, are left out. No thread may
+ * unmap memory of the region or install guards in it during the call.
+ *
  * Afterwards the region is a private mapping of the store's pages. Anonymous memory keeps its semantics: the library
- * interposes the C library's madvise, mremap and realloc in every loaded object (ENOTSUP, and the allocator's name, where
- * it cannot). Memory of runtimes that make these system calls by themselves, such as Go's, must not be advised. Call
+ * interposes the C library's madvise, process_madvise, mremap, realloc and syscall in every loaded object (ENOTSUP, and
+ * the allocator's name, where it cannot). Memory of runtimes that make these system calls by themselves, such as Go's, must not be advised. Call
  * mayfly_unadvise before mlock, which would copy every page. MADV_WIPEONFORK, MADV_DONTFORK, MADV_DONTDUMP and protection
  * keys are lost: do not advise such memory. A fork waits for calls of other threads to end; the child shares what its
  * parent shared. */

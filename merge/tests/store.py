@@ -96,10 +96,10 @@ class Built:
         environment["MAYFLY_MERGE_PATH"] = "engine"
         return environment | more
 
-    def run(self, socket, name, *words, prefix=(), uid=None, timeout=120, **more):
-        """Runs one of the programs to a successful end; returns its result."""
+    def run(self, socket, name, *words, prefix=(), uid=None, timeout=120, flags=(), **more):
+        """Runs one of the programs, compiled with `flags`, to a successful end; returns its result."""
         done = subprocess.run(
-            [*prefix, self.program(name), *words],
+            [*prefix, self.program(name, *flags), *words],
             env=self.environment(socket, **more),
             capture_output=True,
             text=True,

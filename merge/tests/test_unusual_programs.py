@@ -43,6 +43,13 @@ def test_unusual_program(built, store, case):
     run(built, store, case)
 
 
+@pytest.mark.parametrize("binding", ["lazy", "now"])
+def test_program_without_pie(built, store, binding):
+    """The address of a function is a PLT entry of the program, which jumps to what the library redirects."""
+    built.run(store.socket, "without_pie", flags=("-no-pie", "-fno-pic", f"-Wl,-z,{binding}"), timeout=30)
+    store.rested("without_pie")
+
+
 def test_same_pid(built, store):
     if os.geteuid() != 0 or not shutil.which("unshare"):
         pytest.skip("needs root and unshare")

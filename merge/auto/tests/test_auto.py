@@ -200,6 +200,55 @@ def test_reports_a_runtime_with_its_own_heap_in_one_line(runtime, tmp_path):
     assert off.stdout == "hello\n" and "mayfly" not in off.stderr
 
 
+NODE = """
+const zlib = require("zlib");
+const table = Buffer.alloc(24 << 20);
+for (let i = 0; i < table.length; i += 4) table.writeUInt32LE((i * 2654435761) >>> 0, i);
+const sum = zlib.crc32 ? zlib.crc32(table) : zlib.deflateSync(table).length;
+console.log("at rest");
+process.stdin.once("data", () => {
+  const again = zlib.crc32 ? zlib.crc32(table) : zlib.deflateSync(table).length;
+  zlib.gzip(table, (error, packed) => {
+    console.log(!error && sum === again && zlib.gunzipSync(packed).equals(table) ? "done" : "wrong");
+    process.exit(0);
+  });
+});
+"""
+
+
+def test_shares_buffers_of_node(store, tmp_path):
+    """Node.js is linked without PIE, and takes the address of realloc."""
+    node = shutil.which("node")
+    if not node:
+        pytest.skip("node is not installed")
+    (tmp_path / "table.js").write_text(NODE)
+    both = [
+        subprocess.Popen(
+            [node, tmp_path / "table.js"],
+            env=os.environ | store | PRELOAD | {"MAYFLY_MERGE_AUTO": "1M"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    try:
+        for process in both:
+            assert process.stdout.readline() == "at rest\n", process.stderr.read()
+        before = [anonymous_mib(process) for process in both]
+        deadline = time.monotonic() + 60
+        while any(anonymous_mib(process) > mib - 20 for process, mib in zip(both, before, strict=True)):
+            assert time.monotonic() < deadline, (before, [anonymous_mib(process) for process in both])
+            time.sleep(0.1)
+        for process in both:
+            assert "V8 maps its heap" in finish(process)
+    finally:
+        for process in both:
+            process.kill()
+            process.wait()
+
+
 def test_reports_no_other_programs(tmp_path):
     for words in (["/bin/echo", "hello"], ["python3", "-c", "print('hello')"]):
         ran = run_with(words, tmp_path, MAYFLY_MERGE_AUTO="4M")

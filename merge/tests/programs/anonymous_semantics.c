@@ -5,6 +5,8 @@
 
 #include <malloc.h>
 #include <stdbool.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
 #include <sys/wait.h>
 
 enum { PAGES = 2048, BYTES = PAGES * PAGE };
@@ -59,6 +61,61 @@ static void dropping(void) {
         if (advice == MADV_DONTNEED) expect_zeros(at, BYTES, "after advising and dropping it again");
         munmap(at, BYTES);
     }
+}
+
+static void skip(const char *why) {
+    printf("skip: %s\n", why);
+    exit(0);
+}
+
+// By the number of the system call, and for the process by its descriptor.
+static void dropping_by_others(void) {
+    unsigned char *at = shared(PAGES, 150);
+    CHECK(!syscall(SYS_madvise, at, 100 * PAGE, MADV_DONTNEED), "%m");
+    expect_zeros(at, 100 * PAGE, "after madvise by its number");
+    expect_pages(at + 100 * PAGE, PAGES - 100, 250, "behind it");
+    int self = syscall(SYS_pidfd_open, getpid(), 0);
+    pid_t child = fork();
+    if (!child) pause();
+    int other = syscall(SYS_pidfd_open, child, 0);
+    CHECK(self >= 0 && other >= 0, "%m");
+    struct iovec parts[] = {{at + 200 * PAGE, 100 * PAGE}, {at + 400 * PAGE, 100 * PAGE}, {at + 600 * PAGE, 100 * PAGE}};
+    // Where the kernel allows it, another process's memory at the same address.
+    syscall(SYS_process_madvise, other, parts, 3, MADV_DONTNEED, 0);
+    expect_pages(at + 100 * PAGE, PAGES - 100, 250, "after another process's was dropped");
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+    long done = syscall(SYS_process_madvise, self, parts, 2, MADV_DONTNEED, 0);
+    if (done < 0 && errno == EINVAL) {
+        expect_pages(at + 100 * PAGE, PAGES - 100, 250, "after the kernel refused it");
+        skip("a kernel whose process_madvise does not drop the caller's memory (Linux 6.13)");
+    }
+    CHECK(done == 200 * PAGE, "process_madvise: %ld, %m", done);
+    CHECK(process_madvise(self, parts + 2, 1, MADV_DONTNEED, 0) == 100 * PAGE, "%m");
+    for (int i = 0; i < 3; i++) expect_zeros(parts[i].iov_base, parts[i].iov_len, "after process_madvise");
+    expect_pages(at + 300 * PAGE, 100, 450, "between");
+    expect_pages(at + 700 * PAGE, PAGES - 700, 850, "behind");
+}
+
+// Guards empty the memory that they are installed in.
+static void guarding(void) {
+    enum { INSTALL = 102, REMOVE = 103 };
+    unsigned char *at = shared(PAGES, 160), *other = anonymous(BYTES);
+    bool has_guards = !madvise(other, PAGE, INSTALL);
+    int failed = madvise(at + 300 * PAGE, 1000 * PAGE, INSTALL);
+    if (!has_guards) {
+        CHECK(failed && errno == EINVAL, "%d", failed);
+        expect_pages(at, PAGES, 160, "after an unknown advice");
+        skip("a kernel without MADV_GUARD_INSTALL (Linux 6.13)");
+    }
+    CHECK(!failed, "%m");
+    char byte;
+    struct iovec here = {&byte, 1}, there = {at + 700 * PAGE, 1};
+    CHECK(process_vm_readv(getpid(), &here, 1, &there, 1, 0) < 0, "a guard can be read");
+    expect_pages(at, 300, 160, "in front of guards");
+    expect_pages(at + 1300 * PAGE, PAGES - 1300, 160 + 1300, "behind guards");
+    CHECK(!madvise(at + 300 * PAGE, 1000 * PAGE, REMOVE), "%m");
+    expect_zeros(at + 300 * PAGE, 1000 * PAGE, "after guards were removed");
 }
 
 static void growing(void) {
@@ -245,8 +302,9 @@ int main(int count, char **words) {
     struct {
         const char *name;
         void (*run)(void);
-    } cases[] = {{"dropping", dropping}, {"growing", growing}, {"moving", moving},       {"protecting", protecting},
-                 {"forking", forking},   {"files", files},     {"allocator", allocator}};
+    } cases[] = {{"dropping", dropping}, {"dropping by others", dropping_by_others}, {"guarding", guarding},
+                 {"growing", growing},   {"moving", moving},                         {"protecting", protecting},
+                 {"forking", forking},   {"files", files},                           {"allocator", allocator}};
     outages = count > 2 && !strcmp(words[2], "outages");
     for (size_t i = 0; count > 1 && i < sizeof cases / sizeof *cases; i++)
         if (!strcmp(words[1], cases[i].name)) {

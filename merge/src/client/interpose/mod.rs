@@ -1,11 +1,12 @@
-//! Interposes three functions of the C library whose semantics would change on advised memory. Anonymous
-//! memory must keep anonymous semantics, under any allocator and whichever code advised it:
+//! Interposes functions of the C library whose semantics would change on advised memory. Anonymous memory
+//! must keep anonymous semantics, under any allocator and whichever code advised it:
 //!
 //! | function | without interposing | with it |
 //! |---|---|---|
-//! | `madvise` with `MADV_DONTNEED`, `MADV_FREE` | the advised bytes come back | fresh zeroed memory replaces them |
+//! | `madvise` and `process_madvise` with an advice that empties memory, such as `MADV_DONTNEED` | the advised bytes come back | fresh zeroed memory replaces them |
 //! | `mremap` to a larger size | continues in the store's file, and past its end | anonymous memory is mapped behind it |
 //! | `realloc` | the C library's calls its own `mremap`, which cannot be interposed | a shared block is copied |
+//! | `syscall` | makes these calls by number | passes them to the functions above |
 //!
 //! Every loaded object calls these functions through GOT entries that the loader filled. [`got`] patches them
 //! before anything is shared, so no preload is needed, and the next call of `advise` patches objects loaded
@@ -16,11 +17,14 @@
 
 pub mod active_calls;
 pub mod advised_ranges;
+mod definition;
 mod got;
 mod lock;
+mod madvise;
 mod mremap;
+mod syscall;
 
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{CStr, c_int, c_long, c_void};
 use std::mem::transmute;
 use std::ops::Range;
 use std::ptr::null_mut;
@@ -35,6 +39,9 @@ pub use lock::{Guard, lock};
 
 type Madvise = unsafe extern "C" fn(*mut c_void, usize, c_int) -> c_int;
 type Mremap = unsafe extern "C" fn(*mut c_void, usize, usize, c_int, *mut c_void) -> *mut c_void;
+type ProcessMadvise = unsafe extern "C" fn(c_int, *const libc::iovec, usize, c_int, u32) -> isize;
+type Syscall = unsafe extern "C" fn(c_long, ...) -> c_long;
+type SyscallOfSix = unsafe extern "C" fn(c_long, c_long, c_long, c_long, c_long, c_long, c_long) -> c_long;
 type Realloc = unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void;
 type UsableSize = unsafe extern "C" fn(*mut c_void) -> usize;
 type Malloc = unsafe extern "C" fn(usize) -> *mut c_void;
@@ -44,6 +51,7 @@ type Free = unsafe extern "C" fn(*mut c_void);
 struct Originals {
     madvise: Madvise,
     mremap: Mremap,
+    syscall: Syscall,
     realloc: Realloc,
     malloc: Malloc,
     free: Free,
@@ -55,32 +63,20 @@ struct Originals {
 static ORIGINALS: OnceLock<Option<Originals>> = OnceLock::new();
 
 fn find_originals() -> Option<Originals> {
-    // SAFETY: C strings; the C library's functions of these names have these types, and so have other
-    // interposers'.
+    // SAFETY: the C library's functions of these names have these types, and so have other interposers'.
     unsafe {
-        let find = |name: &CStr| {
-            let found = libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr());
-            (!found.is_null()).then_some(found)
-        };
+        let find = definition::of;
         let malloc = find(c"malloc")?;
         Some(Originals {
             madvise: transmute::<*mut c_void, Madvise>(find(c"madvise")?),
             mremap: transmute::<*mut c_void, Mremap>(find(c"mremap")?),
+            syscall: transmute::<*mut c_void, Syscall>(find(c"syscall")?),
             realloc: transmute::<*mut c_void, Realloc>(find(c"realloc")?),
             malloc: transmute::<*mut c_void, Malloc>(malloc),
             free: transmute::<*mut c_void, Free>(find(c"free")?),
             usable_size: transmute::<*mut c_void, UsableSize>(find(c"malloc_usable_size")?),
-            is_libc: object_of(malloc)? == object_of(libc::getpid as *const () as *mut c_void)?,
+            is_libc: definition::object_of(malloc)? == definition::object_of(find(c"getpid")?)?,
         })
-    }
-}
-
-/// The base of the object that contains an address.
-fn object_of(address: *mut c_void) -> Option<usize> {
-    // SAFETY: dladdr fills the structure for an address inside a loaded object, or returns 0.
-    unsafe {
-        let mut about: libc::Dl_info = std::mem::zeroed();
-        (libc::dladdr(address, &mut about) != 0).then_some(about.dli_fbase as usize)
     }
 }
 
@@ -105,8 +101,10 @@ pub fn install() -> Result<(), Error> {
         return refuse("the program has no C library that can be interposed".to_owned());
     }
     let ours = [
-        (c"madvise", madvise as Madvise as usize),
+        (c"madvise", madvise::madvise as Madvise as usize),
+        (c"process_madvise", madvise::process_madvise as ProcessMadvise as usize),
         (c"mremap", mremap::mremap as Mremap as usize),
+        (c"syscall", syscall::syscall as SyscallOfSix as usize),
         (c"realloc", realloc as Realloc as usize),
     ];
     match got::patch(&ours) {
@@ -193,51 +191,6 @@ unsafe fn map_zeros(range: &Range<usize>, rights: c_int) -> bool {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
     // SAFETY: as the function's.
     unsafe { libc::mmap(range.start as *mut c_void, range.len(), rights, flags, -1, 0) != libc::MAP_FAILED }
-}
-
-const DONTNEED_LOCKED: c_int = 24;
-
-unsafe extern "C" fn madvise(start: *mut c_void, bytes: usize, advice: c_int) -> c_int {
-    let Some(Some(real)) = ORIGINALS.get() else { return fail(libc::ENOSYS) };
-    let at = start as usize;
-    let drops = matches!(advice, libc::MADV_DONTNEED | libc::MADV_FREE | DONTNEED_LOCKED);
-    let whole = at.checked_add(bytes).and_then(|end| end.checked_next_multiple_of(PAGE_BYTES));
-    let (true, true, Some(end)) = (drops && bytes > 0, at.is_multiple_of(PAGE_BYTES), whole) else {
-        // SAFETY: the caller's arguments.
-        return unsafe { (real.madvise)(start, bytes, advice) };
-    };
-    let _call = active_calls::begin();
-    if !advised_ranges::overlaps(&(at..end)) {
-        // SAFETY: the caller's arguments.
-        return unsafe { (real.madvise)(start, bytes, advice) };
-    }
-    // While a batch is put in place, its old pages must not be dropped.
-    let _held = lock();
-    let (mut next, mut result) = (at, 0);
-    while next < end {
-        let mut first = None;
-        if !first_of(&(next..end), &mut first) {
-            // An error is better than memory that the caller wrongly takes for zeroed.
-            return fail(libc::ENOMEM);
-        }
-        let Some(part) = first else { return fail(libc::ENOMEM) };
-        // By system call: another interposer's function might wait for a thread that waits for this one.
-        // SAFETY: the caller gives the contents of the range up.
-        let is_done = unsafe {
-            if part.is_store {
-                map_zeros(&part.range, part.rights)
-            } else {
-                libc::syscall(libc::SYS_madvise, part.range.start, part.range.len(), advice) == 0
-            }
-        };
-        if !is_done {
-            result = -1;
-        } else if part.range.start > next {
-            result = fail(libc::ENOMEM);
-        }
-        next = part.range.end;
-    }
-    result
 }
 
 unsafe extern "C" fn realloc(block: *mut c_void, bytes: usize) -> *mut c_void {

@@ -5,7 +5,9 @@ use std::ffi::{c_int, c_void};
 use std::ops::Range;
 use std::ptr::null_mut;
 
-use super::{ORIGINALS, active_calls, advised_ranges, each, fail, first_of, is_plain, lock, map_zeros};
+use super::{
+    ORIGINALS, Originals, active_calls, advised_ranges, each, fail, first_of, is_plain, lock, map_zeros,
+};
 use crate::base::page::PAGE_BYTES;
 
 pub unsafe extern "C" fn mremap(
@@ -19,6 +21,27 @@ pub unsafe extern "C" fn mremap(
         fail(libc::ENOSYS);
         return libc::MAP_FAILED;
     };
+    // SAFETY: the caller's arguments.
+    unsafe {
+        mremap_over(real, old, old_bytes, new_bytes, flags, to, || {
+            (real.mremap)(old, old_bytes, new_bytes, flags, to)
+        })
+    }
+}
+
+/// As [`mremap`]; other memory is left to the original call.
+///
+/// # Safety
+/// As mremap(2).
+pub unsafe fn mremap_over(
+    real: &Originals,
+    old: *mut c_void,
+    old_bytes: usize,
+    new_bytes: usize,
+    flags: c_int,
+    to: *mut c_void,
+    original: impl Fn() -> *mut c_void,
+) -> *mut c_void {
     let at = old as usize;
     let moves = flags & (libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP) != 0;
     let (have, want) = (old_bytes.next_multiple_of(PAGE_BYTES), new_bytes.next_multiple_of(PAGE_BYTES));
@@ -34,15 +57,14 @@ pub unsafe extern "C" fn mremap(
         // An advised range may consist of several mappings, which the system call would refuse.
         if !is_plain(&(at..at + have)) {
             // SAFETY: the caller's arguments.
-            return unsafe { move_shared(at..at + have, want, flags, to as usize) };
+            return unsafe { move_shared(real, at..at + have, want, flags, to as usize) };
         }
         // By system call: another interposer's function might wait for a thread that waits for this one.
         // SAFETY: the caller's arguments.
-        return unsafe { libc::syscall(libc::SYS_mremap, old, old_bytes, new_bytes, flags, to) }
+        return unsafe { (real.syscall)(libc::SYS_mremap, old, old_bytes, new_bytes, flags, to) }
             as *mut c_void;
     }
-    // SAFETY: the caller's arguments.
-    let new = unsafe { (real.mremap)(old, old_bytes, new_bytes, flags, to) };
+    let new = original();
     let now = new as usize..(new as usize).saturating_add(want);
     if new != libc::MAP_FAILED && new != old && advised_ranges::overlaps(&now) {
         // The table has this address of memory advised earlier. The memory moved here was not advised, and
@@ -53,11 +75,17 @@ pub unsafe extern "C" fn mremap(
 }
 
 /// mremap of a range that holds pages of the store: each mapping moves as it is, and added memory is
-/// anonymous.
+/// anonymous. Either all of it moves, or nothing has changed.
 ///
 /// # Safety
 /// As mremap(2).
-unsafe fn move_shared(old: Range<usize>, want: usize, flags: c_int, to: usize) -> *mut c_void {
+unsafe fn move_shared(
+    real: &Originals,
+    old: Range<usize>,
+    want: usize,
+    flags: c_int,
+    to: usize,
+) -> *mut c_void {
     let failed = |errno| {
         fail(errno);
         libc::MAP_FAILED
@@ -112,48 +140,127 @@ unsafe fn move_shared(old: Range<usize>, want: usize, flags: c_int, to: usize) -
             return new;
         }
         let new = new as usize;
-        // In the table before anything shared is there, or else not moved at all.
-        if !advised_ranges::add(&(new..new + want)) {
+        // Only now: where there was nothing at the caller's address, the kernel could have put these there.
+        let Some(spare) = SpareMappings::new() else {
             libc::munmap(new as *mut c_void, want);
             return failed(libc::ENOMEM);
-        }
+        };
         let moving = old.start..old.end.min(old.start + want);
+        let undo = |moved: usize, spare: SpareMappings, errno: c_int| {
+            drop(spare);
+            move_back(real, new..new + (moved - old.start), old.start);
+            libc::munmap(new as *mut c_void, want);
+            failed(errno)
+        };
+        // In the table before anything shared is there, or else not moved at all.
+        if !advised_ranges::add(&(new..new + want)) {
+            return undo(old.start, spare, libc::ENOMEM);
+        }
         let mut next = moving.start;
         while next < moving.end {
             let mut first = None;
-            first_of(&(next..moving.end), &mut first);
-            let part = match first {
-                Some(part) => part.range,
-                None => next..moving.end,
-            };
-            let target = (new + part.start - old.start) as *mut c_void;
-            let how = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-            // By system call: not the function that this one interposes.
-            let moved =
-                libc::syscall(libc::SYS_mremap, part.start, part.len(), part.len(), how, target as usize);
-            if moved == -1 {
-                // No room for another mapping: copies the contents instead.
-                let there = libc::mmap(
-                    target,
-                    part.len(),
-                    libc::PROT_READ | libc::PROT_WRITE,
-                    anonymous | libc::MAP_FIXED,
-                    -1,
-                    0,
-                );
-                if there == libc::MAP_FAILED {
-                    return failed(libc::ENOMEM);
-                }
-                libc::memcpy(target, part.start as *const c_void, part.len());
-                libc::munmap(part.start as *mut c_void, part.len());
+            if !first_of(&(next..moving.end), &mut first) {
+                return undo(next, spare, libc::ENOMEM);
             }
-            next = part.end;
+            let Some(part) = first.filter(|part| part.range.start == next) else {
+                return undo(next, spare, libc::EFAULT);
+            };
+            let target = new + part.range.start - old.start;
+            if !move_pages(real, &part.range, target) {
+                return undo(next, spare, errno());
+            }
+            next = part.range.end;
+            // The addresses stay taken, so that no other thread's mapping can get there before all is done.
+            let is_taken = match stays {
+                true => !part.is_store || map_zeros(&part.range, part.rights),
+                // Neighbours of this kind are one mapping.
+                false => map_zeros(&part.range, libc::PROT_NONE),
+            };
+            if !is_taken {
+                return undo(next, spare, errno());
+            }
         }
-        if stays {
-            map_zeros(&old, rights);
-        } else if moving.end < old.end {
-            libc::munmap(moving.end as *mut c_void, old.end - moving.end);
+        if !stays && libc::munmap(old.start as *mut c_void, old.len()) != 0 {
+            return undo(next, spare, errno());
         }
         new as *mut c_void
+    }
+}
+
+fn errno() -> c_int {
+    // SAFETY: every thread has an errno.
+    unsafe { *libc::__errno_location() }
+}
+
+/// Moves the pages of a mapping; what stays is a mapping without pages.
+///
+/// # Safety
+/// A mapping of the caller's; `target` is room for it that no other code uses.
+unsafe fn move_pages(real: &Originals, part: &Range<usize>, target: usize) -> bool {
+    let how = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
+    // SAFETY: as the function's.
+    unsafe { (real.syscall)(libc::SYS_mremap, part.start, part.len(), part.len(), how, target) != -1 }
+}
+
+/// Moves mappings back to where they were.
+///
+/// # Safety
+/// [`move_pages`] has moved them, and no other code has the addresses yet.
+unsafe fn move_back(real: &Originals, moved: Range<usize>, to: usize) {
+    let mut next = moved.start;
+    while next < moved.end {
+        let mut first = None;
+        let is_known = first_of(&(next..moved.end), &mut first);
+        let part = match first {
+            Some(part) => part.range,
+            None if is_known => return,
+            None => next..next,
+        };
+        let how = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+        let home = to + (part.start - moved.start);
+        // SAFETY: as the function's.
+        let is_back = !part.is_empty()
+            && unsafe { (real.syscall)(libc::SYS_mremap, part.start, part.len(), part.len(), how, home) }
+                != -1;
+        if is_back {
+            next = part.end;
+        } else {
+            // Another thread has used the descriptor or the mappings that were just freed for this.
+            // SAFETY: takes no arguments.
+            unsafe { libc::sched_yield() };
+        }
+    }
+}
+
+/// Mappings that are made before a move and unmapped before it is undone: where a process may have no more
+/// mappings, a move fails, and moving back would fail for the same reason.
+struct SpareMappings(usize);
+
+impl SpareMappings {
+    const PAGES: usize = 16;
+
+    /// None if the process cannot have so many more mappings.
+    fn new() -> Option<SpareMappings> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a new mapping at an address that the kernel chooses; every second page of it becomes a
+        // mapping of its own.
+        unsafe {
+            let start = libc::mmap(null_mut(), Self::PAGES * PAGE_BYTES, libc::PROT_NONE, flags, -1, 0);
+            if start == libc::MAP_FAILED {
+                return None;
+            }
+            let spare = SpareMappings(start as usize);
+            let is_complete = (0..Self::PAGES).step_by(2).all(|page| {
+                libc::mprotect(start.byte_add(page * PAGE_BYTES), PAGE_BYTES, libc::PROT_READ) == 0
+            });
+            is_complete.then_some(spare)
+        }
+    }
+}
+
+impl Drop for SpareMappings {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`, and nothing is in it.
+        unsafe { libc::munmap(self.0 as *mut c_void, Self::PAGES * PAGE_BYTES) };
     }
 }
