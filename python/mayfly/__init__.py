@@ -10,7 +10,7 @@ It needs a page store (`mayfly share`) or a kernel with UPM. docs/merge.md has t
 
 from mayfly.advice import Pending, advise, unadvise
 from mayfly.growth import advise_process, advising
-from mayfly.library import MergeError, path, stats
+from mayfly.library import MergeError, load_early, path, stats
 from mayfly.packing import pack
 from mayfly.turns import later
 
@@ -26,3 +26,5 @@ __all__ = [
     "stats",
     "unadvise",
 ]
+
+load_early()

@@ -5,7 +5,6 @@ mappings that appear while the block runs are those buffers, so `advising` advis
 """
 
 import contextlib
-import errno
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,7 +25,8 @@ def advising(
         with mayfly.advising(heap=True) as shared:
             session = onnxruntime.InferenceSession("model.onnx")
 
-    Yields a list that holds, after the block, the regions that were advised.
+    Yields a list that holds, after the block, the regions that were advised. Memory that cannot be shared,
+    such as the stacks of threads that the block starts, is left out.
     heap: the growth of malloc's own heap as well, where ONNX Runtime's weights are. Worth it where most of
     the allocated memory is data: pages of small objects are equal nowhere, and are written soon. quiet and
     required: as in `advise`.
@@ -48,8 +48,13 @@ def advising(
         new = [
             region for region in without(anonymous_mappings(heap), before) if region.size_bytes >= min_bytes
         ]
-        naming.share(new, library.QUIET if quiet else 0)
-        advised.extend(new)
+        flags = library.QUIET if quiet else 0
+        if naming.defers_sharing():
+            naming.share(new, flags)
+            advised.extend(new)
+        else:
+            # The stacks of threads that have started meanwhile are among them, and cannot be shared.
+            advised.extend(Region(*shared) for shared in library.advise_possible(new, flags))
 
 
 def advise_process(*, min_bytes: int = 256 << 10, required: bool = True) -> int:
@@ -72,19 +77,12 @@ def advise_process(*, min_bytes: int = 256 << 10, required: bool = True) -> int:
         naming.share([naming.EVERYTHING], 0)
         return sum(region.size_bytes for region in anonymous_mappings(heap=True))
     library.give_back_freed()
-    size = 0
     with library.or_without(required):
-        for region in anonymous_mappings(heap=True):
-            if region.size_bytes < min_bytes:
-                continue
-            for piece in pieces(region):
-                try:
-                    library.call("mayfly_advise", piece.start, piece.size_bytes, 0, by=library.alone)
-                    size += piece.size_bytes
-                except library.MergeError as error:
-                    if error.errno not in (errno.ENOTSUP, errno.ENOMEM):  # not shareable, or unmapped
-                        raise
-    return size
+        large = (region for region in anonymous_mappings(heap=True) if region.size_bytes >= min_bytes)
+        all_pieces = (piece for region in large for piece in pieces(region))
+        shared = library.advise_possible(all_pieces, 0, by=library.alone)
+        return sum(end - start for start, end in shared)
+    return 0
 
 
 def pieces(region: Region) -> Iterator[Region]:

@@ -6,7 +6,7 @@ import ctypes
 import errno
 import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from ctypes import c_char_p, c_int, c_int64, c_size_t, c_uint, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
@@ -76,6 +76,14 @@ def library() -> ctypes.CDLL:
     return load(ctypes.CDLL)
 
 
+def load_early() -> None:
+    """Loads the library in processes of root. Their children may change the user, and cannot open their page
+    map afterwards: the library opens it before."""
+    if os.geteuid() == 0:
+        with contextlib.suppress(MergeError):
+            library()
+
+
 @functools.cache
 def alone() -> ctypes.PyDLL:
     """The same library; no other Python thread runs during its calls, so none unmaps memory meanwhile."""
@@ -137,6 +145,29 @@ def advise_all(regions: Sequence[tuple[int, int]], flags: int) -> None:
     call("mayfly_advise_all", ranges, len(regions), flags)
 
 
+# A stack, locked memory, a mapping that another thread has unmapped since.
+UNSHAREABLE = (errno.ENOTSUP, errno.ENOMEM, errno.EBUSY)
+
+
+def advise_possible(
+    regions: Iterable[tuple[int, int]], flags: int, by: Callable[[], ctypes.CDLL] = library
+) -> list[tuple[int, int]]:
+    """Shares those regions of whole pages that can be shared, and returns them. The logger `mayfly` reports
+    a reason, in one line, where none of them can."""
+    shared, refusal = [], None
+    for start, end in regions:
+        try:
+            call("mayfly_advise", start, end - start, flags, by=by)
+            shared.append((start, end))
+        except MergeError as error:
+            if error.errno not in UNSHAREABLE:
+                raise
+            refusal = refusal or error
+    if refusal and not shared:
+        report(f"nothing is shared: {refusal.strerror or refusal}")
+    return shared
+
+
 # No store, another user's store, no permission, no room: a server can run on without sharing.
 ABSENT = {
     errno.ENOENT, errno.ECONNREFUSED, errno.ECONNRESET, errno.ETIMEDOUT, errno.EPROTO, errno.EACCES,
@@ -155,12 +186,16 @@ def or_without(required: bool) -> Iterator[None]:
     except MergeError as error:
         if required or error.errno not in ABSENT:
             raise
-        line = f"nothing is shared: {error.strerror or error}"
-        if line not in logged:
-            import logging  # takes a while, and most programs never need it
+        report(f"nothing is shared: {error.strerror or error}")
 
-            logged.add(line)
-            logging.getLogger("mayfly").warning(line)
+
+def report(line: str) -> None:
+    """Passes a line to the logger `mayfly`, once."""
+    if line not in logged:
+        import logging  # takes a while, and most programs never need it
+
+        logged.add(line)
+        logging.getLogger("mayfly").warning(line)
 
 
 def stats() -> dict[str, int]:

@@ -155,6 +155,66 @@ assert mayfly.stats()["inserted_pages"] >= 2000
     assert ran.returncode == 0, ran.stderr
 
 
+THREADS = """
+import threading, mayfly
+end = threading.Event()
+with mayfly.advising() as shared:
+    weights = bytearray(b"".join(n.to_bytes(8, "little") * 512 for n in range(4096)))
+    threads = [threading.Thread(target=end.wait) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+assert 16 << 20 <= sum(region.size_bytes for region in shared), shared
+with mayfly.advising() as nothing:
+    threads.append(threading.Thread(target=end.wait))
+    threads[-1].start()
+assert weights == b"".join(n.to_bytes(8, "little") * 512 for n in range(4096))
+end.set()
+print(mayfly.stats()["merged_pages"] + mayfly.stats()["inserted_pages"])
+"""
+
+
+def test_threads_that_start_in_the_block_are_left_out(store):
+    """As libraries start their pools, ONNX Runtime among them."""
+    ran = subprocess.run(
+        [sys.executable, "-c", THREADS],
+        env=os.environ | store | {"PYTHONPATH": str(ROOT / "python")},
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert int(ran.stdout) >= 4000
+
+
+WORKERS = """
+import os, sys
+import mayfly
+for _ in range(2):
+    if not (child := os.fork()):
+        os.setgid(65534)
+        os.setuid(65534)
+        weights = bytearray(b"".join(n.to_bytes(8, "little") * 512 for n in range(4096)))
+        mayfly.advise(weights)
+        print(mayfly.stats()["merged_pages"] + mayfly.stats()["inserted_pages"], flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+def test_workers_that_change_their_user_share(store):
+    """As gunicorn's with --user: mayfly is imported by gunicorn.conf.py, before."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to become another user")
+    Path(store["MAYFLY_SHARE_SOCKET"]).parent.chmod(0o755)
+    ran = subprocess.run(
+        [sys.executable, "-c", WORKERS],
+        env=os.environ | store | {"PYTHONPATH": str(ROOT / "python")},
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0 and not ran.stderr, ran.stderr
+    assert [int(pages) > 4000 for pages in ran.stdout.split()] == [True, True], ran.stdout
+
+
 def test_nothing_to_share_is_no_error(store):
     ran = run("print(mayfly.advise(b'small'), mayfly.advise([]), mayfly.unadvise(numpy.zeros(3)))", store)
     assert ran.stdout == "0 0 0\n", ran.stderr
