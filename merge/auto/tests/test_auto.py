@@ -201,17 +201,15 @@ def test_reports_a_runtime_with_its_own_heap_in_one_line(runtime, tmp_path):
 
 
 NODE = """
-const zlib = require("zlib");
-const table = Buffer.alloc(24 << 20);
-for (let i = 0; i < table.length; i += 4) table.writeUInt32LE((i * 2654435761) >>> 0, i);
-const sum = zlib.crc32 ? zlib.crc32(table) : zlib.deflateSync(table).length;
+const table = Buffer.alloc(64 << 20);
+const word = (i) => (i * 2654435761) >>> 0;
+for (let i = 0; i < table.length; i += 4) table.writeUInt32LE(word(i), i);
 console.log("at rest");
 process.stdin.once("data", () => {
-  const again = zlib.crc32 ? zlib.crc32(table) : zlib.deflateSync(table).length;
-  zlib.gzip(table, (error, packed) => {
-    console.log(!error && sum === again && zlib.gunzipSync(packed).equals(table) ? "done" : "wrong");
-    process.exit(0);
-  });
+  let wrong = 0;
+  for (let i = 0; i < table.length; i += 4) wrong += table.readUInt32LE(i) !== word(i);
+  console.log(wrong ? "wrong" : "done");
+  process.exit(0);
 });
 """
 
@@ -236,10 +234,9 @@ def test_shares_buffers_of_node(store, tmp_path):
     try:
         for process in both:
             assert process.stdout.readline() == "at rest\n", process.stderr.read()
-        before = [anonymous_mib(process) for process in both]
-        deadline = time.monotonic() + 60
-        while any(anonymous_mib(process) > mib - 20 for process, mib in zip(both, before, strict=True)):
-            assert time.monotonic() < deadline, (before, [anonymous_mib(process) for process in both])
+        deadline = time.monotonic() + 120
+        while any(anonymous_mib(process) > 40 for process in both):
+            assert time.monotonic() < deadline, [anonymous_mib(process) for process in both]
             time.sleep(0.1)
         for process in both:
             assert "V8 maps its heap" in finish(process)
