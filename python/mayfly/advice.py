@@ -7,6 +7,7 @@ import errno
 from typing import Any
 
 from mayfly import library, naming
+from mayfly.packing import give_back_replaced
 from mayfly.regions import Region, regions_of, whole_pages
 
 
@@ -35,6 +36,7 @@ def advise(
     """
     flags = library.QUIET if quiet else 0
     pages = whole_pages(regions_of(thing))
+    give_back_replaced()
     with library.or_without(required):
         if background:
             return Pending(thing, pages, flags, required)

@@ -6,6 +6,7 @@ import ctypes
 import errno
 import functools
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from ctypes import c_char_p, c_int, c_int64, c_size_t, c_uint, c_uint32, c_uint64, c_void_p
 from pathlib import Path
@@ -276,7 +277,11 @@ def take_room() -> list[int]:
 
 
 def give_back_freed() -> None:
-    """Returns whole free pages to the system, which glibc keeps for later allocations."""
+    """Returns whole free pages to the system, which glibc keeps for later allocations, and Arrow's pool for
+    its own."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim:
         trim(0)
+    arrow = sys.modules.get("pyarrow")
+    if arrow is not None and hasattr(arrow, "default_memory_pool"):
+        arrow.default_memory_pool().release_unused()

@@ -53,7 +53,19 @@ def pack(thing: Any) -> Any:
     else:
         thing = moved(thing)
     give_back_freed()
+    _replaced.append(True)
     return thing
+
+
+# Whether objects have been packed since the last call of `give_back_replaced`.
+_replaced: list[bool] = []
+
+
+def give_back_replaced() -> None:
+    """Returns the memory of objects that the program has dropped for packed ones: it does so after `pack`."""
+    if _replaced:
+        _replaced.clear()
+        give_back_freed()
 
 
 def pack_module(module: Any) -> None:

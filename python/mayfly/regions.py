@@ -55,6 +55,12 @@ def of_array(array: Any) -> Iterator[Region]:
             step *= length
     if interface["data"] is None:
         yield from of_buffer(array)
+    elif not isinstance(interface["data"], tuple):
+        # An image of Pillow makes bytes for each caller.
+        raise TypeError(
+            f"a {type(array).__name__} gives copies of its contents, not its memory; "
+            "keep numpy.array(...) of it in its place, and give that"
+        )
     elif found := span(interface["data"][0], shape, strides, item_bytes):
         yield found
 
@@ -183,6 +189,16 @@ def has_memory(part: Any) -> bool:
     )
 
 
+CONTAINERS = frozenset((dict, list, tuple, set, frozenset))
+SCALARS = frozenset((type(None), bool, int, float, complex, str))
+
+
+def is_small(value: Any) -> bool:
+    """Whether a value is surely no memory to share: a number, a text, or bytes that fill no page."""
+    kind = type(value)
+    return kind in SCALARS or (kind is bytes and len(value) < PAGESIZE)
+
+
 def regions_of(thing: Any) -> Iterator[Region]:
     """Every region behind an object and, for a dict, list, tuple or set, behind all its elements.
 
@@ -196,7 +212,11 @@ def regions_of(thing: Any) -> Iterator[Region]:
         if id(one) in seen:
             continue
         seen[id(one)] = one
-        if (parts := parts_of(one)) is not None:
+        # A vocabulary has millions of values: without a look at every library's types for each.
+        if type(one) in CONTAINERS:
+            values = one.values() if type(one) is dict else one
+            waiting += [value for value in values if not is_small(value)]
+        elif (parts := parts_of(one)) is not None:
             for part in filter(has_memory, parts):
                 # Ensembles keep their trees in arrays of objects.
                 waiting += part.flat if is_of(part, "numpy", "ndarray") and part.dtype.hasobject else [part]

@@ -94,7 +94,7 @@ graph = nodes + field(2, "g") + b"".join(field(5, tensor(f"w{i}", w)) for i, w i
 graph += field(11, value("x0", 1, wide)) + field(12, value(f"x{layers}", 1, wide))
 model = field(1, 8) + field(7, graph) + field(8, field(1, "") + field(2, 13))
 settings = onnxruntime.SessionOptions()
-settings.intra_op_num_threads = 1
+settings.intra_op_num_threads = 4
 plain = onnxruntime.InferenceSession(model, settings)
 asked = {"x0": rng.random((1, wide), dtype="f4")}
 before = plain.run(None, asked)[0]
@@ -149,3 +149,35 @@ def test_two_processes_share_packed_objects(library, store):
 def test_onnx_runtime_hides_its_weights(store):
     _, found = parts_merged(ONNX, store)
     assert found > 0.9, found
+
+
+FRAME_OF_STRINGS = """
+import gc, pandas, pyarrow
+frame = pandas.DataFrame({"text": pandas.array([f"row {i} " * 8 for i in range(300000)], dtype="str")})
+assert hasattr(frame["text"].array, "_pa_array"), type(frame["text"].array)
+def anonymous_kib():
+    with open("/proc/self/smaps_rollup") as file:
+        return int(file.read().split("Anonymous:")[1].split()[0])
+gc.collect()
+mayfly.library.give_back_freed()
+before = anonymous_kib()
+frame = mayfly.pack(frame)
+mayfly.advise(frame)
+after = anonymous_kib()
+data_kib = frame["text"].str.len().sum() // 1024
+print(before, after, data_kib, pyarrow.default_memory_pool().backend_name)
+assert after < before - 0.8 * data_kib, (before, after, data_kib)
+"""
+
+
+def test_packing_a_frame_of_strings_saves_its_memory(store):
+    """Arrow's pool would keep what has been packed."""
+    ran = subprocess.run(
+        [sys.executable, "-c", BEGIN + FRAME_OF_STRINGS, "1"],
+        env=os.environ | store | {"PYTHONPATH": str(ROOT / "python")},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ran.returncode == 0, ran.stderr
+    print(ran.stdout)

@@ -120,3 +120,28 @@ def test_importing_mayfly_imports_neither_numpy_nor_torch():
     )
     assert ran.returncode == 0, ran.stderr
     assert not {"numpy", "torch"} & set(ran.stdout.split())
+
+
+def test_object_that_gives_copies_is_refused():
+    """As Pillow's images do."""
+
+    class Image:
+        __array_interface__ = {"shape": (8192,), "typestr": "|u1", "version": 3, "data": bytes(8192)}
+
+    with pytest.raises(TypeError, match="an? Image gives copies.*numpy.array"):
+        list(regions_of(Image()))
+
+
+def test_values_without_memory_are_passed_by_type(monkeypatch):
+    """A vocabulary of a million words must not be examined library by library."""
+    examined = []
+    monkeypatch.setattr("mayfly.regions.parts_of", lambda one: examined.append(one))
+    vocabulary = {f"word {i}": i for i in range(1000)}
+    deep = [(1, "text", b"bytes", [2.0, None]) for _ in range(1000)]
+    data = bytearray(8192)
+    assert [
+        region.size_bytes for region in regions_of({"words": vocabulary, "deep": deep, "data": data})
+    ] == [8192]
+    assert len(examined) == 1 and examined[0] is data
+    with pytest.raises(TypeError, match="cannot find the memory of a int"):
+        list(regions_of(7))
