@@ -34,6 +34,7 @@
 //! | | [`thread::by_size`], [`thread::prediction_table`], [`thread::predict`] | finding the bin of a call |
 //! | | [`thread::refill`], [`thread::large`], [`thread::sample`] | slow paths; large objects; samples |
 //! | | [`thread::span_cache`], [`thread::remote_free_buffer`] | cached empty spans; buffered remote frees |
+//! | | [`thread::byte_counts`] | bytes that a thread allocated and freed |
 //! | | [`thread::compact`] | merging half-empty spans of unused bins |
 //! | | [`thread::out_of_memory`] | the last resort before malloc fails |
 //! | | [`thread::lines`] | the paper's span layout by lines |
@@ -128,6 +129,7 @@ pub mod thread {
     //! A thread's heap: its bins, its caches, and how it is created, forked and left vacant.
     pub mod bin;
     pub mod by_size;
+    pub mod byte_counts;
     pub mod compact;
     pub mod current;
     pub mod fork;

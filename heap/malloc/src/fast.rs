@@ -6,7 +6,7 @@
 //! of the call and the address of its return address.
 
 use core::arch::naked_asm;
-use core::ffi::c_void;
+use core::ffi::{c_int, c_void};
 
 use heap::entry::{allocate, free};
 use heap::span::cells;
@@ -19,6 +19,7 @@ use heap::units::size_class::GRANULE_BYTES;
 use heap::units::window::{WINDOW, Window};
 
 use crate::cxx::new_slow;
+use crate::extended;
 
 /// Allocates the lowest pending cell of the bin at `rdx`, marks it live and returns it. If the bin's cells
 /// are too small (it is another call's) or none is pending, it continues at `$otherwise`.
@@ -44,14 +45,16 @@ macro_rules! take_cell {
     };
 }
 
-/// An entry point that allocates `rdi` bytes; `$slow` is its slow path.
+/// An entry point that allocates `rdi` bytes; `$slow` is its slow path. Flags in `esi` that ask for more than
+/// a place continue in `$flagged`.
 macro_rules! allocates {
-    ($($(#[$doc:meta])* $name:ident -> $slow:path;)*) => {
+    ($($(#[$doc:meta])* $name:ident($($argument:ident: $type:ty),*) -> $slow:path $(, $mask:ident -> $flagged:path)?;)*) => {
         $($(#[$doc])*
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
-        pub extern "C-unwind" fn $name(_size: usize) -> *mut c_void {
+        pub extern "C-unwind" fn $name(_size: usize $(, $argument: $type)*) -> *mut c_void {
             naked_asm!(
+                $(concat!("test esi, {asks} # ", stringify!($mask)), "jnz {flagged}",)?
                 // rcx: the thread's heap, or that of threads without one.
                 "mov rdx, qword ptr [rip + mayfly_heap_thread@GOTTPOFF]",
                 "lea rcx, [rip + {empty}]",
@@ -135,6 +138,7 @@ macro_rules! allocates {
                 word_factor = const WORD_FACTOR as i32,
                 page_bytes = const PAGE_BYTES,
                 slow = sym $slow,
+                $(asks = const extended::$mask, flagged = sym $flagged,)?
             )
         })*
     };
@@ -142,11 +146,13 @@ macro_rules! allocates {
 
 allocates! {
     /// C's malloc.
-    malloc -> malloc_slow;
+    malloc() -> malloc_slow;
     /// C++'s operator new.
-    _Znwm -> new_slow;
+    _Znwm() -> new_slow;
     /// As above, for arrays.
-    _Znam -> new_slow;
+    _Znam() -> new_slow;
+    /// jemalloc's malloc with flags.
+    mallocx(_flags: c_int) -> malloc_slow, ALIGN_OR_ZERO -> extended::mallocx_flagged;
 }
 
 extern "C-unwind" fn malloc_slow(size: usize, from: ReturnSlot) -> *mut c_void {
@@ -227,6 +233,10 @@ frees! {
     free_sized(_size: usize);
     /// C23's free_aligned_sized.
     free_aligned_sized(_alignment: usize, _size: usize);
+    /// jemalloc's free with flags, which are hints.
+    dallocx(_flags: c_int);
+    /// As above, with the size.
+    sdallocx(_size: usize, _flags: c_int);
     /// C++'s operators delete.
     _ZdlPv();
     /// As above.

@@ -60,7 +60,11 @@ extern "C-unwind" fn calloc_from(count: usize, size: usize, from: ReturnSlot) ->
     object.cast()
 }
 
-extern "C-unwind" fn realloc_from(object: *mut c_void, size: usize, from: ReturnSlot) -> *mut c_void {
+pub(crate) extern "C-unwind" fn realloc_from(
+    object: *mut c_void,
+    size: usize,
+    from: ReturnSlot,
+) -> *mut c_void {
     if object.is_null() {
         return allocate::allocate_from(size, from).cast();
     }

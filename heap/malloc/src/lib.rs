@@ -9,8 +9,10 @@
 #![cfg_attr(panic = "abort", no_std)]
 
 mod cxx;
+mod extended;
 mod fast;
 mod interface;
+mod mallctl;
 mod threads;
 
 #[cfg(panic = "abort")]

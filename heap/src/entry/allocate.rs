@@ -5,11 +5,13 @@
 
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
+use crate::entry::extent;
 use crate::entry::maintenance;
 use crate::entry::start;
 use crate::lifetime::sites::{self, Site};
 use crate::pages::{decay, direct, global, region};
 use crate::span::cells::Room;
+use crate::system::events::{self, Event};
 use crate::system::observers::{self, Allocation};
 use crate::system::os;
 use crate::system::text::warn;
@@ -126,7 +128,14 @@ fn cached_large(heap: &Heap, call: &Call) -> Option<usize> {
     if visits.is_multiple_of(SLOW_VISITS) {
         return None;
     }
-    large::allocate_cached(&heap.large, heap.id.get(), site.class(), call.size)
+    let object = large::allocate_cached(&heap.large, heap.id.get(), site.class(), call.size)?;
+    count_large(object);
+    Some(object)
+}
+
+/// Counts the bytes of a large object.
+fn count_large(address: usize) {
+    events::add(Event::LargeBytes, extent::usable_size(address, 0) as u64);
 }
 
 /// One in this many allocations of large objects takes the slow path even if the cache has one.
@@ -313,10 +322,12 @@ fn place(heap: &'static Heap, call: &Call, prediction: &Prediction, alignment: u
 /// Places a large object; if there is no memory, the thread releases all its caches and tries again.
 fn place_large(heap: &'static Heap, class: usize, size: usize, alignment: usize) -> Option<usize> {
     let allocate = || large::allocate(&heap.large, heap.id.get(), class, size, alignment);
-    allocate().or_else(|| {
+    let object = allocate().or_else(|| {
         out_of_memory::release_all(heap);
         allocate()
-    })
+    })?;
+    count_large(object);
+    Some(object)
 }
 
 fn place_small(heap: &'static Heap, bin: &'static Bin) -> Placed {
@@ -374,13 +385,19 @@ fn unwatch(call: &Call, address: usize) {
     }
 }
 
-/// Returns all memory that can be returned; whether there was any.
-pub fn trim() -> bool {
+/// Releases the calling thread's caches.
+pub fn flush() {
     let heap = current::heap();
     let _guard = fork_guard::enter(heap);
     if heap.id.get() != 0 {
         refill::flush(heap, true);
     }
+}
+
+/// Returns all memory that can be returned; whether there was any.
+pub fn trim() -> bool {
+    flush();
+    let _guard = fork_guard::enter(current::heap());
     let any = global::trim();
     decay::trim() || any
 }

@@ -2,7 +2,6 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
-use crate::entry::free::not_of_this_heap;
 use crate::pages::{direct, large_blocks, region};
 use crate::span::cells::Role;
 use crate::span::large_object::LargeObject;
@@ -11,6 +10,7 @@ use crate::system::text::misuse;
 use crate::thread::{current, fork_guard, large, lines};
 use crate::units::call::Call;
 use crate::units::geometry::*;
+use crate::units::size_class::{self, GRANULE_BYTES};
 
 /// The bytes that the object at `address` may use; 0 for null.
 pub fn usable_size(address: usize, caller: usize) -> usize {
@@ -35,6 +35,15 @@ fn cell_bytes(address: usize) -> Option<usize> {
     let span = region::span_if_plain(address).filter(|span| span.owner() != 0)?;
     let cell = span.cell_at(address)?;
     span.is_live(cell).then(|| span.cell_bytes.load(Relaxed) as usize)
+}
+
+/// Reports a pointer that is of no object here.
+#[cold]
+pub(crate) fn not_of_this_heap(address: usize, caller: usize) -> ! {
+    match direct::size_around(address) {
+        Some(size) => misuse("invalid pointer, inside an object", address, size, caller),
+        None => misuse("invalid pointer, not of this heap or freed already", address, 0, caller),
+    }
 }
 
 enum Extent {
@@ -101,4 +110,52 @@ pub fn resize_in_place(address: usize, call: &Call) -> Option<*mut u8> {
 /// operating system.
 pub fn reads_as_zero(address: usize) -> bool {
     !region::holds(address) || large_blocks::object_at(address).is_some_and(LargeObject::is_untouched)
+}
+
+/// Resizes the object at `address` where it lies, to `size` bytes if there is room; returns the bytes that it
+/// may use afterwards.
+pub fn resize_unmoved(address: usize, size: usize, caller: usize) -> usize {
+    let _guard = fork_guard::enter(current::heap());
+    if observers::observes_all() {
+        return usable_size(address, caller); // a trace has allocations and frees only
+    }
+    match extent(address, caller) {
+        Extent::Blocks(count) if size > MAX_SMALL_BYTES && size < MIN_DIRECT_BYTES => {
+            let wanted = size.div_ceil(BLOCK_BYTES);
+            if !large::fits(count, wanted) {
+                large_blocks::resize(address, count, wanted);
+            }
+        }
+        Extent::Direct(_) if size >= MIN_DIRECT_BYTES && size <= isize::MAX as usize => {
+            direct::resize_unmoved(address, size);
+        }
+        Extent::Lines => {
+            lines::resize(address, size, caller);
+        }
+        _ => {}
+    }
+    usable_size(address, caller)
+}
+
+/// The bytes that an object of `size` bytes, aligned to `alignment`, may use; 0 if none can be that large. A
+/// call's cell may be larger where its key equals another call's.
+pub fn size_in_use(size: usize, alignment: usize) -> usize {
+    if size > isize::MAX as usize || alignment > isize::MAX as usize {
+        return 0;
+    }
+    if lines::chosen() && size <= MAX_SMALL_BYTES && alignment < BLOCK_BYTES / 2 {
+        return size;
+    }
+    let cell = if alignment <= MIN_ALIGNMENT {
+        (size <= MAX_SMALL_BYTES).then(|| size_class::of_granules(size.div_ceil(GRANULE_BYTES)))
+    } else {
+        size_class::of_aligned(size, alignment)
+    };
+    match cell {
+        Some(class) => usize::from(size_class::CELL_BYTES[class]),
+        None if size >= MIN_DIRECT_BYTES || alignment > HUGE_PAGE_BYTES => {
+            round_up(size.max(1), direct::PAGE_BYTES).unwrap_or(0)
+        }
+        None => size.max(1).next_multiple_of(BLOCK_BYTES),
+    }
 }

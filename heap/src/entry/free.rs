@@ -3,6 +3,7 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
+use crate::entry::extent;
 use crate::entry::maintenance;
 use crate::lifetime::sites;
 use crate::pages::{direct, region};
@@ -11,7 +12,7 @@ use crate::span::remote;
 use crate::system::observers;
 use crate::system::text::misuse;
 use crate::thread::local::{self, Freed, Heap};
-use crate::thread::{current, fork_guard, large, lines, refill};
+use crate::thread::{byte_counts, current, fork_guard, large, lines, refill};
 use crate::units::call::ReturnSlot;
 use crate::units::geometry::*;
 
@@ -41,9 +42,19 @@ pub fn settle(address: usize) {
 #[cold]
 pub fn free_slow(address: usize, from: ReturnSlot) {
     let heap = current::heap();
+    if heap.bytes.counts_frees() {
+        note_freed(heap, address, from);
+    }
     if !free_of_another(heap, address) && !free_into_cache(heap, address) {
         free_otherwise(heap, address, from);
     }
+}
+
+/// Counts a free, for a thread that asked how many bytes it frees.
+#[cold]
+fn note_freed(heap: &'static Heap, address: usize, from: ReturnSlot) {
+    heap.bytes.note_freed(extent::usable_size(address, from.caller()));
+    byte_counts::renew(heap);
 }
 
 #[inline(never)]
@@ -144,7 +155,7 @@ fn free_where_it_lies(heap: &'static Heap, address: usize, caller: usize) {
             observers::sample_freed(heap.number(), address);
         }
         if direct::free(address).is_none() {
-            not_of_this_heap(address, caller);
+            extent::not_of_this_heap(address, caller);
         }
         return;
     };
@@ -156,14 +167,6 @@ fn free_where_it_lies(heap: &'static Heap, address: usize, caller: usize) {
         }
         0 => free_large(heap, address, caller),
         owner => free_cell(heap, span, owner, address, caller),
-    }
-}
-
-#[cold]
-pub(crate) fn not_of_this_heap(address: usize, caller: usize) -> ! {
-    match direct::size_around(address) {
-        Some(size) => misuse("invalid pointer, inside an object", address, size, caller),
-        None => misuse("invalid pointer, not of this heap or freed already", address, 0, caller),
     }
 }
 

@@ -72,6 +72,15 @@ pub fn set_clock(ns: u64) {
     }
 }
 
+/// Does all work whose time has come, for a program that asks for it.
+pub fn run_now() {
+    let heap = current::heap();
+    if heap.id.get() != 0 {
+        let _guard = fork_guard::enter(heap);
+        run(heap);
+    }
+}
+
 /// Does all work whose time has come.
 pub fn run(heap: &'static Heap) {
     let now_ms = clock::now_ms();

@@ -13,7 +13,7 @@
 //! The first `pthread_create` starts the thread; a program without threads has none. It sleeps ever longer
 //! while there is nothing to do, and exits when it is the last thread of the process.
 
-use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
 use crate::entry::{maintenance, start};
 use crate::pages::sparse;
@@ -40,6 +40,24 @@ static RUNS_IN: AtomicU32 = AtomicU32::new(0);
 pub fn claim_start() -> bool {
     let process = os::process_id();
     RUNS_IN.load(Relaxed) != process && !clock::is_set() && RUNS_IN.swap(process, Relaxed) != process
+}
+
+/// Whether the program wants the thread.
+static ALLOWED: AtomicBool = AtomicBool::new(true);
+
+/// Whether the thread may run.
+pub fn is_allowed() -> bool {
+    ALLOWED.load(Relaxed)
+}
+
+/// Sets whether it may run.
+pub fn allow(on: bool) {
+    ALLOWED.store(on, Relaxed);
+}
+
+/// Whether it runs.
+pub fn runs() -> bool {
+    RUNS_IN.load(Relaxed) == os::process_id()
 }
 
 /// The thread could not be started, or has ended.

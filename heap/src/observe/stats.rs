@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use crate::lifetime::{model, sites};
 use crate::pages::huge_page::State;
 use crate::pages::large_blocks;
-use crate::pages::{direct, region};
+use crate::pages::{decay, direct, region};
 use crate::span::cells::{Role, Span};
 use crate::system::clock;
 use crate::system::events::{self, Event, NAMES_OF_EVENTS};
@@ -15,6 +15,7 @@ use crate::thread::{lines, registry};
 use crate::units::bits;
 use crate::units::geometry::*;
 use crate::units::lifetime_class::{CLASSES, NAMES};
+use crate::units::size_class;
 
 /// Sizes found by walking the metadata. While other threads run, they are an inexact snapshot.
 #[derive(Default, Clone)]
@@ -33,10 +34,43 @@ pub struct Census {
     pub live_blocks: usize,
     /// As above.
     pub residual_blocks: usize,
+    /// Bytes of live objects in spans.
+    pub small_bytes: usize,
+    /// Live objects and spans by size class.
+    pub size_classes: SizeClasses,
+    /// Bytes of huge pages that may be resident: touched, and not returned since.
+    pub resident_bytes: usize,
     /// Objects with their own mapping, and their bytes.
     pub direct: (usize, usize),
     /// The pages' contents other than live objects.
     pub free: Free,
+}
+
+/// Numbers by size class.
+#[derive(Clone)]
+pub struct SizeClasses {
+    /// Live objects.
+    pub objects: [usize; size_class::COUNT],
+    /// Spans with live objects.
+    pub spans: [usize; size_class::COUNT],
+}
+
+impl Default for SizeClasses {
+    fn default() -> Self {
+        Self { objects: [0; size_class::COUNT], spans: [0; size_class::COUNT] }
+    }
+}
+
+impl Census {
+    /// Bytes of spans and blocks with live objects.
+    pub fn active_bytes(&self) -> usize {
+        self.live_bytes + self.free.cells.iter().sum::<usize>()
+    }
+
+    /// Bytes that are mapped for objects.
+    pub fn mapped_bytes(&self) -> usize {
+        (self.pages.iter().sum::<usize>() + self.retained_pages) * HUGE_PAGE_BYTES + self.direct.1
+    }
 }
 
 /// Bytes without live objects in huge pages in use.
@@ -65,6 +99,7 @@ pub fn census() -> Census {
         count_page(region::address(id), &mut census);
     }
     census.live_bytes += census.direct.1;
+    census.resident_bytes += census.direct.1;
     census.objects += census.direct.0;
     census
 }
@@ -90,6 +125,7 @@ fn count_page(address: usize, census: &mut Census) {
         State::Free => return,
     }
     census.live_blocks += bits::count(&live);
+    census.resident_bytes += decay::resident_bytes(page);
     census.residual_blocks += bits::count(&page.residual.load());
     let spans = page.spans.load();
     let mut cached = false;
@@ -102,6 +138,8 @@ fn count_page(address: usize, census: &mut Census) {
             let (objects, bytes) = objects_of(region::span(at));
             census.objects += objects;
             census.live_bytes += bytes;
+            census.small_bytes += bytes;
+            count_span(region::span(at), objects, &mut census.size_classes);
             let free = if objects == 0 { &mut census.free.spans } else { &mut census.free.cells[class] };
             *free += SPAN_BYTES - bytes;
         } else if bits::get(&live, block) {
@@ -111,6 +149,14 @@ fn count_page(address: usize, census: &mut Census) {
             }
             *(if cached { &mut census.free.large } else { &mut census.live_bytes }) += BLOCK_BYTES;
         }
+    }
+}
+
+fn count_span(span: &Span, objects: usize, of: &mut SizeClasses) {
+    let size_class = span.size_class.load(Relaxed) as usize;
+    if objects > 0 && span.role() != Role::Lines && size_class < size_class::COUNT {
+        of.objects[size_class] += objects;
+        of.spans[size_class] += 1;
     }
 }
 
@@ -126,7 +172,19 @@ fn objects_of(span: &Span) -> (usize, usize) {
     }
 }
 
-fn total(event: usize) -> u64 {
+/// The number of huge pages that were ever used, whose addresses and metadata are mapped.
+pub fn used_huge_pages() -> usize {
+    let next = |&id: &usize| region::next_used(id + 1);
+    core::iter::successors(region::next_used(0), next).count()
+}
+
+/// The number of threads that have a heap.
+pub fn threads() -> usize {
+    registry::heaps().filter(|heap: &&Heap| heap.tenancy.looks_taken()).count()
+}
+
+/// How often an event happened, in all threads.
+pub fn total(event: usize) -> u64 {
     let heaps = registry::heaps().map(|heap| &heap.counts);
     heaps.chain([events::of_the_heapless()]).map(|counts| counts.of(event)).fold(0, u64::wrapping_add)
 }
@@ -143,8 +201,7 @@ pub fn write_json(out: &mut impl Write) -> fmt::Result {
     for (name, pages) in NAMES.iter().zip(census.pages) {
         write!(out, ",\"heap.huge_pages.class.{name}\":{pages}")?;
     }
-    let mapped = (pages + census.retained_pages) * HUGE_PAGE_BYTES + census.direct.1;
-    write!(out, ",\"heap.mapped_bytes\":{mapped}")?;
+    write!(out, ",\"heap.mapped_bytes\":{}", census.mapped_bytes())?;
     write!(
         out,
         ",\"heap.blocks.live\":{},\"heap.blocks.residual\":{}",
@@ -158,8 +215,7 @@ pub fn write_json(out: &mut impl Write) -> fmt::Result {
     write!(out, ",\"heap.free.open_pages_bytes\":{}", free.open_pages)?;
     write!(out, ",\"heap.free.to_be_filled_bytes\":{}", free.to_be_filled)?;
     write!(out, ",\"heap.direct.objects\":{},\"heap.direct.bytes\":{}", census.direct.0, census.direct.1)?;
-    let threads = registry::heaps().filter(|heap: &&Heap| heap.tenancy.looks_taken()).count();
-    write!(out, ",\"heap.threads\":{threads},\"heap.clock_ms\":{}", clock::now_ms())?;
+    write!(out, ",\"heap.threads\":{},\"heap.clock_ms\":{}", threads(), clock::now_ms())?;
     write!(out, ",\"heap.sites\":{}", sites::count())?;
     let of = |event: Event| total(event as usize);
     let (misses, lookups) =

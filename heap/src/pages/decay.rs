@@ -31,6 +31,7 @@ const ENOUGH_LIVE: usize = BLOCKS_PER_HUGE_PAGE / 4 * 3;
 const SMALL_HEAP_PAGES: usize = 4;
 /// The most small pages at one time: each takes up to two of the process' 65,530 mappings.
 const MOST_SMALL: usize = 8192;
+const SMALL_PAGE_BYTES: usize = 4096;
 static SMALL: AtomicUsize = AtomicUsize::new(0);
 
 /// Sets when pages are cold; before the first allocation.
@@ -133,10 +134,23 @@ pub fn trim() -> bool {
     any
 }
 
-/// Free blocks that may be resident: all of a huge page is, from the first touch on.
-fn idle(page: &HugePage) -> Bits {
+/// Bytes of a page in use or retained that may be resident.
+pub fn resident_bytes(page: &HugePage) -> usize {
+    let (touched, live, discarded) = (touched(page), page.live.load(), page.discarded.load());
+    let resident: Bits = core::array::from_fn(|word| touched[word] & !(discarded[word] & !live[word]));
+    let within_spans = page.given_back.load(Relaxed) as usize * SMALL_PAGE_BYTES;
+    (bits::count(&resident) * BLOCK_BYTES).saturating_sub(within_spans)
+}
+
+/// Blocks that were touched: all of a huge page, from the first touch on.
+fn touched(page: &HugePage) -> Bits {
     let whole = page.small.load(Relaxed) == 0 && !os::on_base_pages();
-    let touched = if whole { bits::ALL } else { bits::range(0, page.high_water.load(Relaxed) as usize) };
+    if whole { bits::ALL } else { bits::range(0, page.high_water.load(Relaxed) as usize) }
+}
+
+/// Free blocks that may be resident.
+fn idle(page: &HugePage) -> Bits {
+    let touched = touched(page);
     let (live, discarded) = (page.live.load(), page.discarded.load());
     core::array::from_fn(|word| touched[word] & !live[word] & !discarded[word])
 }

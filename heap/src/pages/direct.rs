@@ -11,7 +11,8 @@ use crate::system::lock::Lock;
 use crate::system::os;
 use crate::units::geometry::{HUGE_PAGE_BYTES, round_up};
 
-const PAGE_BYTES: usize = 4096;
+/// Objects take whole pages of this size.
+pub const PAGE_BYTES: usize = 4096;
 const FIRST_CAPACITY: usize = 256;
 
 static LOCK: Lock = Lock::new();
@@ -174,6 +175,20 @@ pub fn resize(address: usize, size: usize) -> Option<usize> {
     remove(i);
     insert(moved, bytes, class); // has room: one was just removed
     Some(moved)
+}
+
+/// Changes the size if the mapping can stay where it is; whether it changed.
+pub fn resize_unmoved(address: usize, size: usize) -> bool {
+    let Some(bytes) = round_up(size, PAGE_BYTES) else { return false };
+    let _guard = LOCK.lock();
+    let Some(i) = find(address) else { return false };
+    let (old_bytes, class) = (bytes_of(&entries()[i]), class_of(&entries()[i]));
+    let resized = os::resize_mapping(address, old_bytes, bytes);
+    if resized {
+        remove(i);
+        insert(address, bytes, class); // has room: one was just removed
+    }
+    resized
 }
 
 /// Passes the range of each object of `class` to `found`, which must neither allocate nor free.

@@ -64,13 +64,17 @@ pub enum Event {
     VacantSearched,
     /// A half-empty span moved to a class that uses it more.
     SpanMoved,
+    /// Bytes of the cells that bins cached, less those of cells that they gave back unused.
+    CellBytesTaken,
+    /// Bytes of the large objects allocated.
+    LargeBytes,
 }
 
 /// The number of event kinds.
 pub const EVENTS: usize = NAMES_OF_EVENTS.len();
 
 /// Their names, in statistics.
-pub const NAMES_OF_EVENTS: [&str; 28] = [
+pub const NAMES_OF_EVENTS: [&str; 30] = [
     "spans_acquired",
     "blocks_recycled",
     "blocks_refilled",
@@ -99,6 +103,8 @@ pub const NAMES_OF_EVENTS: [&str; 28] = [
     "words_learned",
     "vacant_searched",
     "spans_handed_on",
+    "cell_bytes_taken",
+    "large_bytes_allocated",
 ];
 
 static PAGES: AtomicIsize = AtomicIsize::new(0);

@@ -129,6 +129,13 @@ pub fn remap(address: usize, old_bytes: usize, new_bytes: usize) -> Option<usize
     (at != libc::MAP_FAILED).then_some(at as usize)
 }
 
+/// Resizes a mapping where it is and keeps its contents; whether that was possible.
+pub fn resize_mapping(address: usize, old_bytes: usize, new_bytes: usize) -> bool {
+    // SAFETY: callers pass a mapping of their own; without a flag it does not move.
+    let at = keep_errno(|| unsafe { libc::mremap(address as *mut c_void, old_bytes, new_bytes, 0) });
+    at != libc::MAP_FAILED
+}
+
 /// Returns the memory of a range to the operating system; it reads as zero afterwards.
 pub fn discard(address: usize, bytes: usize) {
     keep_errno(|| {

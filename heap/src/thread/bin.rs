@@ -167,6 +167,7 @@ impl Bin {
         self.pending.set(0);
         compiler_fence(SeqCst);
         events::add(Event::CellsTaken, cells.count_ones().into());
+        events::add(Event::CellBytesTaken, u64::from(cells.count_ones()) * self.cell_bytes() as u64);
         self.words_taken.set(self.words_taken.get().saturating_add(1));
         self.word.set(Some(span.live_word(word)));
         self.base.set(span.address() + word * 64 * self.cell_bytes.get());
@@ -229,6 +230,7 @@ impl Bin {
             self.before_sample.set(self.before_sample.get() + not_used);
         }
         events::add(Event::CellsTaken, u64::from(not_used).wrapping_neg());
+        events::add(Event::CellBytesTaken, (u64::from(not_used) * self.cell_bytes() as u64).wrapping_neg());
         Some(span)
     }
 

@@ -8,7 +8,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use crate::system::thread_stack::ThreadStack;
 use crate::system::{events, thread_local};
 use crate::thread::local::Heap;
-use crate::thread::{fork_guard, refill, registry};
+use crate::thread::{byte_counts, fork_guard, refill, registry};
 use crate::units::call::Call;
 
 /// The heap of threads that have none yet, or no longer have one.
@@ -54,6 +54,13 @@ pub fn make_frees_slow() {
     SLOW_FREES.store(true, Relaxed);
 }
 
+/// Counts the bytes that the calling thread frees from now on: its frees take the slow path.
+pub fn count_frees(heap: &'static Heap) {
+    if heap.bytes.count_frees() {
+        set(heap, 0);
+    }
+}
+
 /// A heap for the duration of one call.
 pub struct Visit {
     /// The heap.
@@ -90,6 +97,7 @@ pub fn enter(call: &Call) -> Option<Visit> {
     }
     heap.thread.set(THREADS.fetch_add(1, Relaxed));
     heap.sequence.set(0);
+    byte_counts::begin(heap);
     set(heap, if SLOW_FREES.load(Relaxed) { 0 } else { heap.id.get() });
     let key = EXIT_KEY.load(Relaxed);
     if key != u32::MAX {

@@ -19,6 +19,7 @@ use crate::system::thread_local;
 use crate::system::thread_stack::ThreadStack;
 use crate::thread::bin::Bin;
 use crate::thread::by_size::BySize;
+use crate::thread::byte_counts::ByteCounts;
 use crate::thread::large::LargeCache;
 use crate::thread::lines::OpenSpans;
 use crate::thread::prediction_table::{KnownCall, PredictionTable};
@@ -113,6 +114,8 @@ pub struct Heap {
     pub large_before_sample: Cell<u64>,
     /// The thread's counters, see [`crate::system::events`].
     pub counts: Counts,
+    /// Bytes that the thread allocated and freed, for programs that ask.
+    pub bytes: ByteCounts,
     /// Spans divided by lines, by lifetime class.
     pub lines: [OpenSpans; CLASSES],
     /// The bin for each call.
@@ -161,6 +164,7 @@ impl Heap {
             large: LargeCache::new(),
             large_before_sample: Cell::new(0),
             counts: Counts::new(),
+            bytes: ByteCounts::new(),
             lines: [const { OpenSpans::new() }; CLASSES],
             prediction_table: PredictionTable::new(),
             bins: [const { Bin::new() }; SIZE_CLASSES * CLASSES],

@@ -1,0 +1,88 @@
+//! How many bytes a thread has allocated and freed, for programs that ask (jemalloc's `thread.allocated` and
+//! `thread.deallocated`).
+//!
+//! Bytes allocated follow from counters of the slow paths. The fast path of a free counts nothing: once a
+//! thread has asked, its frees take the slow path, which counts them. Threads that never ask pay nothing.
+
+use core::cell::Cell;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use crate::system::events::Event;
+use crate::thread::local::Heap;
+
+/// A thread's counts. All zeros has counted nothing.
+pub struct ByteCounts {
+    /// What the heap's former threads had allocated.
+    before: Cell<u64>,
+    /// Whether frees are counted.
+    counts_frees: Cell<bool>,
+    /// What the program reads, where it keeps the addresses of these two.
+    allocated: AtomicU64,
+    freed: AtomicU64,
+}
+
+impl Default for ByteCounts {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl ByteCounts {
+    /// Nothing yet.
+    pub const fn new() -> Self {
+        Self {
+            before: Cell::new(0),
+            counts_frees: Cell::new(false),
+            allocated: AtomicU64::new(0),
+            freed: AtomicU64::new(0),
+        }
+    }
+
+    /// Whether frees are counted.
+    #[inline(always)]
+    pub fn counts_frees(&self) -> bool {
+        self.counts_frees.get()
+    }
+
+    /// Counts frees from now on; `true` at the first call.
+    pub fn count_frees(&self) -> bool {
+        !self.counts_frees.replace(true)
+    }
+
+    /// Bytes allocated, as of the last [`renew`].
+    pub fn allocated(&self) -> &AtomicU64 {
+        &self.allocated
+    }
+
+    /// Bytes freed since frees are counted.
+    pub fn freed(&self) -> &AtomicU64 {
+        &self.freed
+    }
+
+    /// Counts a free.
+    pub fn note_freed(&self, bytes: usize) {
+        self.freed.store(self.freed.load(Relaxed).wrapping_add(bytes as u64), Relaxed);
+    }
+}
+
+/// Starts the counts of a new thread.
+pub fn begin(heap: &Heap) {
+    heap.bytes.before.set(of_heap(heap));
+    heap.bytes.counts_frees.set(false);
+    heap.bytes.allocated.store(0, Relaxed);
+    heap.bytes.freed.store(0, Relaxed);
+}
+
+/// Renews the number of allocated bytes.
+pub fn renew(heap: &Heap) {
+    heap.bytes.allocated.store(of_heap(heap).wrapping_sub(heap.bytes.before.get()), Relaxed);
+}
+
+/// Bytes that this heap's threads have allocated: those of all cells that its bins took, less the pending
+/// ones, and of large objects.
+fn of_heap(heap: &Heap) -> u64 {
+    let of = |event: Event| heap.counts.of(event as usize);
+    let pending = |bin: &crate::thread::bin::Bin| u64::from(bin.cached_cells()) * bin.cell_bytes() as u64;
+    let all_pending: u64 = heap.bins().iter().map(pending).sum();
+    of(Event::CellBytesTaken).wrapping_add(of(Event::LargeBytes)).wrapping_sub(all_pending)
+}
