@@ -13,7 +13,8 @@
 //! | --- | --- | --- |
 //! | [`units`] | [`units::geometry`], [`units::window`], [`units::bits`] | sizes, addresses, bit vectors |
 //! | | [`units::size_class`], [`units::lifetime_class`], [`units::call`] | classes; a call of malloc |
-//! | [`system`] | [`system::os`], [`system::lock`], [`system::clock`] | system calls, a lock, the heap's clock |
+//! | [`system`] | [`system::os`], [`system::files`], [`system::raw`] | system calls, without the C library |
+//! | | [`system::lock`], [`system::clock`], [`system::vdso`] | a lock, the heap's clock |
 //! | | [`system::text`], [`system::paths`] | messages and paths, without allocating |
 //! | | [`system::thread_local`], [`system::thread_stack`] | per-thread words; a thread's stack |
 //! | | [`system::events`], [`system::observers`] | counters; callbacks for traces and profiles |
@@ -77,13 +78,16 @@ pub mod system {
     //! System calls, locks, per-thread words, counters, and text that is built without allocating.
     pub mod clock;
     pub mod events;
+    pub mod files;
     pub mod lock;
     pub mod observers;
     pub mod os;
     pub mod paths;
+    pub mod raw;
     pub mod text;
     pub mod thread_local;
     pub mod thread_stack;
+    pub mod vdso;
 }
 
 pub mod span {

@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -17,6 +18,20 @@ def test_preloads(heap, ours_first):
     out, _ = heap.run([build("which_heap")], environment=heap.environment(*preload))
     counted = int(re.search(r"counted (\d+)", out)[1])
     assert ours_first or counted > 0, f"the other library saw no call: {out}"
+
+
+@pytest.mark.parametrize("ours_first", [False, True], ids=["other-first", "heap-first"])
+def test_survives_interposed_functions_that_allocate(heap, ours_first):
+    """As libfaketime's do; they must not meet a lock that the heap holds."""
+    [interposing] = libraries("interposing")
+    preload = [heap.library, interposing] if ours_first else [interposing, heap.library]
+    for command in (["date"], [sys.executable, "-c", THREADS], [build("few_sites")]):
+        heap.run(command, 60, heap.environment(*preload))
+
+
+THREADS = """import threading, time
+ts = [threading.Thread(target=lambda: [bytearray(10**n) for n in range(7)]) for _ in range(4)]
+[t.start() for t in ts]; [t.join() for t in ts]; time.sleep(0.4); import os; os.getpid()"""
 
 
 def test_preloads_before_main(heap):

@@ -249,7 +249,7 @@ pub unsafe extern "C" fn malloc_info(options: c_int, file: *mut c_void) -> c_int
 /// glibc's malloc_stats: the report on stderr.
 #[unsafe(no_mangle)]
 pub extern "C" fn malloc_stats() {
-    heap::system::os::write(2, heap::observe::report::json().bytes());
+    heap::system::files::write(2, heap::observe::report::json().bytes());
 }
 
 /// Writes the report, a JSON object, with a final NUL if it fits; returns the bytes it needs without the NUL.

@@ -7,6 +7,7 @@ use crate::observe::{control, profile, report, trace};
 use crate::pages::page_life::Recycle;
 use crate::pages::{decay, page_life, retained};
 use crate::system::clock;
+use crate::system::files;
 use crate::system::os::{self, Pages};
 use crate::system::text::{Text, warn};
 use crate::thread::{lines, sample};
@@ -164,10 +165,10 @@ fn for_each_variable(mut f: impl FnMut(&[u8], &[u8])) {
         }
     }
     // The C library has no environment yet this early: read it from the kernel.
-    if let Some((at, bytes)) = os::read_small_file(b"/proc/self/environ\0") {
+    if let Some((at, bytes)) = files::read_small_file(b"/proc/self/environ\0") {
         // SAFETY: a fresh mapping of that many bytes.
         let all = unsafe { core::slice::from_raw_parts(at as *const u8, bytes) };
         all.split(|&byte| byte == 0).for_each(visit);
-        os::unmap(at, os::SMALL_FILE_BYTES);
+        os::unmap(at, files::SMALL_FILE_BYTES);
     }
 }

@@ -1,37 +1,51 @@
 //! Initialization at the first call: reads the configuration and registers with the C library.
+//!
+//! A function of the C library that another preloaded library interposes may allocate, and so come here again
+//! in the middle of it. Such a call finds the library not yet started, and its object gets a mapping of its
+//! own.
 
 use core::sync::atomic::{
-    AtomicBool,
+    AtomicBool, AtomicUsize,
     Ordering::{Acquire, Relaxed, Release},
 };
 
 use crate::entry::config;
 use crate::system::clock;
 use crate::system::lock::Lock;
+use crate::system::thread_stack;
 use crate::thread::current::Visit;
 use crate::thread::{current, fork, fork_guard};
 use crate::units::call::Call;
 
 static STARTED: AtomicBool = AtomicBool::new(false);
 static STARTING: Lock = Lock::new();
+/// The thread that starts the library, 0 for none.
+static STARTER: AtomicUsize = AtomicUsize::new(0);
 
-/// Starts the library; the first call does it, and concurrent ones wait.
-pub fn start() {
+/// Starts the library; the first call does it, and concurrent ones wait. `false` for a call within it.
+pub fn start() -> bool {
     if STARTED.load(Acquire) {
-        return;
+        return true;
+    }
+    let thread = thread_stack::control_block();
+    if STARTER.load(Relaxed) == thread {
+        return false;
     }
     {
         let _guard = STARTING.lock();
         if STARTED.load(Relaxed) {
-            return;
+            return true;
         }
+        STARTER.store(thread, Relaxed);
         clock::start();
         fork_guard::start();
         config::load();
         current::start();
         STARTED.store(true, Release);
+        STARTER.store(0, Relaxed);
     }
     fork::start(); // not under the lock: this may allocate
+    true
 }
 
 /// The calling thread's heap, created now if it has none; `None` without memory.
@@ -42,6 +56,5 @@ pub fn visit(call: &Call) -> Option<Visit> {
 
 #[cold]
 fn enter(call: &Call) -> Option<Visit> {
-    start();
-    current::enter(call)
+    start().then(|| current::enter(call))?
 }

@@ -18,6 +18,7 @@ use lifetime_model::{Kernel, Model};
 
 use crate::lifetime::{model_validation, unwind};
 use crate::system::events::{self, Event};
+use crate::system::files;
 use crate::system::lock::Lock;
 use crate::system::os;
 use crate::system::paths::PATH_BYTES;
@@ -63,7 +64,7 @@ pub fn load(path: &[u8]) -> bool {
     let mapped = match with_nul.get_mut(..path.len()) {
         Some(place) if path.len() < PATH_BYTES => {
             place.copy_from_slice(path);
-            os::map_file(&with_nul[..=path.len()])
+            files::map_file(&with_nul[..=path.len()])
         }
         _ => None,
     };
@@ -84,7 +85,7 @@ pub fn load(path: &[u8]) -> bool {
             unsafe { (*SLOT.0.get()).write(Loaded { model, kernel: Kernel::best(), classes, bytes, id }) };
             READY.store(true, Release);
             model_validation::begin();
-            os::forget_pages(at, bytes); // the checks read all of it; predictions need little
+            files::forget_pages(at, bytes); // the checks read all of it; predictions need little
             true
         }
         Err(what) => {

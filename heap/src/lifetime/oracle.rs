@@ -3,7 +3,7 @@
 
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use crate::system::os;
+use crate::system::files;
 use crate::system::paths::PATH_BYTES;
 use crate::system::text::warn;
 use crate::units::lifetime_class::{CLASSES, FOREVER};
@@ -22,7 +22,7 @@ pub fn load(path: &[u8]) -> bool {
         return false;
     }
     with_nul[..path.len()].copy_from_slice(path);
-    let Some((at, bytes)) = os::map_file(&with_nul[..=path.len()]) else {
+    let Some((at, bytes)) = files::map_file(&with_nul[..=path.len()]) else {
         warn(format_args!("oracle table {shown} cannot be read; using online"));
         return false;
     };

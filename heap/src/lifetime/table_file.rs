@@ -22,6 +22,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::lifetime::table_entry::{TABLE_ENTRY_BYTES, TableEntry};
 use crate::lifetime::{caller_id, model, sites};
+use crate::system::files;
 use crate::system::lock::Lock;
 use crate::system::observers::{self, Observer};
 use crate::system::os;
@@ -91,7 +92,7 @@ fn path() -> &'static [u8] {
 fn with_file<T>(read: impl FnOnce(&[u8]) -> T) -> Option<T> {
     // SAFETY: as above; the rest of the array is zeros, so the path ends in NUL.
     let name = unsafe { &(&*PATH.0.get())[..=LENGTH.load(Relaxed)] };
-    let (at, bytes) = os::map_file(name)?;
+    let (at, bytes) = files::map_file(name)?;
     // SAFETY: a fresh private mapping of that many bytes, of a file that is replaced and never written to.
     let result = read(unsafe { core::slice::from_raw_parts(at as *const u8, bytes) });
     os::unmap(at, bytes);
@@ -212,10 +213,10 @@ fn write(bytes: &[u8]) -> bool {
     let end = Text::<TEMPORARY_BYTES>::of(format_args!(".{}\0", os::process_id()));
     temporary[path.len()..path.len() + end.bytes().len()].copy_from_slice(end.bytes());
     let temporary = &temporary[..path.len() + end.bytes().len()];
-    let Some(fd) = os::create(temporary) else { return false };
-    let whole = os::write(fd, bytes);
-    os::close(fd);
+    let Some(fd) = files::create(temporary) else { return false };
+    let whole = files::write(fd, bytes);
+    files::close(fd);
     // SAFETY: the array ends in zeros, see `Path`.
     let name = unsafe { &(&*PATH.0.get())[..=path.len()] };
-    os::rename_or_remove(temporary, name, whole)
+    files::rename_or_remove(temporary, name, whole)
 }

@@ -26,9 +26,11 @@ use lifetime_model::attach::{AGREED, CANNOT_MAP, ENDED, HAS_A_PROFILE, WATCH};
 
 use crate::observe::profile;
 use crate::observe::profile_file::File;
+use crate::system::files;
 use crate::system::lock::Lock;
 use crate::system::observers::{self, Observer};
 use crate::system::os;
+use crate::system::raw::syscall;
 use crate::system::text::{Text, warn};
 use crate::thread::sample;
 
@@ -116,7 +118,7 @@ fn meet(socket: &Socket) -> u64 {
     if observers::observes_samples() {
         return HAS_A_PROFILE;
     }
-    let Some(at) = os::map_sealed(file.0, size_of::<File>()) else { return CANNOT_MAP };
+    let Some(at) = files::map_sealed(file.0, size_of::<File>()) else { return CANNOT_MAP };
     // SAFETY: a fresh mapping of that size, of a file that cannot shrink; `serve` unmaps it after the end.
     unsafe { profile::begin(at, mean_bytes.clamp(1, 1 << 40) as usize) };
     profile::seen();
@@ -129,8 +131,7 @@ struct Descriptor(libc::c_int);
 
 impl Drop for Descriptor {
     fn drop(&mut self) {
-        // SAFETY: this value owns the open descriptor.
-        unsafe { libc::close(self.0) };
+        files::close(self.0);
     }
 }
 
@@ -153,7 +154,7 @@ impl Socket {
         let wait = libc::timeval { tv_sec: 0, tv_usec: ANSWER_MS * 1000 };
         // SAFETY: all pointers are to values of the lengths given.
         unsafe {
-            let socket = Descriptor(libc::socket(libc::AF_UNIX, kind, 0));
+            let socket = Descriptor(syscall!(SYS_socket, libc::AF_UNIX, kind, 0) as libc::c_int);
             if socket.0 < 0 {
                 core::mem::forget(socket);
                 LISTENS.store(false, Relaxed); // sockets are forbidden: do not try again
@@ -161,22 +162,23 @@ impl Socket {
             }
             for option in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
                 let bytes = size_of::<libc::timeval>() as u32;
-                libc::setsockopt(socket.0, libc::SOL_SOCKET, option, (&raw const wait).cast(), bytes);
+                syscall!(SYS_setsockopt, socket.0, libc::SOL_SOCKET, option, &raw const wait, bytes);
             }
-            if libc::connect(socket.0, (&raw const name).cast(), length as u32) != 0 {
+            if syscall!(SYS_connect, socket.0, &raw const name, length) != 0 {
                 return None;
             }
             let mut peer = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
             let mut bytes = size_of::<libc::ucred>() as u32;
-            let known = libc::getsockopt(
+            let known = syscall!(
+                SYS_getsockopt,
                 socket.0,
                 libc::SOL_SOCKET,
                 libc::SO_PEERCRED,
-                (&raw mut peer).cast(),
-                &raw mut bytes,
+                &raw mut peer,
+                &raw mut bytes
             ) == 0;
-            let may = known && (peer.uid == 0 || peer.uid == libc::geteuid());
-            (may && libc::fcntl(socket.0, libc::F_SETFL, 0) == 0).then_some(Socket(socket))
+            let may = known && (peer.uid == 0 || peer.uid as isize == syscall!(SYS_geteuid));
+            (may && syscall!(SYS_fcntl, socket.0, libc::F_SETFL, 0) == 0).then_some(Socket(socket))
         }
     }
 
@@ -195,7 +197,7 @@ impl Socket {
             message.msg_iovlen = 1;
             message.msg_control = (&raw mut room).cast::<c_void>();
             message.msg_controllen = size_of::<Room>() as _; // musl counts it in 32 bits
-            if libc::recvmsg(self.0.0, &raw mut message, libc::MSG_CMSG_CLOEXEC) != 8 {
+            if syscall!(SYS_recvmsg, self.0.0, &raw mut message, libc::MSG_CMSG_CLOEXEC) != 8 {
                 return None;
             }
             let header = libc::CMSG_FIRSTHDR(&raw const message).as_ref()?;
@@ -212,6 +214,8 @@ impl Socket {
         let bytes = number.to_le_bytes();
         // SAFETY: the bytes are valid; MSG_NOSIGNAL, since a profiler that has ended must not end the
         // program.
-        unsafe { libc::send(self.0.0, bytes.as_ptr().cast(), bytes.len(), libc::MSG_NOSIGNAL) };
+        unsafe {
+            syscall!(SYS_sendto, self.0.0, bytes.as_ptr(), bytes.len(), libc::MSG_NOSIGNAL, 0usize, 0usize)
+        };
     }
 }

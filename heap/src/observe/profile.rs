@@ -25,6 +25,7 @@ use lifetime_model::attach::ENDED;
 
 use crate::lifetime::unwind;
 use crate::observe::profile_file::{Context, File, Live};
+use crate::system::files;
 use crate::system::lock::{Guard, Lock};
 use crate::system::observers::{self, Allocation, Observer};
 use crate::system::os;
@@ -64,7 +65,7 @@ pub fn start(path: &[u8]) {
 
 fn start_in(path: &[u8]) -> bool {
     let mut name = [0; PATH_BYTES];
-    let file = paths::expand(path, &mut name).and_then(|name| os::create_mapped(name, size_of::<File>()));
+    let file = paths::expand(path, &mut name).and_then(|name| files::create_mapped(name, size_of::<File>()));
     let Some(at) = file else {
         let shown = core::str::from_utf8(path).unwrap_or("(not UTF-8)");
         warn(format_args!("profile {shown} cannot be created; nothing is sampled"));

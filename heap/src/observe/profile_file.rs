@@ -7,6 +7,7 @@ use core::sync::atomic::AtomicU64;
 use lifetime_model::attach::{LEFT_AT, PHASE_AT, SEEN_AT};
 
 use crate::lifetime::unwind::{self, MAX_FRAMES};
+use crate::system::files;
 use crate::system::os;
 use crate::units::lifetime_class::CLASSES;
 
@@ -325,7 +326,7 @@ impl File {
         entry.build_id_bytes = id.len().min(BUILD_ID_BYTES) as u32;
         id.iter().zip(&mut entry.build_id).for_each(|(from, to)| *to = *from);
         entry.path_bytes = match found.path {
-            b"" => os::program_path(&mut entry.path) as u32,
+            b"" => files::program_path(&mut entry.path) as u32,
             path => {
                 path.iter().zip(&mut entry.path).for_each(|(from, to)| *to = *from);
                 path.len().min(MODULE_PATH_BYTES) as u32

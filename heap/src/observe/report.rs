@@ -8,7 +8,7 @@ use core::sync::atomic::{
 };
 
 use crate::observe::stats;
-use crate::system::os;
+use crate::system::files;
 use crate::system::paths::{self, PATH_BYTES};
 use crate::system::text::{Text, warn};
 
@@ -51,21 +51,20 @@ pub fn write() {
     let path = unsafe { &(&*PATH.0.get())[..length] };
     let report = json();
     if path == b"-" {
-        os::write(2, report.bytes());
+        files::write(2, report.bytes());
         return;
     }
     let mut name = [0; PATH_BYTES];
-    match paths::expand(path, &mut name).and_then(os::create) {
+    match paths::expand(path, &mut name).and_then(files::create) {
         Some(fd) => {
-            os::write(fd, report.bytes());
-            // SAFETY: the descriptor was just opened here.
-            unsafe { libc::close(fd) };
+            files::write(fd, report.bytes());
+            files::close(fd);
         }
         None => {
             let mut line = Text::<128>::default();
             let _ =
                 line.write_str("mayfly-heap: the statistics file of MAYFLY_HEAP_STATS cannot be created\n");
-            os::write(2, line.bytes());
+            files::write(2, line.bytes());
         }
     }
 }

@@ -6,6 +6,7 @@
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicI32, AtomicU64, Ordering::Relaxed};
 
+use crate::system::files;
 use crate::system::lock::Lock;
 use crate::system::observers::{self, Allocation, Observer};
 use crate::system::os;
@@ -32,7 +33,7 @@ static BUFFER: Buffer = Buffer(UnsafeCell::new(([0; BUFFER_BYTES], 0)));
 pub fn start(path: &[u8]) {
     let mut name = [0; PATH_BYTES];
     let shown = core::str::from_utf8(path).unwrap_or("(not UTF-8)");
-    let fd = paths::expand(path, &mut name).and_then(os::create);
+    let fd = paths::expand(path, &mut name).and_then(files::create);
     let Some(fd) = fd else {
         return warn(format_args!("trace file {shown} cannot be created; nothing is recorded"));
     };
@@ -42,11 +43,13 @@ pub fn start(path: &[u8]) {
     header[12..16].copy_from_slice(&(RECORD_BYTES as u32).to_le_bytes());
     header[16..20].copy_from_slice(&os::process_id().to_le_bytes());
     header[24..32].copy_from_slice(&os::unix_ns().to_le_bytes());
-    if !os::write(fd, &header) {
+    if !files::write(fd, &header) {
         return warn(format_args!("trace file {shown} cannot be written; nothing is recorded"));
     }
     START_NS.store(os::precise_ns(), Relaxed);
-    FILE.iter().zip(file_of(fd).unwrap_or_default()).for_each(|(known, number)| known.store(number, Relaxed));
+    FILE.iter()
+        .zip(files::identity(fd).unwrap_or_default())
+        .for_each(|(known, number)| known.store(number, Relaxed));
     FD.store(fd, Relaxed);
     observers::register(&OBSERVER);
     observers::set_observes_all(true);
@@ -95,20 +98,11 @@ fn write(bytes: &[u8]) {
     // Programs such as daemons close descriptors that they did not open, and may then reuse the number for
     // their own file.
     let fd = FD.load(Relaxed);
-    let is_there = file_of(fd) == Some([0, 1].map(|i| FILE[i].load(Relaxed)));
-    if !is_there || !os::write(fd, bytes) {
+    let is_there = files::identity(fd) == Some([0, 1].map(|i| FILE[i].load(Relaxed)));
+    if !is_there || !files::write(fd, bytes) {
         observers::set_observes_all(false);
         warn(format_args!("the trace file cannot be written any further; it ends here"));
     }
-}
-
-/// Device and number of an open file.
-fn file_of(fd: i32) -> Option<[u64; 2]> {
-    // SAFETY: plain numbers, for which zero is a value, and which the call fills.
-    os::keep_errno(|| unsafe {
-        let mut about: libc::stat = core::mem::zeroed();
-        (libc::fstat(fd, &raw mut about) == 0).then_some([about.st_dev, about.st_ino])
-    })
 }
 
 /// Writes the buffer at the end of the process, after waiting for other threads that are recording. A thread

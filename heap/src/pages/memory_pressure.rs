@@ -9,7 +9,7 @@
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use crate::system::text::Text;
-use crate::system::{events, os};
+use crate::system::{events, files, os};
 use crate::units::geometry::HUGE_PAGE_BYTES;
 
 static HIGH: AtomicBool = AtomicBool::new(false);
@@ -55,7 +55,7 @@ const PATH_BYTES: usize = 512;
 /// The limit of the process's memory cgroup, and its anonymous memory, in bytes; `None` without a limit. In a
 /// container the path that the kernel reports may not exist: the container sees its own cgroup at the root.
 fn cgroup(path: &mut Text<PATH_BYTES>) -> Option<(u64, u64)> {
-    let (at, bytes) = os::read_small_file(b"/proc/self/cgroup\0")?;
+    let (at, bytes) = files::read_small_file(b"/proc/self/cgroup\0")?;
     // SAFETY: a mapping of that many bytes, until it is unmapped below.
     let lines = unsafe { core::slice::from_raw_parts(at as *const u8, bytes) };
     let found = lines.split(|&byte| byte == b'\n').find_map(|line| {
@@ -70,7 +70,7 @@ fn cgroup(path: &mut Text<PATH_BYTES>) -> Option<(u64, u64)> {
             None
         }
     });
-    os::unmap(at, os::SMALL_FILE_BYTES);
+    os::unmap(at, files::SMALL_FILE_BYTES);
     found
 }
 
@@ -97,12 +97,12 @@ fn below(
 
 /// The number behind `key` in a file of lines `key number`; for an empty key the first number.
 fn number(path_with_nul: &[u8], key: &str) -> Option<u64> {
-    let (at, bytes) = os::read_small_file(path_with_nul)?;
+    let (at, bytes) = files::read_small_file(path_with_nul)?;
     // SAFETY: a mapping of that many bytes, until it is unmapped below.
     let text = unsafe { core::slice::from_raw_parts(at as *const u8, bytes) };
     let found = core::str::from_utf8(text)
         .ok()
         .and_then(|text| text.lines().find_map(|line| line.strip_prefix(key)?.trim().parse().ok()));
-    os::unmap(at, os::SMALL_FILE_BYTES);
+    os::unmap(at, files::SMALL_FILE_BYTES);
     found
 }

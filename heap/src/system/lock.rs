@@ -10,6 +10,8 @@ use core::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release},
 };
 
+use crate::system::raw::syscall;
+
 const FREE: u32 = 0;
 const HELD: u32 = 1;
 const SPINS: u32 = 100;
@@ -89,9 +91,7 @@ impl Lock {
     fn futex(&self, operation: i32, value: u32, timeout: *const libc::timespec) {
         let operation = operation | libc::FUTEX_PRIVATE_FLAG;
         // SAFETY: the address is this lock's own word; the kernel only reads it, and the timeout.
-        crate::system::os::keep_errno(|| unsafe {
-            libc::syscall(libc::SYS_futex, self.state.as_ptr(), operation, value, timeout)
-        });
+        unsafe { syscall!(SYS_futex, self.state.as_ptr(), operation, value, timeout) };
     }
 }
 

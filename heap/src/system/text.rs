@@ -2,7 +2,7 @@
 
 use core::fmt::{self, Write};
 
-use crate::system::{observers, os};
+use crate::system::{files, observers, os};
 
 /// A line or a page of text; excess text is cut off.
 #[derive(Clone)]
@@ -71,5 +71,5 @@ pub fn misuse(what: &str, pointer: usize, size: usize, caller: usize) -> ! {
 pub fn warn(arguments: fmt::Arguments) {
     let mut line = Text::<512>::of(format_args!("mayfly-heap: {arguments}"));
     let _ = line.write_str("\n");
-    os::write(2, line.bytes());
+    files::write(2, line.bytes());
 }

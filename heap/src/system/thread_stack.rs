@@ -67,7 +67,7 @@ impl ThreadStack {
 }
 
 /// The thread's control block, which begins with its own address (System V ABI).
-fn control_block() -> usize {
+pub fn control_block() -> usize {
     let control_block: usize;
     // SAFETY: reads the thread's own control block.
     #[cfg(target_arch = "x86_64")]

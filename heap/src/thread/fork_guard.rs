@@ -80,8 +80,7 @@ pub fn lock_exclusive(own: u32, heaps: impl Fn(&dyn Fn(&Heap) -> bool) -> bool) 
     os::membarrier(os::Membarrier::Fence);
     let inside = |heap: &Heap| heap.id.get() != own && heap.busy.load(SeqCst) != 0;
     while heaps(&inside) {
-        // SAFETY: always allowed.
-        unsafe { libc::sched_yield() };
+        os::yield_now();
     }
 }
 

@@ -113,7 +113,7 @@ pub unsafe extern "C" fn malloc_stats_print(
     match write {
         Some(write) => write(opaque, text.as_ptr().cast()),
         None => {
-            heap::system::os::write(2, &text[..text.len() - 1]);
+            heap::system::files::write(2, &text[..text.len() - 1]);
         }
     }
 }
