@@ -61,6 +61,11 @@ def test_setting(heap, setting):
         assert len(re.findall("^mayfly-heap:", err, re.M)) == (setting in REFUSED), err
 
 
+def test_maintenance_thread_off(heap):
+    heap.ours()
+    heap.run([build("maintenance_thread"), "off"], environment=heap.environment(MAYFLY_HEAP_THREAD="off"))
+
+
 def test_realloc_contents_of_lines(heap):
     heap.run([build("realloc_contents")], environment=heap.environment(MAYFLY_HEAP_SPANS="lines"))
 

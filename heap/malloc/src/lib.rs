@@ -13,6 +13,7 @@ mod extended;
 mod fast;
 mod interface;
 mod mallctl;
+mod restrictions;
 mod threads;
 
 #[cfg(panic = "abort")]

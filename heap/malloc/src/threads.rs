@@ -4,7 +4,7 @@
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use heap::entry::maintenance_thread;
+use heap::entry::{maintenance_thread, start};
 
 type Start = extern "C" fn(*mut c_void) -> *mut c_void;
 type Create = unsafe extern "C" fn(
@@ -51,8 +51,7 @@ pub unsafe extern "C" fn pthread_create(
 }
 
 extern "C" fn run(_: *mut c_void) -> *mut c_void {
-    // SAFETY: the name ends in NUL.
-    unsafe { libc::prctl(libc::PR_SET_NAME, c"mayfly-maintain".as_ptr()) };
+    start::become_ordinary(b"mayfly-maintain\0");
     maintenance_thread::run();
     core::ptr::null_mut()
 }

@@ -324,6 +324,9 @@ fn place_large(heap: &'static Heap, class: usize, size: usize, alignment: usize)
     let allocate = || large::allocate(&heap.large, heap.id.get(), class, size, alignment);
     let object = allocate().or_else(|| {
         out_of_memory::release_all(heap);
+        if os::data_is_limited() {
+            region::decommit_freed();
+        }
         allocate()
     })?;
     count_large(object);

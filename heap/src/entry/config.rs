@@ -1,6 +1,7 @@
 //! Configuration from environment variables. A program with more rights than its caller (setuid and the like)
 //! gets the defaults. A value that cannot be parsed is reported on stderr, and the default is used.
 
+use crate::entry::maintenance_thread;
 use crate::lifetime::source::{self, LifetimeSource};
 use crate::lifetime::{model, oracle, table_file};
 use crate::observe::{control, profile, report, trace};
@@ -54,6 +55,9 @@ pub fn load() {
                     decay::configure(number(name, value, 0, 1 << 30).map_or(decay::DECAY_MS, |ms| ms as u64))
                 }
             },
+            b"THREAD" => {
+                maintenance_thread::allow(choose(name, value, &[("on", true), ("off", false)]));
+            }
             b"STATS" => report::set_path(value),
             b"TRACE" => trace::start(value),
             b"CONTROL" => match value {

@@ -10,10 +10,15 @@
 //! takes only spans without live objects, counting other threads' frees: no correct program can touch those.
 //! Open spans stay, because the fast path may allocate from their cells.
 //!
-//! The first `pthread_create` starts the thread; a program without threads has none. It sleeps ever longer
-//! while there is nothing to do, and exits when it is the last thread of the process.
+//! `pthread_create` starts the thread; a program without threads has none. It sleeps ever longer while there is
+//! nothing to do, and ends with the last other thread but one. A fork by a program's only thread, and calls
+//! that want a process of one thread or restrict what it may do, end it first ([`retire`]). After a
+//! restriction no other is started: it might have more rights than the program has left itself.
 
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use core::sync::atomic::{
+    AtomicBool, AtomicU32,
+    Ordering::{AcqRel, Acquire, Relaxed, Release},
+};
 
 use crate::entry::{maintenance, start};
 use crate::pages::sparse;
@@ -23,9 +28,13 @@ use crate::system::events::Event;
 use crate::system::{clock, os};
 use crate::thread::current::EMPTY;
 use crate::thread::local::Heap;
-use crate::thread::{fork_guard, refill, registry};
+use crate::thread::{fork, fork_guard, refill, registry};
 use crate::units::call::Call;
 
+/// How long it waits after a thread's end before it counts the threads: the next one may begin at once.
+const LINGER_MS: u64 = 5;
+/// How often it then counts them: the kernel has an ended thread a little longer.
+const MOST_LOOKS: usize = 8;
 /// The shortest and the longest pause between two rounds, ms; the pause grows while there is nothing to do.
 const LEAST_PAUSE_MS: u64 = 100;
 const MOST_PAUSE_MS: u64 = 1600;
@@ -35,11 +44,78 @@ const SLEEPER_MS: u64 = 300;
 /// The process whose maintenance thread runs, 0 for none: a forked child has none.
 static RUNS_IN: AtomicU32 = AtomicU32::new(0);
 
-/// Claims the start of the maintenance thread, for the program's `pthread_create`: `true` once in each
-/// process.
+/// The thread's id, 0 until it has begun.
+static THREAD: AtomicU32 = AtomicU32::new(0);
+/// The process that has restricted itself.
+static RESTRICTED: AtomicU32 = AtomicU32::new(0);
+/// What the thread waits for: a new value wakes it.
+static WAKE: AtomicU32 = AtomicU32::new(0);
+/// It should end now.
+static RETIRES: AtomicBool = AtomicBool::new(false);
+
+/// Claims the start of the maintenance thread, for the program's `pthread_create`: `true` for one thread of a
+/// process in which none runs, and may.
 pub fn claim_start() -> bool {
+    if !is_allowed() || clock::is_set() {
+        return false;
+    }
     let process = os::process_id();
-    RUNS_IN.load(Relaxed) != process && !clock::is_set() && RUNS_IN.swap(process, Relaxed) != process
+    RUNS_IN.load(Relaxed) != process
+        && RESTRICTED.load(Relaxed) != process
+        && RUNS_IN.swap(process, AcqRel) != process
+}
+
+/// Ends the thread, and waits until the process no longer has it. Not to be called while another thread may
+/// wait for the caller.
+pub fn retire() {
+    let process = RUNS_IN.load(Acquire);
+    if process == 0 || process != os::process_id() || os::thread_id() == THREAD.load(Acquire) {
+        return;
+    }
+    RETIRES.store(true, Release);
+    wake();
+    wait_while(|| RUNS_IN.load(Acquire) == process);
+    let thread = THREAD.swap(0, AcqRel);
+    wait_while(|| thread != 0 && os::is_thread(thread)); // the kernel removes it a little later
+    RETIRES.store(false, Release);
+}
+
+fn wait_while(holds: impl Fn() -> bool) {
+    const MOST_WAITS: usize = 20_000; // a signal handler may interrupt the thread that it waits for
+    for i in 0..MOST_WAITS {
+        if !holds() {
+            return;
+        }
+        if i < 10 { os::yield_now() } else { os::sleep_us(50) }
+    }
+}
+
+/// The calling process restricts itself: ends the thread, and starts no other.
+pub fn restrict() {
+    // A child of vfork shares this memory, and restricts only itself.
+    if fork::process() == os::process_id() {
+        RESTRICTED.store(os::process_id(), Relaxed);
+        retire();
+    }
+}
+
+/// A thread ends: if it is the last but one, the maintenance thread must end, too.
+pub fn thread_ends() {
+    if registry::in_use() <= 2 && runs() {
+        wake();
+    }
+}
+
+/// Before a fork: a program whose only thread forks has no second one at that moment.
+pub fn before_fork() {
+    if registry::in_use() <= 2 && runs() {
+        retire();
+    }
+}
+
+fn wake() {
+    WAKE.fetch_add(1, Release);
+    os::futex_wake(&WAKE);
 }
 
 /// Whether the program wants the thread.
@@ -53,6 +129,9 @@ pub fn is_allowed() -> bool {
 /// Sets whether it may run.
 pub fn allow(on: bool) {
     ALLOWED.store(on, Relaxed);
+    if !on {
+        retire();
+    }
 }
 
 /// Whether it runs.
@@ -62,19 +141,20 @@ pub fn runs() -> bool {
 
 /// The thread could not be started, or has ended.
 pub fn mark_stopped() {
-    RUNS_IN.store(0, Relaxed);
+    RUNS_IN.store(0, Release);
 }
 
 /// The thread's main function.
 pub fn run() {
+    THREAD.store(os::thread_id(), Release);
     let here = 0u8;
     let Some(visit) = start::visit(&Call { size: 0, caller: 0, stack: (&raw const here).addr() }) else {
         return mark_stopped();
     };
     let own = visit.heap;
-    let (mut pause_ms, mut work_before) = (LEAST_PAUSE_MS, 0);
-    while !is_last_thread() {
-        os::sleep_ms(pause_ms);
+    // The first pause is short: the thread whose start started this one may have ended already.
+    let (mut pause_ms, mut work_before) = (LINGER_MS, 0);
+    while pause(pause_ms) {
         {
             let _guard = fork_guard::enter(own);
             maintenance::run(own);
@@ -84,14 +164,27 @@ pub fn run() {
         let work = work_of(own);
         let idle = work == work_before && !collected;
         work_before = work;
-        pause_ms = if idle { (pause_ms * 2).min(MOST_PAUSE_MS) } else { LEAST_PAUSE_MS };
+        pause_ms = if idle { (pause_ms * 2).clamp(LEAST_PAUSE_MS, MOST_PAUSE_MS) } else { LEAST_PAUSE_MS };
     }
     mark_stopped();
 }
 
-/// Whether all other threads have ended: the process ends when this one does.
-fn is_last_thread() -> bool {
-    registry::in_use() <= 2 && os::is_last_thread()
+/// Waits for some time or until a thread ends; `false` if this thread must end: it was asked to, or at most one
+/// other is left. The process ends with the last one, and a single thread maintains its heap itself.
+fn pause(ms: u64) -> bool {
+    let before = WAKE.load(Acquire);
+    if RETIRES.load(Acquire) {
+        return false;
+    }
+    os::futex_wait(&WAKE, before, ms);
+    let may_stay = || !RETIRES.load(Acquire) && is_allowed();
+    let others = || os::threads().is_none_or(|threads| threads > 2);
+    let mut looks = if WAKE.load(Acquire) == before { 0 } else { MOST_LOOKS };
+    while looks > 0 && may_stay() && registry::in_use() <= 2 {
+        os::futex_wait(&WAKE, WAKE.load(Acquire), LINGER_MS);
+        looks = if others() { looks - 1 } else { 0 };
+    }
+    may_stay() && others()
 }
 
 /// Collects what sleeping threads hold; whether there was anything.

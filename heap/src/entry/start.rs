@@ -9,9 +9,12 @@ use core::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release},
 };
 
-use crate::entry::config;
+use core::cell::UnsafeCell;
+
+use crate::entry::{config, maintenance_thread};
 use crate::system::clock;
 use crate::system::lock::Lock;
+use crate::system::os::{self, Affinity};
 use crate::system::thread_stack;
 use crate::thread::current::Visit;
 use crate::thread::{current, fork, fork_guard};
@@ -21,6 +24,13 @@ static STARTED: AtomicBool = AtomicBool::new(false);
 static STARTING: Lock = Lock::new();
 /// The thread that starts the library, 0 for none.
 static STARTER: AtomicUsize = AtomicUsize::new(0);
+
+struct Processors(UnsafeCell<Affinity>);
+// SAFETY: see `start`.
+unsafe impl Sync for Processors {}
+/// The processors that the process started with.
+static AFFINITY: Processors = Processors(UnsafeCell::new([0; 128]));
+static AFFINITY_BYTES: AtomicUsize = AtomicUsize::new(0);
 
 /// Starts the library; the first call does it, and concurrent ones wait. `false` for a call within it.
 pub fn start() -> bool {
@@ -38,14 +48,22 @@ pub fn start() -> bool {
         }
         STARTER.store(thread, Relaxed);
         clock::start();
+        // SAFETY: written once, with the lock held, before any other thread reads it.
+        AFFINITY_BYTES.store(os::affinity(unsafe { &mut *AFFINITY.0.get() }), Relaxed);
         fork_guard::start();
         config::load();
-        current::start();
+        current::start(maintenance_thread::thread_ends);
         STARTED.store(true, Release);
         STARTER.store(0, Relaxed);
     }
-    fork::start(); // not under the lock: this may allocate
+    fork::start(maintenance_thread::before_fork); // not under the lock: this may allocate
     true
+}
+
+/// Makes the calling thread an ordinary one, on the processors that the process started with.
+pub fn become_ordinary(name_with_nul: &[u8]) {
+    // SAFETY: the library has started, and the array does not change any more.
+    os::become_ordinary(unsafe { &*AFFINITY.0.get() }, AFFINITY_BYTES.load(Relaxed), name_with_nul);
 }
 
 /// The calling thread's heap, created now if it has none; `None` without memory.

@@ -125,7 +125,7 @@ pub fn allocate(class: usize, size: usize, alignment: usize) -> Option<usize> {
     let bytes = round_up(size.max(1), PAGE_BYTES)?;
     let alignment = alignment.max(HUGE_PAGE_BYTES);
     let whole = bytes.checked_add(alignment)?;
-    let mapping = os::map_anywhere(whole)?;
+    let mapping = os::map_object(whole)?;
     let address = mapping.next_multiple_of(alignment);
     os::unmap(mapping, address - mapping);
     os::unmap(address + bytes, mapping + whole - address - bytes);

@@ -159,6 +159,23 @@ pub fn take(class: usize, count: usize) -> Option<usize> {
     freed.or_else(|| regions.find_map(|number| take_fresh(number, count)))
 }
 
+/// Whether released places are unusable until they are taken again.
+static DECOMMITS: AtomicBool = AtomicBool::new(false);
+
+/// Makes released places unusable, now and from now on: they count as the program's data, and it has reached a
+/// limit (RLIMIT_DATA).
+pub fn decommit_freed() {
+    let _places = PLACES.lock();
+    if is_piecemeal() || DECOMMITS.swap(true, Relaxed) {
+        return;
+    }
+    let mut next = 0;
+    while let Some(id) = FREED.first(next) {
+        os::decommit(address(id), HUGE_PAGE_BYTES);
+        next = id + 1;
+    }
+}
+
 /// Releases a place for reuse; its memory was returned before. A piecemeal window also unmaps the addresses:
 /// they are scarce there (RLIMIT_AS), and threads' stacks and the program's own mappings need them. The
 /// metadata stays mapped.
@@ -166,6 +183,8 @@ pub fn give(address: usize) {
     let id = id(address);
     if is_piecemeal() {
         os::unmap(address, HUGE_PAGE_BYTES);
+    } else if DECOMMITS.load(Relaxed) {
+        os::decommit(address, HUGE_PAGE_BYTES);
     }
     FREED.insert(id);
 }
@@ -215,6 +234,10 @@ fn take_freed(start: usize, count: usize) -> Option<usize> {
         return None;
     }
     let at = address(first);
+    if DECOMMITS.load(Relaxed) && !os::commit(at, count * HUGE_PAGE_BYTES) {
+        (first..first + count).for_each(|id| give(address(id)));
+        return None;
+    }
     (0..count).for_each(|i| os::back_with_reserved(at + i * HUGE_PAGE_BYTES));
     Some(at)
 }

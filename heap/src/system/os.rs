@@ -2,7 +2,7 @@
 //!
 //! Every function keeps `errno`: free() must not change it, and malloc() sets it itself.
 
-use core::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering::Relaxed};
 
 use crate::system::raw::syscall;
 use crate::system::{files, vdso};
@@ -59,6 +59,13 @@ pub(crate) fn address_of(result: isize) -> Option<usize> {
 
 const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
 
+/// Maps fresh zeroed memory for an object. It is accounted for: the kernel refuses what no machine can give.
+pub fn map_object(bytes: usize) -> Option<usize> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: the mapping is fresh.
+    address_of(unsafe { syscall!(SYS_mmap, 0usize, bytes, READ_WRITE, flags, -1, 0usize) })
+}
+
 /// Maps fresh zeroed memory anywhere.
 pub fn map_anywhere(bytes: usize) -> Option<usize> {
     map(0, bytes, READ_WRITE, 0)
@@ -86,6 +93,8 @@ pub fn reserve(bytes: usize, alignment: usize) -> Option<usize> {
     let base = whole.next_multiple_of(alignment);
     unmap(whole, base - whole);
     unmap(base + bytes, whole + alignment - base);
+    // A debugger that writes a core dump would write the whole reservation.
+    advise(base, bytes, libc::MADV_DONTDUMP);
     Some(base)
 }
 
@@ -96,7 +105,19 @@ pub fn allow_reads(address: usize, bytes: usize) -> bool {
 
 /// Makes reserved address space usable.
 pub fn commit(address: usize, bytes: usize) -> bool {
-    protect(address, bytes, READ_WRITE)
+    let committed = protect(address, bytes, READ_WRITE);
+    if committed {
+        advise(address, bytes, libc::MADV_DODUMP);
+    }
+    committed
+}
+
+/// Makes a part of reserved address space unusable that holds no object and whose memory was returned: then it
+/// does not count as the program's data (RLIMIT_DATA).
+pub fn decommit(address: usize, bytes: usize) {
+    if protect(address, bytes, libc::PROT_NONE) {
+        advise(address, bytes, libc::MADV_DONTDUMP);
+    }
 }
 
 fn protect(address: usize, bytes: usize, protection: i32) -> bool {
@@ -195,7 +216,12 @@ pub fn thread_cpu_ns() -> u64 {
 
 /// Sleeps; a signal may end the sleep early.
 pub fn sleep_ms(ms: u64) {
-    let time = libc::timespec { tv_sec: (ms / 1000) as i64, tv_nsec: (ms % 1000 * 1_000_000) as i64 };
+    sleep_us(ms * 1000);
+}
+
+/// As above, for microseconds.
+pub fn sleep_us(us: u64) {
+    let time = libc::timespec { tv_sec: (us / 1_000_000) as i64, tv_nsec: (us % 1_000_000 * 1000) as i64 };
     // SAFETY: `time` is valid; the remaining time at a signal is not needed.
     unsafe { syscall!(SYS_clock_nanosleep, libc::CLOCK_MONOTONIC, 0, &raw const time, 0usize) };
 }
@@ -212,19 +238,79 @@ pub fn abort(message: &[u8]) -> ! {
     unsafe { libc::abort() }
 }
 
-/// Whether the calling thread is the only one left: the first one has ended, and there is no third.
-pub fn is_last_thread() -> bool {
-    // The first thread's state and the number of threads are the 3rd and the 20th field; the 2nd may contain
-    // any characters.
-    let Some((at, bytes)) = files::read_small_file(b"/proc/self/stat\0") else { return false };
+/// Whether the process limits its data (RLIMIT_DATA).
+pub fn data_is_limited() -> bool {
+    let mut limit = libc::rlimit64 { rlim_cur: libc::RLIM64_INFINITY, rlim_max: libc::RLIM64_INFINITY };
+    // SAFETY: the structure is valid, and nothing is set.
+    unsafe { syscall!(SYS_prlimit64, 0, libc::RLIMIT_DATA as i32, 0usize, &raw mut limit) };
+    limit.rlim_cur != libc::RLIM64_INFINITY
+}
+
+/// The number of the process's threads, the first one counted even if it has ended; `None` without /proc.
+pub fn threads() -> Option<u32> {
+    // The 20th field; the 2nd may contain any characters.
+    let (at, bytes) = files::read_small_file(b"/proc/self/stat\0")?;
     // SAFETY: a mapping of that many bytes, until it is unmapped below.
     let line = unsafe { core::slice::from_raw_parts(at as *const u8, bytes) };
     let behind_name = line.iter().rposition(|&byte| byte == b')').map_or(&line[..0], |end| &line[end + 1..]);
-    let mut fields = behind_name.split(|&byte| byte == b' ').skip(1);
-    let has_ended = fields.next() == Some(b"Z");
-    let threads = fields.nth(16).and_then(|field| core::str::from_utf8(field).ok()?.parse::<u32>().ok());
+    let field = behind_name.split(|&byte| byte == b' ').nth(18);
+    let threads = field.and_then(|field| core::str::from_utf8(field).ok()?.parse().ok());
     unmap(at, files::SMALL_FILE_BYTES);
-    has_ended && threads == Some(2)
+    threads
+}
+
+/// The calling thread's id.
+pub fn thread_id() -> u32 {
+    // SAFETY: always allowed.
+    unsafe { syscall!(SYS_gettid) as u32 }
+}
+
+/// Whether the process has a thread of this id.
+pub fn is_thread(id: u32) -> bool {
+    // SAFETY: signal 0 only asks.
+    unsafe { syscall!(SYS_tgkill, process_id(), id, 0) == 0 }
+}
+
+/// Sleeps until the word differs from `value`, some ms have passed, or [`futex_wake`] is called.
+pub fn futex_wait(word: &AtomicU32, value: u32, ms: u64) {
+    let time = libc::timespec { tv_sec: (ms / 1000) as i64, tv_nsec: (ms % 1000 * 1_000_000) as i64 };
+    let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
+    // SAFETY: the kernel only reads the word and the time.
+    unsafe { syscall!(SYS_futex, word.as_ptr(), operation, value, &raw const time) };
+}
+
+/// Wakes all threads that wait for the word.
+pub fn futex_wake(word: &AtomicU32) {
+    let operation = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
+    // SAFETY: the kernel does not use the word.
+    unsafe { syscall!(SYS_futex, word.as_ptr(), operation, i32::MAX) };
+}
+
+/// The processors that a thread may run on.
+pub type Affinity = [u64; 128];
+
+/// The calling thread's processors, and the bytes that the kernel has of them; 0 if it cannot be known.
+pub fn affinity(processors: &mut Affinity) -> usize {
+    let bytes = size_of::<Affinity>();
+    // SAFETY: the array is valid for its length.
+    let known = unsafe { syscall!(SYS_sched_getaffinity, 0, bytes, processors.as_mut_ptr()) };
+    known.max(0) as usize
+}
+
+/// Makes the calling thread an ordinary one, on these processors, under this name.
+pub fn become_ordinary(processors: &Affinity, bytes: usize, name_with_nul: &[u8]) {
+    let priority = 0i32;
+    // SAFETY: all pointers are valid for the lengths given. A call that fails changes nothing.
+    unsafe {
+        syscall!(SYS_prctl, libc::PR_SET_NAME, name_with_nul.as_ptr());
+        if !matches!(syscall!(SYS_sched_getscheduler, 0), 0 | 3 | 5) {
+            // Not SCHED_OTHER, SCHED_BATCH or SCHED_IDLE: from those two a thread may not come back.
+            syscall!(SYS_sched_setscheduler, 0, libc::SCHED_OTHER, &raw const priority);
+        }
+        if bytes > 0 {
+            syscall!(SYS_sched_setaffinity, 0, bytes, processors.as_ptr());
+        }
+    }
 }
 
 /// The CPU that the calling thread runs on.

@@ -3,7 +3,10 @@
 //! Until then it has [`EMPTY`], whose tables match nothing.
 
 use core::ffi::c_void;
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use core::sync::atomic::{
+    AtomicBool, AtomicPtr, AtomicU32,
+    Ordering::{Acquire, Relaxed, Release},
+};
 
 use crate::system::thread_stack::ThreadStack;
 use crate::system::{events, thread_local};
@@ -35,13 +38,18 @@ fn set(heap: &'static Heap, tag: u32) {
 /// never leave it.
 const LAST_EXIT: u32 = 3;
 
+/// What to call when a thread has ended.
+static THREAD_ENDS: AtomicPtr<()> = AtomicPtr::new(core::ptr::null_mut());
 static EXIT_KEY: AtomicU32 = AtomicU32::new(u32::MAX);
 static THREADS: AtomicU32 = AtomicU32::new(0);
 /// The fast path must not free: every free is recorded.
 static SLOW_FREES: AtomicBool = AtomicBool::new(false);
 
 /// Registers a destructor with the C library, to learn of ending threads.
-pub fn start() {
+///
+/// `thread_ends` is called after a thread has left its heap.
+pub fn start(thread_ends: fn()) {
+    THREAD_ENDS.store(thread_ends as *mut (), Release);
     let mut key = 0;
     // SAFETY: the function has the type that the C library expects.
     if unsafe { libc::pthread_key_create(&raw mut key, Some(thread_exit)) } == 0 {
@@ -114,6 +122,11 @@ extern "C" fn thread_exit(heap: *mut c_void) {
     set(&EMPTY, 0);
     thread_local::count_exit();
     leave(heap);
+    let ends = THREAD_ENDS.load(Acquire);
+    if !ends.is_null() {
+        // SAFETY: `start` stored a function of this type.
+        unsafe { core::mem::transmute::<*mut (), fn()>(ends)() };
+    }
 }
 
 /// Flushes a heap's caches and makes it vacant.
