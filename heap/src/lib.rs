@@ -15,7 +15,7 @@
 //! | | [`units::size_class`], [`units::lifetime_class`], [`units::call`] | classes; a call of malloc |
 //! | [`system`] | [`system::os`], [`system::files`], [`system::raw`] | system calls, without the C library |
 //! | | [`system::lock`], [`system::clock`], [`system::vdso`] | a lock, the heap's clock |
-//! | | [`system::text`], [`system::paths`] | messages and paths, without allocating |
+//! | | [`system::text`], [`system::paths`], [`system::process`] | messages, paths, the process |
 //! | | [`system::thread_local`], [`system::thread_stack`] | per-thread words; a thread's stack |
 //! | | [`system::events`], [`system::observers`] | counters; callbacks for traces and profiles |
 //! | [`span`] | [`span::cells`], [`span::queue`] | a span's metadata and cells; lists of spans |
@@ -46,7 +46,7 @@
 //! | | [`observe::profile`], [`observe::profile_file`] | lifetimes by calling context, for training |
 //! | | [`observe::control`] | attaching a profiler to a running program |
 //! | | [`observe::check`] | invariants of the metadata, for tests |
-//! | [`entry`] | [`entry::allocate`], [`entry::free`], [`entry::extent`] | malloc, free and realloc as a whole |
+//! | [`entry`] | [`entry::allocate`], [`entry::free`], [`entry::extent`], [`entry::trim`] | malloc, free, realloc and malloc_trim as a whole |
 //! | | [`entry::maintenance`], [`entry::maintenance_thread`] | periodic work, and its thread |
 //! | | [`entry::start`], [`entry::config`] | initialization; the configuration |
 //!
@@ -83,6 +83,7 @@ pub mod system {
     pub mod observers;
     pub mod os;
     pub mod paths;
+    pub mod process;
     pub mod raw;
     pub mod text;
     pub mod thread_local;
@@ -171,4 +172,5 @@ pub mod entry {
     pub mod maintenance;
     pub mod maintenance_thread;
     pub mod start;
+    pub mod trim;
 }

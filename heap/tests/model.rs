@@ -7,7 +7,7 @@
 
 #![cfg(not(loom))]
 
-use heap::entry::{allocate, extent, free, start};
+use heap::entry::{allocate, extent, free, start, trim};
 use heap::observe::{check, report};
 use heap::pages::page_life::{self, Recycle};
 use heap::pages::{region, retained};
@@ -362,7 +362,7 @@ impl Model {
                 }
             }
             Step::Trim { caller } => {
-                self.by(caller, allocate::trim);
+                self.by(caller, trim::trim);
             }
             Step::PassTime { ms } => self.pass_time(ms),
             Step::ReplaceHelper => self.helper = Helper::new(),
@@ -375,7 +375,7 @@ impl Model {
         self.free(Caller::Main, objects);
         assert_eq!(check::invariants(), Ok(()), "when all is freed");
         for caller in [Caller::Main, Caller::Helper, Caller::Main] {
-            self.by(caller, allocate::trim);
+            self.by(caller, trim::trim);
         }
         assert_eq!(check::invariants(), Ok(()), "when all is given back");
         assert_eq!((events::pages(), retained::count()), (0, 0), "pages are left when all is given back");

@@ -130,7 +130,7 @@ fn nothrow_through_library(call: &Call, alignment: usize) -> *mut c_void {
 fn throw_bad_alloc() -> ! {
     let throw = symbol(c"_ZSt17__throw_bad_allocv");
     if throw.is_null() {
-        heap::system::os::abort(
+        heap::system::process::abort(
             b"mayfly-heap: operator new: out of memory, and no C++ library to throw std::bad_alloc\n",
         );
     }

@@ -1,6 +1,6 @@
-//! jemalloc's extended interface: allocation with flags. Programs that use it also call malloc and free on the
-//! same objects (Redis, Valkey, BIND), so one allocator must serve both. [`crate::fast`] has mallocx without
-//! flags, dallocx and sdallocx; [`crate::mallctl`] has the controls.
+//! jemalloc's extended interface: allocation with flags. Programs that use it also call malloc and free on
+//! the same objects (Redis, Valkey, BIND), so one allocator must serve both. [`crate::fast`] has mallocx
+//! without flags, dallocx and sdallocx; [`crate::mallctl`] has the controls.
 //!
 //! Flags that choose a thread cache or an arena are hints here, and have no effect.
 
@@ -44,8 +44,8 @@ extern "C-unwind" fn mallocx_from(size: usize, flags: c_int, from: ReturnSlot) -
     object.cast()
 }
 
-/// Clears the object's bytes from offset `from` to its end, which a program may use. Memory that is fresh from
-/// the operating system reads as zero.
+/// Clears the object's bytes from offset `from` to its end, which a program may use. Memory that is fresh
+/// from the operating system reads as zero.
 fn clear(object: *mut u8, from: usize) {
     let end = extent::usable_size(object as usize, 0);
     if from < end && !extent::reads_as_zero(object as usize) {

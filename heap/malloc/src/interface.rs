@@ -5,7 +5,7 @@ use core::arch::naked_asm;
 use core::ffi::{c_char, c_int, c_void};
 use core::ptr;
 
-use heap::entry::{allocate, extent, free};
+use heap::entry::{allocate, extent, free, trim};
 use heap::system::os::{keep_errno, set_errno};
 use heap::units::call::ReturnSlot;
 use heap::units::geometry::{MIN_ALIGNMENT, round_up};
@@ -152,7 +152,7 @@ pub extern "C" fn malloc_usable_size(object: *mut c_void) -> usize {
 /// `keep` says.
 #[unsafe(no_mangle)]
 pub extern "C" fn malloc_trim(_keep: usize) -> c_int {
-    allocate::trim() as c_int
+    trim::trim() as c_int
 }
 
 /// Accepts and ignores glibc's options: 1 for success.

@@ -25,7 +25,7 @@ use core::fmt::Write;
 fn panic(info: &core::panic::PanicInfo) -> ! {
     let mut line = heap::system::text::Text::<512>::default();
     let _ = writeln!(line, "mayfly-heap: internal error, please report: {info}");
-    heap::system::os::abort(line.bytes())
+    heap::system::process::abort(line.bytes())
 }
 
 /// The personality function of the frames here, which the unwinder calls when a C++ exception

@@ -23,7 +23,7 @@ impl Next {
             self.1.store(at, Relaxed);
         }
         if at.is_null() {
-            heap::system::os::abort(
+            heap::system::process::abort(
                 b"mayfly-heap: the C library lacks a function that the heap interposes\n",
             );
         }

@@ -52,7 +52,7 @@ pub unsafe extern "C" fn pthread_create(
 
 extern "C" fn run(_: *mut c_void) -> *mut c_void {
     start::become_ordinary(b"mayfly-maintain\0");
-    maintenance_thread::run();
+    maintenance_thread::run(start::visit);
     core::ptr::null_mut()
 }
 

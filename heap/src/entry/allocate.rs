@@ -9,7 +9,7 @@ use crate::entry::extent;
 use crate::entry::maintenance;
 use crate::entry::start;
 use crate::lifetime::sites::{self, Site};
-use crate::pages::{decay, direct, global, region};
+use crate::pages::{direct, region};
 use crate::span::cells::Room;
 use crate::system::events::{self, Event};
 use crate::system::observers::{self, Allocation};
@@ -386,21 +386,4 @@ fn unwatch(call: &Call, address: usize) {
     } else if let Some(cell) = region::span(address).cell_at(address) {
         region::span(address).unwatch(cell);
     }
-}
-
-/// Releases the calling thread's caches.
-pub fn flush() {
-    let heap = current::heap();
-    let _guard = fork_guard::enter(heap);
-    if heap.id.get() != 0 {
-        refill::flush(heap, true);
-    }
-}
-
-/// Returns all memory that can be returned; whether there was any.
-pub fn trim() -> bool {
-    flush();
-    let _guard = fork_guard::enter(current::heap());
-    let any = global::trim();
-    decay::trim() || any
 }

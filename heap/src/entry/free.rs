@@ -12,7 +12,7 @@ use crate::span::remote;
 use crate::system::observers;
 use crate::system::text::misuse;
 use crate::thread::local::{self, Freed, Heap};
-use crate::thread::{byte_counts, current, fork_guard, large, lines, refill};
+use crate::thread::{current, fork_guard, large, lines, refill};
 use crate::units::call::ReturnSlot;
 use crate::units::geometry::*;
 
@@ -54,7 +54,7 @@ pub fn free_slow(address: usize, from: ReturnSlot) {
 #[cold]
 fn note_freed(heap: &'static Heap, address: usize, from: ReturnSlot) {
     heap.bytes.note_freed(extent::usable_size(address, from.caller()));
-    byte_counts::renew(heap);
+    heap.bytes.renew(heap.allocated_bytes());
 }
 
 #[inline(never)]

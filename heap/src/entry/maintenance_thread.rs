@@ -10,9 +10,9 @@
 //! takes only spans without live objects, counting other threads' frees: no correct program can touch those.
 //! Open spans stay, because the fast path may allocate from their cells.
 //!
-//! `pthread_create` starts the thread; a program without threads has none. It sleeps ever longer while there is
-//! nothing to do, and ends with the last other thread but one. A fork by a program's only thread, and calls
-//! that want a process of one thread or restrict what it may do, end it first ([`retire`]). After a
+//! `pthread_create` starts the thread; a program without threads has none. It sleeps ever longer while there
+//! is nothing to do, and ends with the last other thread but one. A fork by a program's only thread, and
+//! calls that want a process of one thread or restrict what it may do, end it first ([`retire`]). After a
 //! restriction no other is started: it might have more rights than the program has left itself.
 
 use core::sync::atomic::{
@@ -20,13 +20,13 @@ use core::sync::atomic::{
     Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
 
-use crate::entry::{maintenance, start};
+use crate::entry::maintenance;
 use crate::pages::sparse;
 use crate::span::cells::{Role, Span};
 use crate::span::remote;
 use crate::system::events::Event;
-use crate::system::{clock, os};
-use crate::thread::current::EMPTY;
+use crate::system::{clock, os, process};
+use crate::thread::current::{EMPTY, Visit};
 use crate::thread::local::Heap;
 use crate::thread::{fork, fork_guard, refill, registry};
 use crate::units::call::Call;
@@ -144,11 +144,11 @@ pub fn mark_stopped() {
     RUNS_IN.store(0, Release);
 }
 
-/// The thread's main function.
-pub fn run() {
+/// The thread's main function; `visit` gives it a heap.
+pub fn run(visit: impl FnOnce(&Call) -> Option<Visit>) {
     THREAD.store(os::thread_id(), Release);
     let here = 0u8;
-    let Some(visit) = start::visit(&Call { size: 0, caller: 0, stack: (&raw const here).addr() }) else {
+    let Some(visit) = visit(&Call { size: 0, caller: 0, stack: (&raw const here).addr() }) else {
         return mark_stopped();
     };
     let own = visit.heap;
@@ -169,8 +169,8 @@ pub fn run() {
     mark_stopped();
 }
 
-/// Waits for some time or until a thread ends; `false` if this thread must end: it was asked to, or at most one
-/// other is left. The process ends with the last one, and a single thread maintains its heap itself.
+/// Waits for some time or until a thread ends; `false` if this thread must end: it was asked to, or at most
+/// one other is left. The process ends with the last one, and a single thread maintains its heap itself.
 fn pause(ms: u64) -> bool {
     let before = WAKE.load(Acquire);
     if RETIRES.load(Acquire) {
@@ -178,7 +178,7 @@ fn pause(ms: u64) -> bool {
     }
     os::futex_wait(&WAKE, before, ms);
     let may_stay = || !RETIRES.load(Acquire) && is_allowed();
-    let others = || os::threads().is_none_or(|threads| threads > 2);
+    let others = || process::threads().is_none_or(|threads| threads > 2);
     let mut looks = if WAKE.load(Acquire) == before { 0 } else { MOST_LOOKS };
     while looks > 0 && may_stay() && registry::in_use() <= 2 {
         os::futex_wait(&WAKE, WAKE.load(Acquire), LINGER_MS);

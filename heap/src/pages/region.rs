@@ -162,8 +162,8 @@ pub fn take(class: usize, count: usize) -> Option<usize> {
 /// Whether released places are unusable until they are taken again.
 static DECOMMITS: AtomicBool = AtomicBool::new(false);
 
-/// Makes released places unusable, now and from now on: they count as the program's data, and it has reached a
-/// limit (RLIMIT_DATA).
+/// Makes released places unusable, now and from now on: they count as the program's data, and it has reached
+/// a limit (RLIMIT_DATA).
 pub fn decommit_freed() {
     let _places = PLACES.lock();
     if is_piecemeal() || DECOMMITS.swap(true, Relaxed) {

@@ -5,7 +5,7 @@
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering::Relaxed};
 
 use crate::system::raw::syscall;
-use crate::system::{files, vdso};
+use crate::system::vdso;
 use crate::units::geometry::HUGE_PAGE_BYTES;
 
 /// The kind of huge pages.
@@ -112,8 +112,8 @@ pub fn commit(address: usize, bytes: usize) -> bool {
     committed
 }
 
-/// Makes a part of reserved address space unusable that holds no object and whose memory was returned: then it
-/// does not count as the program's data (RLIMIT_DATA).
+/// Makes a part of reserved address space unusable that holds no object and whose memory was returned: then
+/// it does not count as the program's data (RLIMIT_DATA).
 pub fn decommit(address: usize, bytes: usize) {
     if protect(address, bytes, libc::PROT_NONE) {
         advise(address, bytes, libc::MADV_DONTDUMP);
@@ -167,7 +167,8 @@ pub fn discard(address: usize, bytes: usize) {
     }
 }
 
-/// Advises the kernel about a range of this heap, or of a file that no process writes to; whether it listened.
+/// Advises the kernel about a range of this heap, or of a file that no process writes to; whether it
+/// listened.
 pub(crate) fn advise(address: usize, bytes: usize, advice: i32) -> bool {
     // SAFETY: callers advise about ranges of their own, and expect what the advice does to their contents.
     unsafe { syscall!(SYS_madvise, address, bytes, advice) == 0 }
@@ -231,32 +232,12 @@ pub fn unix_ns() -> u64 {
     vdso::clock_ns(libc::CLOCK_REALTIME)
 }
 
-/// Prints to stderr and ends the process with SIGABRT.
-pub fn abort(message: &[u8]) -> ! {
-    files::write(2, message);
-    // SAFETY: always allowed.
-    unsafe { libc::abort() }
-}
-
 /// Whether the process limits its data (RLIMIT_DATA).
 pub fn data_is_limited() -> bool {
     let mut limit = libc::rlimit64 { rlim_cur: libc::RLIM64_INFINITY, rlim_max: libc::RLIM64_INFINITY };
     // SAFETY: the structure is valid, and nothing is set.
     unsafe { syscall!(SYS_prlimit64, 0, libc::RLIMIT_DATA as i32, 0usize, &raw mut limit) };
     limit.rlim_cur != libc::RLIM64_INFINITY
-}
-
-/// The number of the process's threads, the first one counted even if it has ended; `None` without /proc.
-pub fn threads() -> Option<u32> {
-    // The 20th field; the 2nd may contain any characters.
-    let (at, bytes) = files::read_small_file(b"/proc/self/stat\0")?;
-    // SAFETY: a mapping of that many bytes, until it is unmapped below.
-    let line = unsafe { core::slice::from_raw_parts(at as *const u8, bytes) };
-    let behind_name = line.iter().rposition(|&byte| byte == b')').map_or(&line[..0], |end| &line[end + 1..]);
-    let field = behind_name.split(|&byte| byte == b' ').nth(18);
-    let threads = field.and_then(|field| core::str::from_utf8(field).ok()?.parse().ok());
-    unmap(at, files::SMALL_FILE_BYTES);
-    threads
 }
 
 /// The calling thread's id.

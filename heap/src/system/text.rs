@@ -2,7 +2,7 @@
 
 use core::fmt::{self, Write};
 
-use crate::system::{files, observers, os};
+use crate::system::{files, observers, process};
 
 /// A line or a page of text; excess text is cut off.
 #[derive(Clone)]
@@ -63,7 +63,7 @@ pub fn misuse(what: &str, pointer: usize, size: usize, caller: usize) -> ! {
     }
     let _ = line.write_str("\n");
     observers::before_abort();
-    os::abort(line.bytes())
+    process::abort(line.bytes())
 }
 
 /// Logs one line of warning on stderr.

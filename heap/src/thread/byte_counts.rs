@@ -7,9 +7,6 @@
 use core::cell::Cell;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use crate::system::events::Event;
-use crate::thread::local::Heap;
-
 /// A thread's counts. All zeros has counted nothing.
 pub struct ByteCounts {
     /// What the heap's former threads had allocated.
@@ -49,7 +46,7 @@ impl ByteCounts {
         !self.counts_frees.replace(true)
     }
 
-    /// Bytes allocated, as of the last [`renew`].
+    /// Bytes allocated, as of the last [`ByteCounts::renew`].
     pub fn allocated(&self) -> &AtomicU64 {
         &self.allocated
     }
@@ -59,30 +56,21 @@ impl ByteCounts {
         &self.freed
     }
 
+    /// Starts the counts of a new thread of a heap whose threads have allocated this much.
+    pub fn begin(&self, allocated: u64) {
+        self.before.set(allocated);
+        self.counts_frees.set(false);
+        self.allocated.store(0, Relaxed);
+        self.freed.store(0, Relaxed);
+    }
+
+    /// Renews the number of allocated bytes, from what all threads of the heap have allocated.
+    pub fn renew(&self, allocated: u64) {
+        self.allocated.store(allocated.wrapping_sub(self.before.get()), Relaxed);
+    }
+
     /// Counts a free.
     pub fn note_freed(&self, bytes: usize) {
         self.freed.store(self.freed.load(Relaxed).wrapping_add(bytes as u64), Relaxed);
     }
-}
-
-/// Starts the counts of a new thread.
-pub fn begin(heap: &Heap) {
-    heap.bytes.before.set(of_heap(heap));
-    heap.bytes.counts_frees.set(false);
-    heap.bytes.allocated.store(0, Relaxed);
-    heap.bytes.freed.store(0, Relaxed);
-}
-
-/// Renews the number of allocated bytes.
-pub fn renew(heap: &Heap) {
-    heap.bytes.allocated.store(of_heap(heap).wrapping_sub(heap.bytes.before.get()), Relaxed);
-}
-
-/// Bytes that this heap's threads have allocated: those of all cells that its bins took, less the pending
-/// ones, and of large objects.
-fn of_heap(heap: &Heap) -> u64 {
-    let of = |event: Event| heap.counts.of(event as usize);
-    let pending = |bin: &crate::thread::bin::Bin| u64::from(bin.cached_cells()) * bin.cell_bytes() as u64;
-    let all_pending: u64 = heap.bins().iter().map(pending).sum();
-    of(Event::CellBytesTaken).wrapping_add(of(Event::LargeBytes)).wrapping_sub(all_pending)
 }

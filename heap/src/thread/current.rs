@@ -11,7 +11,7 @@ use core::sync::atomic::{
 use crate::system::thread_stack::ThreadStack;
 use crate::system::{events, thread_local};
 use crate::thread::local::Heap;
-use crate::thread::{byte_counts, fork_guard, refill, registry};
+use crate::thread::{fork_guard, refill, registry};
 use crate::units::call::Call;
 
 /// The heap of threads that have none yet, or no longer have one.
@@ -105,7 +105,7 @@ pub fn enter(call: &Call) -> Option<Visit> {
     }
     heap.thread.set(THREADS.fetch_add(1, Relaxed));
     heap.sequence.set(0);
-    byte_counts::begin(heap);
+    heap.bytes.begin(heap.allocated_bytes());
     set(heap, if SLOW_FREES.load(Relaxed) { 0 } else { heap.id.get() });
     let key = EXIT_KEY.load(Relaxed);
     if key != u32::MAX {

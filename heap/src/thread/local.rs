@@ -14,7 +14,7 @@ use crate::lifetime::sites::{Site, SiteCache};
 use crate::lifetime::source::{self, LifetimeSource};
 use crate::pages::region;
 use crate::span::remote::{RemoteList, Tenancy};
-use crate::system::events::Counts;
+use crate::system::events::{Counts, Event};
 use crate::system::thread_local;
 use crate::system::thread_stack::ThreadStack;
 use crate::thread::bin::Bin;
@@ -199,6 +199,15 @@ impl Heap {
     /// All bins.
     pub fn bins(&self) -> &[Bin] {
         &self.bins
+    }
+
+    /// Bytes that this heap's threads have allocated: those of all cells that its bins took, less the pending
+    /// ones, and of large objects.
+    pub fn allocated_bytes(&self) -> u64 {
+        let of = |event: Event| self.counts.of(event as usize);
+        let pending = |bin: &Bin| u64::from(bin.cached_cells()) * bin.cell_bytes() as u64;
+        let all_pending: u64 = self.bins().iter().map(pending).sum();
+        of(Event::CellBytesTaken).wrapping_add(of(Event::LargeBytes)).wrapping_sub(all_pending)
     }
 
     /// The offset of one of this heap's bins.

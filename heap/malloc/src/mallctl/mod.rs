@@ -47,8 +47,9 @@ unsafe fn access(
     heap::system::os::keep_errno(|| values::control(found, access)).err().unwrap_or(0)
 }
 
-/// jemalloc's mallctlnametomib: the numbers by which mallctlbymib finds the control of a name, or of the first
-/// parts of one; 0 or an error number. A caller may replace the numbers of arenas, bins and thread caches.
+/// jemalloc's mallctlnametomib: the numbers by which mallctlbymib finds the control of a name, or of the
+/// first parts of one; 0 or an error number. A caller may replace the numbers of arenas, bins and thread
+/// caches.
 ///
 /// # Safety
 /// `name` is a C string; `numbers` is valid for `*length` numbers.

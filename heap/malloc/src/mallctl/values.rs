@@ -4,10 +4,10 @@ use core::ffi::{c_int, c_void};
 use core::ptr;
 use core::sync::atomic::{AtomicIsize, AtomicU32, Ordering::Relaxed};
 
-use heap::entry::{allocate, maintenance, maintenance_thread, start};
+use heap::entry::{maintenance, maintenance_thread, start, trim};
 use heap::pages::{decay, direct, region};
 use heap::thread::local::Heap;
-use heap::thread::{byte_counts, current, lines};
+use heap::thread::{current, lines};
 use heap::units::call::Call;
 use heap::units::geometry::BLOCK_BYTES;
 use heap::units::size_class;
@@ -132,7 +132,7 @@ pub fn control(found: &Found, access: Access) -> Done {
         }
         Control::FlushThreadCache => {
             access.neither()?;
-            allocate::flush();
+            trim::flush();
             Ok(())
         }
         Control::CreateCache => access.read_only(CACHES.fetch_add(1, Relaxed)),
@@ -170,7 +170,7 @@ pub fn control(found: &Found, access: Access) -> Done {
         Control::Purge => {
             is_arena(chosen.next().unwrap_or(0))?;
             access.neither()?;
-            allocate::trim();
+            trim::trim();
             Ok(())
         }
         Control::Discard => {
@@ -256,6 +256,6 @@ fn of_thread(read: impl FnOnce(&'static Heap) -> Done) -> Done {
     let call = Call { size: 0, caller: 0, stack: (&raw const here).addr() };
     let visit = start::visit(&call).ok_or(libc::EAGAIN)?;
     current::count_frees(visit.heap);
-    byte_counts::renew(visit.heap);
+    visit.heap.bytes.renew(visit.heap.allocated_bytes());
     read(visit.heap)
 }
