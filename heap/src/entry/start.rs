@@ -15,6 +15,7 @@ use crate::entry::{config, maintenance_thread};
 use crate::system::clock;
 use crate::system::lock::Lock;
 use crate::system::os::{self, Affinity};
+use crate::system::process;
 use crate::system::thread_stack;
 use crate::thread::current::Visit;
 use crate::thread::{current, fork, fork_guard};
@@ -60,10 +61,14 @@ pub fn start() -> bool {
     true
 }
 
-/// Makes the calling thread an ordinary one, on the processors that the process started with.
+/// Makes the calling thread an ordinary one of this name, on the processors that the process started with.
 pub fn become_ordinary(name_with_nul: &[u8]) {
+    os::name_thread(name_with_nul);
+    if process::is_real_time() {
+        os::set_default_policy();
+    }
     // SAFETY: the library has started, and the array does not change any more.
-    os::become_ordinary(unsafe { &*AFFINITY.0.get() }, AFFINITY_BYTES.load(Relaxed), name_with_nul);
+    os::set_affinity(unsafe { &*AFFINITY.0.get() }, AFFINITY_BYTES.load(Relaxed));
 }
 
 /// The calling thread's heap, created now if it has none; `None` without memory.

@@ -278,20 +278,28 @@ pub fn affinity(processors: &mut Affinity) -> usize {
     known.max(0) as usize
 }
 
-/// Makes the calling thread an ordinary one, on these processors, under this name.
-pub fn become_ordinary(processors: &Affinity, bytes: usize, name_with_nul: &[u8]) {
+/// Makes the calling thread one of the default policy. A filter of system calls may end a process for this
+/// call, so it is only for threads of another policy: there the program has made such a call itself.
+pub fn set_default_policy() {
     let priority = 0i32;
-    // SAFETY: all pointers are valid for the lengths given. A call that fails changes nothing.
-    unsafe {
-        syscall!(SYS_prctl, libc::PR_SET_NAME, name_with_nul.as_ptr());
-        if !matches!(syscall!(SYS_sched_getscheduler, 0), 0 | 3 | 5) {
-            // Not SCHED_OTHER, SCHED_BATCH or SCHED_IDLE: from those two a thread may not come back.
-            syscall!(SYS_sched_setscheduler, 0, libc::SCHED_OTHER, &raw const priority);
-        }
-        if bytes > 0 {
-            syscall!(SYS_sched_setaffinity, 0, bytes, processors.as_ptr());
-        }
+    // SAFETY: the pointer is valid. A call that fails changes nothing.
+    unsafe { syscall!(SYS_sched_setscheduler, 0, libc::SCHED_OTHER, &raw const priority) };
+}
+
+/// Moves the calling thread to these processors, if it is elsewhere; a filter may forbid this, too.
+pub fn set_affinity(processors: &Affinity, bytes: usize) {
+    let mut now: Affinity = [0; 128];
+    if affinity(&mut now) == bytes && now != *processors {
+        // SAFETY: the array is valid for its length.
+        unsafe { syscall!(SYS_sched_setaffinity, 0, bytes, processors.as_ptr()) };
     }
+}
+
+/// Names the calling thread.
+pub fn name_thread(name_with_nul: &[u8]) {
+    debug_assert_eq!(name_with_nul.last(), Some(&0));
+    // SAFETY: the name ends in NUL.
+    unsafe { syscall!(SYS_prctl, libc::PR_SET_NAME, name_with_nul.as_ptr()) };
 }
 
 /// The CPU that the calling thread runs on.

@@ -12,13 +12,25 @@ pub fn abort(message: &[u8]) -> ! {
 
 /// The number of the process's threads, the first one counted even if it has ended; `None` without /proc.
 pub fn threads() -> Option<u32> {
-    // The 20th field; the 2nd may contain any characters.
-    let (at, bytes) = files::read_small_file(b"/proc/self/stat\0")?;
+    number(b"/proc/self/stat\0", 20)
+}
+
+/// Whether the calling thread has a real-time policy.
+pub fn is_real_time() -> bool {
+    let policy = number(b"/proc/thread-self/stat\0", 41);
+    policy.is_some_and(|policy| {
+        matches!(policy as i32, libc::SCHED_FIFO | libc::SCHED_RR | libc::SCHED_DEADLINE)
+    })
+}
+
+/// A field of a file of this kind, counted from 1; the 2nd may contain any characters.
+fn number(path_with_nul: &[u8], field: usize) -> Option<u32> {
+    let (at, bytes) = files::read_small_file(path_with_nul)?;
     // SAFETY: a mapping of that many bytes, until it is unmapped below.
     let line = unsafe { core::slice::from_raw_parts(at as *const u8, bytes) };
     let behind_name = line.iter().rposition(|&byte| byte == b')').map_or(&line[..0], |end| &line[end + 1..]);
-    let field = behind_name.split(|&byte| byte == b' ').nth(18);
-    let threads = field.and_then(|field| core::str::from_utf8(field).ok()?.parse().ok());
+    let field = behind_name.split(|byte| byte.is_ascii_whitespace()).nth(field - 2);
+    let number = field.and_then(|field| core::str::from_utf8(field).ok()?.parse().ok());
     unmap(at, files::SMALL_FILE_BYTES);
-    threads
+    number
 }
