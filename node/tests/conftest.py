@@ -1,5 +1,7 @@
 """Programs, images, Podman's storage and a containerd 2, each made once a session."""
 
+import contextlib
+import functools
 import os
 import pathlib
 import shutil
@@ -55,22 +57,39 @@ def podman(roots):
 
 
 @pytest.fixture(scope="session")
-def containerd(roots):
+def started_containerd(roots):
+    """Starts a version of containerd once; returns it when it runs containers."""
     if os.geteuid() != 0 or not shutil.which("runc"):
         pytest.skip("needs root and runc")
-    try:
-        built = containerd_programs()
-    except Missing as why:
-        pytest.skip(str(why))
-    with scratch() as folder, Containerd(folder, built) as containerd:
-        for libc, root in roots.items():
-            containerd.load(oci_archive(root, f"localhost/{libc}:1", folder / f"{libc}.tar"))
-        try:
-            pod, _ = containerd.run("probe", "probe", "glibc", "/bin/sleep", "100")
-        except AssertionError as why:
-            pytest.skip(f"containerd runs no container here: {str(why)[-300:]}")
-        containerd.end(pod)
-        yield containerd
+    with contextlib.ExitStack() as stack:
+
+        @functools.cache
+        def started(version):
+            try:
+                built = containerd_programs(version)
+            except Missing as why:
+                return str(why)
+            folder = stack.enter_context(scratch())
+            containerd = stack.enter_context(Containerd(folder, built))
+            for libc, root in roots.items():
+                containerd.load(oci_archive(root, f"localhost/{libc}:1", folder / f"{libc}.tar"))
+            try:
+                pod, _ = containerd.run("probe", "probe", "glibc", "/bin/sleep", "100")
+            except AssertionError as why:
+                return f"containerd runs no container here: {str(why)[-300:]}"
+            containerd.end(pod)
+            return containerd
+
+        yield started
+
+
+@pytest.fixture(scope="session")
+def containerd(request, started_containerd):
+    """The newest containerd, or the one that a test's parameter names."""
+    containerd = started_containerd(getattr(request, "param", "newest"))
+    if isinstance(containerd, str):
+        pytest.skip(containerd)
+    return containerd
 
 
 class Pods:

@@ -1,4 +1,9 @@
-"""containerd 2, its shim and a small CRI client, built from Go modules and cached by the sources' hash."""
+"""containerd 2, its shim and a small CRI client, built from Go modules and cached by the sources' hash.
+
+There are two versions: the oldest that the agent supports, whose NRI is 0.8, and the newest, whose NRI has a
+call for each event of a container. To raise one, change its line in containerd/VERSION/go.mod and run
+`go mod tidy` there.
+"""
 
 import contextlib
 import json
@@ -15,16 +20,20 @@ SOURCES = HERE / "containerd"
 TAGS = "no_btrfs,no_zfs,no_aufs,no_devmapper,no_tracing"
 
 
-def programs():
-    """The folder with `containerd`, `shim` and `cri`."""
-    return built("containerd", SOURCES, ["./containerd", "./shim", "./cri"], TAGS)
+def programs(version="newest"):
+    """The folder with `containerd` and `shim` of a version, and the path of the newest's CRI client."""
+    if version == "oldest":
+        return built("containerd/oldest", SOURCES / "oldest", ["./containerd", "./shim"], TAGS), programs()[1]
+    folder = built("containerd/newest", SOURCES / "newest", ["./containerd", "./shim", "./cri"], TAGS)
+    return folder, folder / "cri"
 
 
 class Containerd:
     """A containerd for the tests, with folders and sockets of its own and no network."""
 
     def __init__(self, folder, programs):
-        self.folder, self.programs = folder, programs
+        self.folder = folder
+        self.programs, self.client = programs
         self.socket, self.nri = folder / "containerd.sock", folder / "nri.sock"
         self.process = None
 
@@ -92,7 +101,7 @@ plugin_config_path = "{self.folder}/nri/conf"
         return (self.folder / "log").read_text(errors="replace")[-6000:]
 
     def cri(self, *words, **more):
-        return run(self.programs / "cri", self.socket, *words, **more)
+        return run(self.client, self.socket, *words, **more)
 
     def load(self, archive):
         return self.cri("import", archive)

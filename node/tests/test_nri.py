@@ -9,6 +9,9 @@ import pytest
 
 from node import PAGES, Agent, run, scratch, shared, until
 
+# NRI from 0.12 on reports a container's start and end by other calls than before.
+on_both_versions = pytest.mark.parametrize("containerd", ["oldest", "newest"], indirect=True)
+
 
 @pytest.fixture(scope="module")
 def agent(containerd):
@@ -32,6 +35,7 @@ def test_injects_nothing_without_a_request(agent, pods):
     assert not has(pid, "mayfly")
 
 
+@on_both_versions
 @pytest.mark.parametrize("libc", ["glibc", "musl"])
 def test_the_heap(agent, pods, libc):
     pid = pods(f"heap-{libc}", "shop", libc, PAGES, "4", "1", "300", heap="online")
@@ -40,6 +44,7 @@ def test_the_heap(agent, pods, libc):
     until(lambda: agent.metrics().get('mayfly_node_outcomes_total{outcome="in_place"}', 0) >= 1, agent.log)
 
 
+@on_both_versions
 def test_namespaces_do_not_share(agent, pods):
     words = ["glibc", PAGES, "48", "5", "600"]
     one = pods("one", "shop", *words, share="web")
@@ -68,6 +73,7 @@ def test_namespaces_do_not_share(agent, pods):
     until(lambda: len(charged()) == 3 and all(0 < value < 1 << 28 for value in charged()), charged)
 
 
+@on_both_versions
 def test_store_refuses_a_process_that_is_no_member(agent, pods):
     pods("member", "shop", "glibc", PAGES, "16", "3", "600", share="namespace")
     [path] = until(lambda: list(agent.data.glob("domains/*/share.socket")), agent.log)
@@ -84,6 +90,7 @@ def test_store_refuses_a_process_that_is_no_member(agent, pods):
     until(lambda: "is no member of this store" in agent.log(), agent.log)
 
 
+@on_both_versions
 def test_static_programs_run_unchanged_and_are_logged_once(agent, pods):
     pods("static", "shop", "musl", "/bin/pages-static", "4", "1", "600", heap="online")
     until(lambda: "linked statically" in agent.log(), agent.log)
@@ -100,6 +107,7 @@ def test_pods_with_invalid_annotations_start_without_them(agent, pods):
     until(lambda: has(pid, "libmayfly_heap.so"), agent.log)
 
 
+@on_both_versions
 def test_pods_start_without_the_agent_and_share_after_its_restart(agent, pods):
     words = ["glibc", PAGES, "32", "8", "600"]
     before = pods("before", "shop", *words, share="web")

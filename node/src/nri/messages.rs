@@ -79,7 +79,8 @@ pub struct Synchronized {
     pub more: bool,
 }
 
-/// `CreateContainerRequest`, and the fields that `StopContainerRequest` shares with it.
+/// `CreateContainerRequest`, `StartContainerRequest`, `PostStartContainerRequest`, `StopContainerRequest` and
+/// `RemoveContainerRequest`, which have the same fields.
 #[derive(Clone, PartialEq, Message)]
 pub struct AboutContainer {
     /// Its pod.
@@ -111,10 +112,6 @@ pub struct StateChange {
     #[prost(message, optional, tag = "3")]
     pub container: Option<Container>,
 }
-
-/// `Empty`.
-#[derive(Clone, PartialEq, Message)]
-pub struct Empty {}
 
 /// `PodSandbox`.
 #[derive(Clone, PartialEq, Message)]

@@ -2,7 +2,11 @@
 //! registers on one and responds to the runtime's requests on the other, in messages of
 //! `nri.pkg.api.v1alpha1` ([`messages`]).
 //!
-//! No response is an error, whatever fails: the runtime would then not create the container.
+//! Newer runtimes (NRI from 0.12) have a call for each event of a container, older ones one call for most,
+//! `StateChange`. The agent handles both, and refuses a method that it does not know with *Unimplemented*: by
+//! that the runtime chooses between them.
+//!
+//! No other response is an error, whatever fails: the runtime would then not create the container.
 //!
 //! [`messages`]: crate::nri::messages
 
@@ -16,11 +20,12 @@ use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 
 use crate::nri::messages::{
-    AboutContainer, Adjustment, Configure, Configured, Container, Created, Empty, Event, Pod, Register,
-    StateChange, Synchronize, Synchronized,
+    AboutContainer, Adjustment, Configure, Configured, Container, Created, Event, Pod, Register, StateChange,
+    Synchronize, Synchronized,
 };
-use crate::nri::wire::{self, Reader, Received, Request};
+use crate::nri::wire::{self, Reader, Received, Request, Response, Status};
 
+const PLUGIN_SERVICE: &str = "nri.pkg.api.v1alpha1.Plugin";
 const RUNTIME_SERVICE: &str = "nri.pkg.api.v1alpha1.Runtime";
 const NAME: &str = "mayfly";
 /// Late among plugins, so that the agent sees the others' changes: it extends `LD_PRELOAD` and does not
@@ -61,7 +66,7 @@ pub async fn connect(socket: &Path, handler: Arc<dyn RuntimeHandler>) -> Result<
     let (from, mut to) = connection.into_split();
     let mut reader = Reader::new(from);
     let plugin = Plugin { handler, parts: Parts::default() };
-    let (done, mut responses) = mpsc::channel::<(u32, Vec<u8>)>(MAX_REQUESTS);
+    let (done, mut responses) = mpsc::channel::<(u32, Response)>(MAX_REQUESTS);
     let register = Request {
         service: RUNTIME_SERVICE.into(),
         method: "RegisterPlugin".into(),
@@ -100,11 +105,17 @@ pub async fn connect(socket: &Path, handler: Arc<dyn RuntimeHandler>) -> Result<
                     }
                     is_registered = true;
                 }
+                Some(Ok(Some(Received::Unknown(stream, kind)))) => {
+                    let refused = refusal(format!("messages of kind {kind}"));
+                    if let Err(error) = wire::send_response(&mut to, stream, &refused).await {
+                        break Err(error).with_context(lost);
+                    }
+                }
                 Some(Ok(None)) | None => break Ok(()),
                 Some(Err(error)) => break Err(error).with_context(lost),
             },
-            Some((stream, payload)) = responses.recv() => {
-                if let Err(error) = wire::send_response(&mut to, stream, payload).await {
+            Some((stream, response)) = responses.recv() => {
+                if let Err(error) = wire::send_response(&mut to, stream, &response).await {
                     break Err(error).with_context(lost);
                 }
             }
@@ -127,61 +138,190 @@ struct Plugin {
 }
 
 impl Plugin {
-    fn respond(&self, request: &Request) -> Vec<u8> {
-        self.handle(&request.method, &request.payload).unwrap_or_else(|error| {
-            tracing::error!("cannot decode the runtime's request {}: {error}", request.method);
-            Vec::new()
-        })
+    fn respond(&self, request: &Request) -> Response {
+        let method = request.method.as_str();
+        if request.service != PLUGIN_SERVICE {
+            return refusal(format!("{}.{method}", request.service));
+        }
+        let payload = match self.handle(method, &request.payload) {
+            Ok(Some(payload)) => payload,
+            Ok(None) => return refusal(method.to_owned()),
+            Err(error) => {
+                tracing::error!("cannot decode the runtime's request {method}: {error}");
+                Vec::new()
+            }
+        };
+        Response { status: None, payload }
     }
 
-    fn handle(&self, method: &str, payload: &[u8]) -> Result<Vec<u8>, prost::DecodeError> {
-        Ok(match method {
+    /// The response's message, none for a method or an event that the agent does not know.
+    fn handle(&self, method: &str, payload: &[u8]) -> Result<Option<Vec<u8>>, prost::DecodeError> {
+        match method {
             "Configure" => {
                 let message = Configure::decode(payload)?;
                 self.handler.configured(&message.runtime, &message.version);
                 let events = [Event::Create, Event::Starting, Event::Started, Event::Stop, Event::Remove];
-                Configured { events: events.into_iter().map(Event::mask).sum() }.encode_to_vec()
+                return Ok(Some(
+                    Configured { events: events.into_iter().map(Event::mask).sum() }.encode_to_vec(),
+                ));
             }
             "Synchronize" => {
-                let message = Synchronize::decode(payload)?;
-                let more = message.more;
-                let mut parts = self.parts.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-                if parts.1.len() < MAX_CONTAINERS {
-                    parts.0.extend(message.pods);
-                    parts.1.extend(message.containers);
-                }
-                if !more {
-                    let (pods, containers) = std::mem::take(&mut *parts);
-                    drop(parts);
-                    self.handler.synchronize(pods, containers);
-                }
-                Synchronized { more }.encode_to_vec()
+                return Ok(Some(self.synchronize(Synchronize::decode(payload)?).encode_to_vec()));
             }
             "CreateContainer" => {
-                let message = AboutContainer::decode(payload)?;
-                let (pod, container) =
-                    (message.pod.unwrap_or_default(), message.container.unwrap_or_default());
-                Created { adjustment: Some(self.handler.create(&pod, &container)) }.encode_to_vec()
+                let (pod, container) = about(AboutContainer::decode(payload)?);
+                return Ok(Some(
+                    Created { adjustment: Some(self.handler.create(&pod, &container)) }.encode_to_vec(),
+                ));
             }
-            "StopContainer" => {
-                let message = AboutContainer::decode(payload)?;
-                self.handler.stopped(&message.container.unwrap_or_default());
-                Vec::new()
-            }
+            "StartContainer" => self.changed(Event::Starting, AboutContainer::decode(payload)?),
+            "PostStartContainer" => self.changed(Event::Started, AboutContainer::decode(payload)?),
+            "StopContainer" => self.changed(Event::Stop, AboutContainer::decode(payload)?),
+            "RemoveContainer" => self.changed(Event::Remove, AboutContainer::decode(payload)?),
             "StateChange" => {
-                let message = StateChange::decode(payload)?;
-                let (pod, container) =
-                    (message.pod.unwrap_or_default(), message.container.unwrap_or_default());
-                if message.event == Event::Starting as i32 {
-                    self.handler.starting(&pod, &container);
-                } else if message.event == Event::Started as i32 {
-                    self.handler.clone().started(&pod, &container);
-                } else if message.event == Event::Remove as i32 {
-                    self.handler.stopped(&container);
-                }
-                Empty {}.encode_to_vec()
+                let StateChange { event, pod, container } = StateChange::decode(payload)?;
+                let changes = [Event::Starting, Event::Started, Event::Remove];
+                let Some(change) = changes.into_iter().find(|&one| one as i32 == event) else {
+                    return Ok(None);
+                };
+                self.changed(change, AboutContainer { pod, container });
             }
-            _ => Vec::new(),
-        })
+            // The runtime ends, and closes the connection next.
+            "Shutdown" => {}
+            _ => return Ok(None),
+        }
+        Ok(Some(Vec::new()))
+    }
+
+    fn synchronize(&self, message: Synchronize) -> Synchronized {
+        let more = message.more;
+        let mut parts = self.parts.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if parts.1.len() < MAX_CONTAINERS {
+            parts.0.extend(message.pods);
+            parts.1.extend(message.containers);
+        }
+        if !more {
+            let (pods, containers) = std::mem::take(&mut *parts);
+            drop(parts);
+            self.handler.synchronize(pods, containers);
+        }
+        Synchronized { more }
+    }
+
+    fn changed(&self, event: Event, message: AboutContainer) {
+        let (pod, container) = about(message);
+        match event {
+            Event::Create => {}
+            Event::Starting => self.handler.starting(&pod, &container),
+            Event::Started => self.handler.clone().started(&pod, &container),
+            Event::Stop | Event::Remove => self.handler.stopped(&container),
+        }
+    }
+}
+
+fn about(message: AboutContainer) -> (Pod, Container) {
+    (message.pod.unwrap_or_default(), message.container.unwrap_or_default())
+}
+
+fn refusal(what: String) -> Response {
+    let message = format!("Mayfly does not implement {what}");
+    Response { status: Some(Status { code: wire::UNIMPLEMENTED, message }), payload: Vec::new() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Records the calls.
+    #[derive(Default)]
+    struct Recorder(Mutex<Vec<String>>);
+
+    impl Recorder {
+        fn add(&self, call: String) {
+            self.0.lock().unwrap().push(call);
+        }
+    }
+
+    impl RuntimeHandler for Recorder {
+        fn configured(&self, runtime: &str, version: &str) {
+            self.add(format!("configured {runtime} {version}"));
+        }
+        fn synchronize(&self, pods: Vec<Pod>, containers: Vec<Container>) {
+            self.add(format!("synchronize {} {}", pods.len(), containers.len()));
+        }
+        fn create(&self, pod: &Pod, container: &Container) -> Adjustment {
+            self.add(format!("create {} {}", pod.id, container.id));
+            Adjustment::default()
+        }
+        fn starting(&self, pod: &Pod, container: &Container) {
+            self.add(format!("starting {} {}", pod.id, container.id));
+        }
+        fn started(self: Arc<Self>, pod: &Pod, container: &Container) {
+            self.add(format!("started {} {}", pod.id, container.id));
+        }
+        fn stopped(&self, container: &Container) {
+            self.add(format!("stopped {}", container.id));
+        }
+    }
+
+    /// The responses' codes and the handler's calls of some requests, by method and message.
+    fn outcome(requests: &[(&str, Vec<u8>)]) -> (Vec<i32>, Vec<String>) {
+        let recorder = Arc::new(Recorder::default());
+        let plugin = Plugin { handler: recorder.clone(), parts: Parts::default() };
+        let codes = requests.iter().map(|(method, payload)| {
+            let request = Request {
+                service: PLUGIN_SERVICE.into(),
+                method: (*method).into(),
+                payload: payload.clone(),
+                timeout_ns: 0,
+            };
+            plugin.respond(&request).status.map_or(0, |status| status.code)
+        });
+        (codes.collect(), recorder.0.lock().unwrap().clone())
+    }
+
+    fn pod_and_container() -> (Option<Pod>, Option<Container>) {
+        (
+            Some(Pod { id: "p".into(), ..Pod::default() }),
+            Some(Container { id: "c".into(), ..Container::default() }),
+        )
+    }
+
+    #[test]
+    fn events_arrive_by_calls_of_their_own_and_by_state_changes() {
+        let (pod, container) = pod_and_container();
+        let message = AboutContainer { pod: pod.clone(), container: container.clone() }.encode_to_vec();
+        let names = ["StartContainer", "PostStartContainer", "StopContainer", "RemoveContainer"];
+        let wanted = ["starting p c", "started p c", "stopped c", "stopped c"].map(str::to_owned);
+        let (codes, calls) = outcome(&names.map(|name| (name, message.clone())));
+        assert_eq!((codes, calls), (vec![0; 4], wanted.to_vec()));
+        let changes = [Event::Starting, Event::Started, Event::Remove].map(|event| {
+            let change = StateChange { event: event as i32, pod: pod.clone(), container: container.clone() };
+            ("StateChange", change.encode_to_vec())
+        });
+        let (codes, calls) = outcome(&changes);
+        assert_eq!((codes, calls), (vec![0; 3], wanted[..3].to_vec()));
+    }
+
+    #[test]
+    fn unknown_methods_events_and_services_are_unimplemented() {
+        let (pod, container) = pod_and_container();
+        let unknown = StateChange { event: 99, pod, container }.encode_to_vec();
+        let (codes, calls) = outcome(&[
+            ("ValidateContainerAdjustment", Vec::new()),
+            ("PostCreateContainer", Vec::new()),
+            ("", Vec::new()),
+            ("StateChange", unknown),
+        ]);
+        assert_eq!((codes, calls), (vec![wire::UNIMPLEMENTED; 4], Vec::new()));
+        let plugin = Plugin { handler: Arc::new(Recorder::default()), parts: Parts::default() };
+        let request = Request { method: "CreateContainer".into(), ..Request::default() };
+        assert_eq!(plugin.respond(&request).status.map(|status| status.code), Some(wire::UNIMPLEMENTED));
+    }
+
+    #[test]
+    fn undecodable_requests_and_shutdown_keep_no_container_from_starting() {
+        let (codes, calls) = outcome(&[("CreateContainer", vec![255; 3]), ("Shutdown", Vec::new())]);
+        assert_eq!((codes, calls), (vec![0; 2], Vec::new()));
     }
 }

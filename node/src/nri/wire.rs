@@ -6,7 +6,10 @@
 //! message   length 32, stream 32, kind 8, flags 8, then protobuf   ttrpc: a request, or the response on that stream
 //! ```
 //!
-//! The crate `ttrpc` would need forty others, a code generator among them, for these forty bytes of headers.
+//! The crate `ttrpc` 0.10 has no multiplexer, and with its code generator it would add thirty crates for the
+//! ten bytes of a message's header. NRI's protobuf file is in a Go module, and compiling it would need that
+//! module and a compiler wherever Mayfly is built. So both are here, and tests on two versions of containerd
+//! check them.
 
 use std::collections::HashMap;
 use std::io;
@@ -27,6 +30,8 @@ const MAX_BODY_BYTES: usize = 4 << 20;
 const MAX_FRAME_BYTES: usize = HEADER_BYTES + MAX_BODY_BYTES;
 const REQUEST: u8 = 1;
 const RESPONSE: u8 = 2;
+/// gRPC's code by which a server refuses a method: the runtime then calls the one that older plugins have.
+pub const UNIMPLEMENTED: i32 = 12;
 
 /// ttrpc's `Request`.
 #[derive(Clone, PartialEq, Message)]
@@ -74,6 +79,8 @@ pub enum Received {
     Request(u32, Request),
     /// The response to a request of the agent's.
     Response(u32, Response),
+    /// A message of another kind, by its number: streaming calls have such.
+    Unknown(u32, u8),
 }
 
 fn invalid(reason: impl std::fmt::Display) -> io::Error {
@@ -125,25 +132,21 @@ impl<R: AsyncRead + Unpin> Reader<R> {
 
 /// Removes the first message from the buffer, if it is complete.
 fn take_first(buffer: &mut Vec<u8>) -> io::Result<Option<Received>> {
-    loop {
-        let Some((header, rest)) = buffer.split_first_chunk::<HEADER_BYTES>() else { return Ok(None) };
-        let [l0, l1, l2, l3, s0, s1, s2, s3, kind, _] = *header;
-        let length = u32::from_be_bytes([l0, l1, l2, l3]) as usize;
-        if length > MAX_BODY_BYTES {
-            return Err(invalid(format_args!("a message of {length} bytes")));
-        }
-        let Some(body) = rest.get(..length) else { return Ok(None) };
-        let stream = u32::from_be_bytes([s0, s1, s2, s3]);
-        let message = match kind {
-            REQUEST => Some(Received::Request(stream, Request::decode(body).map_err(invalid)?)),
-            RESPONSE => Some(Received::Response(stream, Response::decode(body).map_err(invalid)?)),
-            _ => None, // data of streaming calls, which NRI does not use
-        };
-        buffer.drain(..HEADER_BYTES + length);
-        if message.is_some() {
-            return Ok(message);
-        }
+    let Some((header, rest)) = buffer.split_first_chunk::<HEADER_BYTES>() else { return Ok(None) };
+    let [l0, l1, l2, l3, s0, s1, s2, s3, kind, _] = *header;
+    let length = u32::from_be_bytes([l0, l1, l2, l3]) as usize;
+    if length > MAX_BODY_BYTES {
+        return Err(invalid(format_args!("a message of {length} bytes")));
     }
+    let Some(body) = rest.get(..length) else { return Ok(None) };
+    let stream = u32::from_be_bytes([s0, s1, s2, s3]);
+    let message = match kind {
+        REQUEST => Received::Request(stream, Request::decode(body).map_err(invalid)?),
+        RESPONSE => Received::Response(stream, Response::decode(body).map_err(invalid)?),
+        other => Received::Unknown(stream, other),
+    };
+    buffer.drain(..HEADER_BYTES + length);
+    Ok(Some(message))
 }
 
 /// Sends a request.
@@ -165,9 +168,8 @@ pub async fn send_request(
 pub async fn send_response(
     to: &mut (impl AsyncWrite + Unpin),
     stream: u32,
-    payload: Vec<u8>,
+    response: &Response,
 ) -> io::Result<()> {
-    let response = Response { status: None, payload };
     send(to, PLUGIN_SERVICE_CONNECTION, stream, RESPONSE, &response.encode_to_vec()).await
 }
 
@@ -223,15 +225,25 @@ mod tests {
             Request { service: "s".into(), method: "m".into(), payload: vec![7; 9000], timeout_ns: 5 };
         let mut sent = Vec::new();
         block_on(send_request(&mut sent, 1, &request)).unwrap();
-        block_on(send_response(&mut sent, 3, vec![9; 5])).unwrap();
+        let response = Response { status: None, payload: vec![9; 5] };
+        block_on(send_response(&mut sent, 3, &response)).unwrap();
         for size in [1, 3, 10, 4096] {
             let bytes = repacked(&sent, size);
             let mut reader = Reader::new(&bytes[..]);
             assert_eq!(block_on(reader.next()).unwrap(), Some(Received::Request(1, request.clone())));
-            let response = Response { status: None, payload: vec![9; 5] };
-            assert_eq!(block_on(reader.next()).unwrap(), Some(Received::Response(3, response)));
+            assert_eq!(block_on(reader.next()).unwrap(), Some(Received::Response(3, response.clone())));
             assert_eq!(block_on(reader.next()).unwrap(), None);
         }
+    }
+
+    #[test]
+    fn reports_messages_of_unknown_kinds_and_reads_on() {
+        let mut bytes = vec![0, 0, 0, 1, 0, 0, 0, 12, 0, 0, 0, 2, 0, 0, 0, 5, 3, 0, 8, 8];
+        let response = Response { status: None, payload: Vec::new() };
+        block_on(send_response(&mut bytes, 7, &response)).unwrap();
+        let mut reader = Reader::new(&bytes[..]);
+        assert_eq!(block_on(reader.next()).unwrap(), Some(Received::Unknown(5, 3)));
+        assert_eq!(block_on(reader.next()).unwrap(), Some(Received::Response(7, response)));
     }
 
     #[test]

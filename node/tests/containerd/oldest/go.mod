@@ -2,11 +2,7 @@ module mayfly.dev/node-tests
 
 go 1.24
 
-require (
-	github.com/containerd/containerd/v2 v2.1.4
-	google.golang.org/grpc v1.72.2
-	k8s.io/cri-api v0.32.3
-)
+require github.com/containerd/containerd/v2 v2.1.4
 
 require (
 	dario.cat/mergo v1.0.1 // indirect
@@ -133,6 +129,7 @@ require (
 	golang.org/x/time v0.7.0 // indirect
 	google.golang.org/genproto/googleapis/api v0.0.0-20250218202821-56aae31c358a // indirect
 	google.golang.org/genproto/googleapis/rpc v0.0.0-20250218202821-56aae31c358a // indirect
+	google.golang.org/grpc v1.72.2 // indirect
 	google.golang.org/protobuf v1.36.6 // indirect
 	gopkg.in/inf.v0 v0.9.1 // indirect
 	gopkg.in/yaml.v3 v3.0.1 // indirect
@@ -140,6 +137,7 @@ require (
 	k8s.io/apimachinery v0.32.3 // indirect
 	k8s.io/apiserver v0.32.3 // indirect
 	k8s.io/client-go v0.32.3 // indirect
+	k8s.io/cri-api v0.32.3 // indirect
 	k8s.io/klog/v2 v2.130.1 // indirect
 	k8s.io/kubelet v0.32.3 // indirect
 	k8s.io/utils v0.0.0-20241104100929-3ea5e8cea738 // indirect

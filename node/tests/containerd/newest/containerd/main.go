@@ -1,7 +1,8 @@
-// Command containerd is containerd 2 as its modules have it, for the tests: Debian 12's is 1.6 and has no NRI.
+// Command containerd is the newest containerd that the Go proxy has, as its modules have it, for the tests.
 package main
 
 import (
+	"context"
 	"fmt"
 	"os"
 
@@ -10,7 +11,7 @@ import (
 )
 
 func main() {
-	if err := command.App().Run(os.Args); err != nil {
+	if err := command.App().Run(context.Background(), os.Args); err != nil {
 		fmt.Fprintln(os.Stderr, "containerd:", err)
 		os.Exit(1)
 	}

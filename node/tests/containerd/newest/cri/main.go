@@ -128,7 +128,7 @@ func run(ctx context.Context, runtime cri.RuntimeServiceClient) error {
 		},
 	}
 	for name, value := range pod.Environment {
-		container.Envs = append(container.Envs, &cri.KeyValue{Key: name, Value: value})
+		container.Envs = append(container.Envs, &cri.KeyValue{Key: name, Value: []byte(value)})
 	}
 	request := &cri.CreateContainerRequest{PodSandboxId: made.PodSandboxId, Config: container, SandboxConfig: sandbox}
 	created, err := runtime.CreateContainer(ctx, request)
