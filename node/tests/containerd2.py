@@ -24,7 +24,8 @@ def programs(version="newest"):
     """The folder with `containerd` and `shim` of a version, and the path of the newest's CRI client."""
     if version == "oldest":
         return built("containerd/oldest", SOURCES / "oldest", ["./containerd", "./shim"], TAGS), programs()[1]
-    folder = built("containerd/newest", SOURCES / "newest", ["./containerd", "./shim", "./cri"], TAGS)
+    packages = ["./containerd", "./shim", "./cri", "./preload"]
+    folder = built("containerd/newest", SOURCES / "newest", packages, TAGS)
     return folder, folder / "cri"
 
 
@@ -128,6 +129,16 @@ plugin_config_path = "{self.folder}/nri/conf"
 
     def end(self, pod):
         self.cri("end", pod)
+
+
+@contextlib.contextmanager
+def preload_plugin(containerd, index, *more):
+    """Another NRI plugin that sets LD_PRELOAD of each container to `/opt/other.so`, while this lasts."""
+    command = [containerd.client.with_name("preload"), containerd.nri, index, "/opt/other.so", *more]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([str(word) for word in command], **pipes, text=True) as plugin:
+        assert plugin.stdout.readline() == "accepted\n"
+        yield
 
 
 def process_of(container):

@@ -6,8 +6,10 @@ import shutil
 import socket
 
 import pytest
+from containerd2 import preload_plugin
+from go_programs import Missing, built
 
-from node import PAGES, Agent, run, scratch, shared, until
+from node import HERE, PAGES, Agent, run, scratch, shared, until
 
 # NRI from 0.12 on reports a container's start and end by other calls than before.
 on_both_versions = pytest.mark.parametrize("containerd", ["oldest", "newest"], indirect=True)
@@ -27,6 +29,22 @@ def environment(pid):
 
 def has(pid, library):
     return library in pathlib.Path(f"/proc/{pid}/maps").read_text()
+
+
+@pytest.fixture(scope="session")
+def findings():
+    """What promtool's linter finds in metrics."""
+    try:
+        folder = built("promlint", HERE / "promlint", ["."])
+    except Missing as why:
+        pytest.skip(str(why))
+    return lambda text: run(folder / "promlint", input=text)
+
+
+def given(agent):
+    """How many containers started with the heap, and how many without it because of another plugin."""
+    metrics = agent.metrics()
+    return metrics['mayfly_node_given_total{what="heap"}'], metrics["mayfly_node_replaced_total"]
 
 
 def test_injects_nothing_without_a_request(agent, pods):
@@ -71,6 +89,45 @@ def test_namespaces_do_not_share(agent, pods):
         return [value for key, value in agent.metrics().items() if key.startswith(name)]
 
     until(lambda: len(charged()) == 3 and all(0 < value < 1 << 28 for value in charged()), charged)
+
+
+def test_metrics_are_as_prometheus_wants_them(agent, pods, findings):
+    """With two stores, so that each metric of a store has two values."""
+    for name in ("one", "two"):
+        pods(f"lint-{name}", f"lint-{name}", "glibc", PAGES, "16", "5", "600", share="namespace")
+    clients = 'mayfly_share_clients{domain="'
+    until(lambda: len([name for name in agent.metrics() if name.startswith(clients)]) >= 2, agent.log)
+    text = agent.get("/metrics")
+    assert findings(text) == ""
+    heads = [line for line in text.splitlines() if line.startswith("# HELP mayfly_share_clients ")]
+    assert len(heads) == 1
+
+
+def test_extends_the_ld_preload_of_another_plugin(agent, containerd, pods):
+    started, replaced = given(agent)
+    with preload_plugin(containerd, "95"):
+        pid = pods("extended", "shop", "glibc", PAGES, "4", "1", "300", heap="online")
+    assert environment(pid)["LD_PRELOAD"].startswith("/opt/other.so:/opt/mayfly/heap/")
+    until(lambda: has(pid, "libmayfly_heap.so"), agent.log)
+    until(lambda: given(agent) == (started + 1, replaced), agent.log)
+
+
+def test_counts_containers_that_start_without_the_heap_apart(agent, containerd, pods):
+    """A plugin of the same index that connects later is called later."""
+    started, replaced = given(agent)
+    with preload_plugin(containerd, "99", "replace"):
+        pid = pods("replaced", "shop", "glibc", PAGES, "4", "1", "300", heap="online")
+    assert environment(pid)["LD_PRELOAD"] == "/opt/other.so"
+    until(lambda: given(agent) == (started, replaced + 1), agent.log)
+    assert "starts without libmayfly_heap.so: another NRI plugin has replaced LD_PRELOAD" in agent.log()
+
+
+def test_failed_creations_are_not_counted(agent, containerd, pods):
+    before = given(agent), agent.metrics()["mayfly_node_containers"]
+    # Two plugins set one variable, which the runtime refuses.
+    with preload_plugin(containerd, "99"), pytest.raises(AssertionError, match="LD_PRELOAD"):
+        pods("failed", "shop", "glibc", PAGES, "4", "1", "300", heap="online")
+    assert (given(agent), agent.metrics()["mayfly_node_containers"]) == before
 
 
 @on_both_versions

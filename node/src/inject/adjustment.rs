@@ -17,6 +17,14 @@ pub fn variable_of<'a>(container: &'a Container, name: &str) -> Option<&'a str> 
     container.environment.iter().find_map(value)
 }
 
+/// The injected libraries that a container's `LD_PRELOAD` names.
+pub fn preloaded_libraries(container: &Container) -> Vec<&'static str> {
+    let preloaded = variable_of(container, "LD_PRELOAD").unwrap_or_default();
+    // The loader divides the list at both.
+    let has = |library: &&str| preloaded.split([':', ' ']).any(|path| path.ends_with(library));
+    ["libmayfly_heap.so", "libmayfly_merge_auto.so"].into_iter().filter(has).collect()
+}
+
 /// The changes that the runtime makes to a container, which has `preloaded` in `LD_PRELOAD` already.
 pub fn adjustment(injection: &Injection, preloaded: Option<&str>) -> Adjustment {
     let options = ["rbind", "ro", "nosuid", "nodev"].map(str::to_owned);
@@ -57,6 +65,17 @@ fn device(path: &str) -> Option<Device> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn finds_the_libraries_that_a_container_starts_with() {
+        let found = |environment: &[&str]| {
+            let environment = environment.iter().map(|line| line.to_string()).collect();
+            preloaded_libraries(&Container { environment, ..Container::default() })
+        };
+        let both = "LD_PRELOAD=/a.so /opt/x/libmayfly_merge_auto.so:/opt/x/libmayfly_heap.so";
+        assert_eq!(found(&["A=libmayfly_heap.so", both]), ["libmayfly_heap.so", "libmayfly_merge_auto.so"]);
+        assert!(found(&["LD_PRELOAD=/libmayfly_heap.so.old:/b.so"]).is_empty() && found(&[]).is_empty());
+    }
 
     #[test]
     fn variable_of_another_plugin_is_no_conflict() {

@@ -5,9 +5,11 @@ use std::collections::HashMap;
 
 use prost::Message;
 
-/// A container's event, as NRI numbers it; a subscription is a mask of `1 << (number - 1)`.
+/// An event of a container or pod, as NRI numbers it; a subscription is a mask of `1 << (number - 1)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
+    /// The runtime removes the pod.
+    RemovePod = 3,
     /// The runtime is about to create the container.
     Create = 4,
     /// The container is created, and the runtime is about to start its program.
@@ -80,7 +82,7 @@ pub struct Synchronized {
 }
 
 /// `CreateContainerRequest`, `StartContainerRequest`, `PostStartContainerRequest`, `StopContainerRequest` and
-/// `RemoveContainerRequest`, which have the same fields.
+/// `RemoveContainerRequest`, which have the same fields; `RemovePodSandboxRequest` has the first.
 #[derive(Clone, PartialEq, Message)]
 pub struct AboutContainer {
     /// Its pod.

@@ -28,9 +28,10 @@ use crate::nri::wire::{self, Reader, Received, Request, Response, Status};
 const PLUGIN_SERVICE: &str = "nri.pkg.api.v1alpha1.Plugin";
 const RUNTIME_SERVICE: &str = "nri.pkg.api.v1alpha1.Runtime";
 const NAME: &str = "mayfly";
-/// Late among plugins, so that the agent sees the others' changes: it extends `LD_PRELOAD` and does not
-/// replace it.
-const INDEX: &str = "90";
+/// Last among plugins, so that the agent sees the others' changes: it extends `LD_PRELOAD` and does not
+/// replace it. If a later plugin set that variable, the runtime would report a conflict and not create the
+/// container.
+const INDEX: &str = "99";
 const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(5);
 /// A client's streams in ttrpc have odd numbers.
 const FIRST_STREAM: u32 = 1;
@@ -53,6 +54,8 @@ pub trait RuntimeHandler: Send + Sync + 'static {
     fn started(self: Arc<Self>, pod: &Pod, container: &Container);
     /// The runtime stops or removes it.
     fn stopped(&self, container: &Container);
+    /// The runtime removes the pod. It reports no end of containers whose creation has failed.
+    fn pod_removed(&self, pod: &Pod);
 }
 
 /// Serves the runtime that listens at `socket` until it closes the connection.
@@ -160,7 +163,14 @@ impl Plugin {
             "Configure" => {
                 let message = Configure::decode(payload)?;
                 self.handler.configured(&message.runtime, &message.version);
-                let events = [Event::Create, Event::Starting, Event::Started, Event::Stop, Event::Remove];
+                let events = [
+                    Event::RemovePod,
+                    Event::Create,
+                    Event::Starting,
+                    Event::Started,
+                    Event::Stop,
+                    Event::Remove,
+                ];
                 return Ok(Some(
                     Configured { events: events.into_iter().map(Event::mask).sum() }.encode_to_vec(),
                 ));
@@ -178,9 +188,10 @@ impl Plugin {
             "PostStartContainer" => self.changed(Event::Started, AboutContainer::decode(payload)?),
             "StopContainer" => self.changed(Event::Stop, AboutContainer::decode(payload)?),
             "RemoveContainer" => self.changed(Event::Remove, AboutContainer::decode(payload)?),
+            "RemovePodSandbox" => self.changed(Event::RemovePod, AboutContainer::decode(payload)?),
             "StateChange" => {
                 let StateChange { event, pod, container } = StateChange::decode(payload)?;
-                let changes = [Event::Starting, Event::Started, Event::Remove];
+                let changes = [Event::RemovePod, Event::Starting, Event::Started, Event::Remove];
                 let Some(change) = changes.into_iter().find(|&one| one as i32 == event) else {
                     return Ok(None);
                 };
@@ -211,6 +222,7 @@ impl Plugin {
     fn changed(&self, event: Event, message: AboutContainer) {
         let (pod, container) = about(message);
         match event {
+            Event::RemovePod => self.handler.pod_removed(&pod),
             Event::Create => {}
             Event::Starting => self.handler.starting(&pod, &container),
             Event::Started => self.handler.clone().started(&pod, &container),
@@ -262,6 +274,9 @@ mod tests {
         fn stopped(&self, container: &Container) {
             self.add(format!("stopped {}", container.id));
         }
+        fn pod_removed(&self, pod: &Pod) {
+            self.add(format!("pod removed {}", pod.id));
+        }
     }
 
     /// The responses' codes and the handler's calls of some requests, by method and message.
@@ -291,16 +306,18 @@ mod tests {
     fn events_arrive_by_calls_of_their_own_and_by_state_changes() {
         let (pod, container) = pod_and_container();
         let message = AboutContainer { pod: pod.clone(), container: container.clone() }.encode_to_vec();
-        let names = ["StartContainer", "PostStartContainer", "StopContainer", "RemoveContainer"];
-        let wanted = ["starting p c", "started p c", "stopped c", "stopped c"].map(str::to_owned);
+        let names =
+            ["StartContainer", "PostStartContainer", "RemoveContainer", "RemovePodSandbox", "StopContainer"];
+        let wanted =
+            ["starting p c", "started p c", "stopped c", "pod removed p", "stopped c"].map(str::to_owned);
         let (codes, calls) = outcome(&names.map(|name| (name, message.clone())));
-        assert_eq!((codes, calls), (vec![0; 4], wanted.to_vec()));
-        let changes = [Event::Starting, Event::Started, Event::Remove].map(|event| {
+        assert_eq!((codes, calls), (vec![0; 5], wanted.to_vec()));
+        let changes = [Event::Starting, Event::Started, Event::Remove, Event::RemovePod].map(|event| {
             let change = StateChange { event: event as i32, pod: pod.clone(), container: container.clone() };
             ("StateChange", change.encode_to_vec())
         });
         let (codes, calls) = outcome(&changes);
-        assert_eq!((codes, calls), (vec![0; 3], wanted[..3].to_vec()));
+        assert_eq!((codes, calls), (vec![0; 4], wanted[..4].to_vec()));
     }
 
     #[test]

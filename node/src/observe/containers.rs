@@ -23,6 +23,8 @@ pub struct InjectedContainer {
     pub namespace: String,
     /// Its pod; none by CDI.
     pub pod: String,
+    /// The runtime's ID of its pod; none by CDI.
+    pub pod_id: String,
     /// Its name; by CDI its short ID.
     pub name: String,
     /// The trust domain in which it shares pages.

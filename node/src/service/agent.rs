@@ -10,7 +10,7 @@ use anyhow::Result;
 use crate::base::request::{Heap, InjectionRequest};
 use crate::domains::page_stores::{Members, PageStores};
 use crate::domains::trust_domain::TrustDomain;
-use crate::inject::adjustment::variable_of;
+use crate::inject::adjustment::preloaded_libraries;
 use crate::inject::artifacts::Artifacts;
 use crate::inject::cdi;
 use crate::inject::injection::Injection;
@@ -32,10 +32,12 @@ const START_DELAY: Duration = Duration::from_secs(2);
 /// Counts of events, for metrics.
 #[derive(Default)]
 pub struct Counts {
-    /// Containers with an injected heap.
+    /// Containers that started with an injected heap.
     pub heap: AtomicU64,
-    /// Containers with injected sharing.
+    /// Containers that started with injected sharing.
     pub share: AtomicU64,
+    /// Containers that started without an injected library, since another plugin replaced `LD_PRELOAD`.
+    pub replaced: AtomicU64,
     /// Requests that the agent refused.
     pub refused: AtomicU64,
     /// Containers with a request that started while no agent ran.
@@ -255,6 +257,7 @@ impl Agent {
         let recorded = InjectedContainer {
             namespace: pod.namespace.clone(),
             pod: pod.name.clone(),
+            pod_id: pod.id.clone(),
             name: container.name.clone(),
             domain,
             model,
@@ -289,14 +292,33 @@ impl Agent {
         });
     }
 
+    /// Counts the injection that a container has started with. That may be less than the agent returned:
+    /// another plugin may come later.
+    pub fn count_given(&self, pod: &Pod, container: &Container, request: &InjectionRequest, shares: bool) {
+        let preloaded = preloaded_libraries(container);
+        let requested = [
+            (request.needs_heap(), "libmayfly_heap.so", &self.counts.heap),
+            (shares, "libmayfly_merge_auto.so", &self.counts.share),
+        ];
+        for (_, library, count) in requested.into_iter().filter(|(is_requested, ..)| *is_requested) {
+            if preloaded.contains(&library) {
+                count.fetch_add(1, Ordering::Relaxed);
+                continue;
+            }
+            self.counts.replaced.fetch_add(1, Ordering::Relaxed);
+            tracing::warn!(
+                "container {:?} of pod {:?} of {:?} starts without {library}: another NRI plugin has replaced LD_PRELOAD; \
+                 it must extend the value that it finds",
+                container.name,
+                pod.name,
+                pod.namespace
+            );
+        }
+    }
+
     /// Schedules the check whether the program has loaded the injected libraries.
     pub fn schedule_load_check(self: &Arc<Self>, container: &Container) {
-        let process = container.process;
-        let preloaded = variable_of(container, "LD_PRELOAD").unwrap_or_default();
-        let libraries: Vec<&'static str> = ["libmayfly_heap.so", "libmayfly_merge_auto.so"]
-            .into_iter()
-            .filter(|library| preloaded.contains(library))
-            .collect();
+        let (process, libraries) = (container.process, preloaded_libraries(container));
         let Some(recorded) = self.lock_nri_containers().get(&container.id).cloned() else { return };
         if process == 0 || libraries.is_empty() {
             return;

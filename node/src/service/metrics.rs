@@ -12,18 +12,28 @@ use crate::service::agent::Agent;
 
 /// All metrics as Prometheus' text.
 pub fn text(agent: &Agent) -> String {
-    let mut out = Text(String::new());
+    let mut out = Text::default();
     let counts = &agent.counts;
     let one = |count: &AtomicU64| count.load(Ordering::Relaxed);
     out.head("connected", "gauge", "Whether the agent is connected to a container runtime (NRI)");
     out.line("connected", &[], agent.is_connected.load(Ordering::Relaxed).into());
-    out.head("given_total", "counter", "Containers that the agent injected something into");
+    out.head("given_total", "counter", "Containers that started with an injection");
     out.line("given_total", &[("what", "heap")], one(&counts.heap));
     out.line("given_total", &[("what", "share")], one(&counts.share));
     out.head("refused_total", "counter", "Requests that the agent refused");
     out.line("refused_total", &[], one(&counts.refused));
-    out.head("missed_total", "counter", "Containers with a request that started while no agent ran");
+    out.head(
+        "missed_total",
+        "counter",
+        "Containers with a request that started while no agent ran, or before it responded",
+    );
     out.line("missed_total", &[], one(&counts.missed));
+    out.head(
+        "replaced_total",
+        "counter",
+        "Containers that started without an injected library, since another NRI plugin replaced LD_PRELOAD",
+    );
+    out.line("replaced_total", &[], one(&counts.replaced));
     out.head("outcomes_total", "counter", "Running programs by whether they loaded the injected libraries");
     for (outcome, count) in counts.outcomes.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).iter() {
         out.line("outcomes_total", &[("outcome", outcome.label())], *count);
@@ -72,21 +82,52 @@ fn stores(agent: &Agent, out: &mut Text) {
     gauge("store_restarts", "How often it was restarted", &|state| Some(state.restarts));
     gauge("store_memory_bytes", "Memory charged to the store's own cgroup", &|state| state.memory_bytes);
     gauge("store_limit_bytes", "The limit of this cgroup", &|state| Some(state.limit_bytes));
-    let mut has_head = std::collections::HashSet::new();
+    let mut families = Families::default();
     for (at, (domain, state)) in states.iter().enumerate() {
         let labels = labels(at, domain);
-        let labels = labels.each_ref().map(|(key, text)| (*key, text.as_str()));
-        for line in state.metrics().lines() {
-            // A store labels its metrics with its only domain, `everyone`; the agent replaces that label by
-            // those of the trust domain.
-            let Some((name, value)) = line.split_once("{domain=\"everyone\"} ") else { continue };
-            let Some(short) = name.strip_prefix("mayfly_") else { continue };
-            let Ok(value) = value.parse() else { continue };
-            if has_head.insert(short.to_owned()) {
-                let kind = if short.ends_with("_total") { "counter" } else { "gauge" };
-                let _ = writeln!(out.0, "# TYPE mayfly_{short} {kind}");
+        families.add(&state.metrics(), &labels.each_ref().map(|(key, text)| (*key, text.as_str())));
+    }
+    families.write(out);
+}
+
+/// The stores' own metrics. All values of one metric follow its head, as Prometheus' format requires.
+#[derive(Default)]
+struct Families(Vec<Family>);
+
+#[derive(Default)]
+struct Family {
+    name: String,
+    /// Its help and type, as a store has written them.
+    head: String,
+    values: Text,
+}
+
+impl Families {
+    /// Adds the metrics of one store. It labels them with its only domain, `everyone`; the agent replaces
+    /// that label by those of the trust domain.
+    fn add(&mut self, text: &str, labels: &[(&str, &str)]) {
+        let mut head = String::new();
+        for line in text.lines() {
+            if line.starts_with('#') {
+                let is_first = line.starts_with("# HELP ");
+                head = if is_first { format!("{line}\n") } else { format!("{head}{line}\n") };
+                continue;
             }
-            out.named(&format!("mayfly_{short}"), &labels, value);
+            let Some((name, value)) = line.split_once("{domain=\"everyone\"} ") else { continue };
+            let (true, Ok(value)) = (name.starts_with("mayfly_share_"), value.parse()) else { continue };
+            let at = self.0.iter().position(|family| family.name == name).unwrap_or_else(|| {
+                let head = std::mem::take(&mut head);
+                self.0.push(Family { name: name.to_owned(), head, values: Text::default() });
+                self.0.len() - 1
+            });
+            self.0[at].values.named(name, labels, value);
+        }
+    }
+
+    fn write(&self, out: &mut Text) {
+        for Family { head, values, .. } in &self.0 {
+            out.0.push_str(head);
+            out.0.push_str(&values.0);
         }
     }
 }
@@ -95,7 +136,9 @@ fn containers(agent: &Agent, out: &mut Text) {
     let containers = agent.containers();
     let sharing: Vec<_> = containers.values().filter(|container| container.domain.is_some()).collect();
     out.head("containers", "gauge", "Running containers with an injection");
-    out.line("containers", &[], containers.len() as u64);
+    // The runtime reports no container whose creation failed afterwards; such have no cgroup.
+    let running = containers.values().filter(|container| container.cgroup.is_some());
+    out.line("containers", &[], running.count() as u64);
     let measured: Vec<_> = sharing
         .iter()
         .map(|container| {
@@ -148,6 +191,7 @@ fn models(agent: &Agent, out: &mut Text) {
     gauge("model_believed", "Whether the program believes it", |one| u64::from(!one.is_doubted));
 }
 
+#[derive(Default)]
 struct Text(String);
 
 impl Text {
@@ -181,5 +225,30 @@ mod tests {
         let mut out = Text(String::new());
         out.line("x", &[("pod", "a\"b\\\nc")], 7);
         assert_eq!(out.0, "mayfly_node_x{pod=\"a\\\"b\\\\\\nc\"} 7\n");
+    }
+
+    #[test]
+    fn metrics_of_two_stores_follow_one_head_with_help() {
+        let store = |clients: u32| {
+            let head = |name, kind| format!("# HELP {name} Help.\n# TYPE {name} {kind}\n");
+            [
+                head("mayfly_share_cpu_seconds_total", "counter"),
+                "mayfly_share_cpu_seconds_total 0.250\n".into(),
+                head("mayfly_share_clients", "gauge"),
+                format!("mayfly_share_clients{{domain=\"everyone\"}} {clients}\n"),
+                head("mayfly_share_requests_total", "counter"),
+                "mayfly_share_requests_total{domain=\"everyone\"} 9\n".into(),
+            ]
+            .concat()
+        };
+        let (mut families, mut out) = (Families::default(), Text::default());
+        families.add(&store(1), &[("domain", "a")]);
+        families.add(&store(2), &[("domain", "b")]);
+        families.write(&mut out);
+        let wanted = "# HELP mayfly_share_clients Help.\n# TYPE mayfly_share_clients gauge\n\
+            mayfly_share_clients{domain=\"a\"} 1\nmayfly_share_clients{domain=\"b\"} 2\n\
+            # HELP mayfly_share_requests_total Help.\n# TYPE mayfly_share_requests_total counter\n\
+            mayfly_share_requests_total{domain=\"a\"} 9\nmayfly_share_requests_total{domain=\"b\"} 9\n";
+        assert_eq!(out.0, wanted);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use crate::base::request::InjectionRequest;
 use crate::domains::trust_domain::TrustDomain;
@@ -10,6 +10,7 @@ use crate::inject::adjustment::{adjustment, mounts_over, variable_of};
 use crate::inject::injection::{MARK, ROOT};
 use crate::nri::messages::{Adjustment, Container, Pod, RUNNING};
 use crate::nri::plugin;
+use crate::observe::containers::InjectedContainer;
 use crate::service::agent::Agent;
 
 impl plugin::RuntimeHandler for Agent {
@@ -77,12 +78,7 @@ impl plugin::RuntimeHandler for Agent {
             self.update_members(domain);
         }
         match self.injection(pod, &container.id, &request, domain.as_ref()) {
-            Ok(injection) => {
-                let count_if = |count: &AtomicU64, is: bool| count.fetch_add(is.into(), Ordering::Relaxed);
-                count_if(&self.counts.heap, request.needs_heap());
-                count_if(&self.counts.share, domain.is_some());
-                adjustment(&injection, variable_of(container, "LD_PRELOAD"))
-            }
+            Ok(injection) => adjustment(&injection, variable_of(container, "LD_PRELOAD")),
             Err(why) => {
                 self.stopped(container);
                 self.refuse(pod, format_args!("{why:#}"));
@@ -103,9 +99,11 @@ impl plugin::RuntimeHandler for Agent {
     }
 
     fn started(self: Arc<Self>, pod: &Pod, container: &Container) {
-        let is_recorded = self.lock_nri_containers().contains_key(&container.id);
-        if is_recorded {
+        let recorded = self.lock_nri_containers().get(&container.id).cloned();
+        if let Some(recorded) = recorded {
             self.starting(pod, container);
+            let (request, _) = InjectionRequest::from_annotations(&pod.annotations);
+            self.count_given(pod, container, &request, recorded.domain.is_some());
             self.schedule_load_check(container);
             self.schedule_profile(pod, container);
         }
@@ -116,6 +114,15 @@ impl plugin::RuntimeHandler for Agent {
         self.profiler.remove(&container.id);
         if let Some(domain) = recorded.and_then(|recorded| recorded.domain) {
             self.update_members(&domain);
+        }
+    }
+
+    fn pod_removed(&self, pod: &Pod) {
+        let of_pod = |(_, one): &(&String, &InjectedContainer)| one.pod_id == pod.id;
+        let left: Vec<String> =
+            self.lock_nri_containers().iter().filter(of_pod).map(|(id, _)| id.clone()).collect();
+        for id in left {
+            self.stopped(&Container { id, ..Container::default() });
         }
     }
 }
