@@ -29,7 +29,8 @@ enum {
  * changed are merged again (V-B). Returns 0, or -1 with errno:
  *   EINVAL      unaligned, or an unknown flag
  *   ENOMEM      part of the range is not mapped, or the process has no room for more mappings
- *   ENOTSUP     nothing but stack, device memory, a shared mapping, reserved huge pages, locked or unreadable memory
+ *   ENOTSUP     nothing but stack, device memory, a shared mapping, reserved huge pages, locked, sealed or unreadable
+ *               memory, MAP_DROPPABLE
  *   ECONNREFUSED, ECONNRESET, ETIMEDOUT   no page store, or its connection closed: start one with `mayfly share`
  *   EPERM       userfaultfd is not permitted: mayfly_merge_error() names the remedy
  *   ENOSPC      the store is full: pages that it has are shared, the rest stay private

@@ -74,6 +74,7 @@ pub mod client {
     mod remap;
     mod scratch;
     mod statistics;
+    mod stopped_store;
 
     pub use background::Ticket;
     pub use flags::Flags;

@@ -4,6 +4,8 @@ right."""
 import errno
 import os
 import pathlib
+import signal
+import time
 
 import pytest
 from error_cases import ask
@@ -27,6 +29,8 @@ REFUSED = {
     "writable_file": (errno.ENOTSUP, r"file.*QUIET|QUIET.*file"),
     "locked": (errno.ENOTSUP, r"lock"),
     "unreadable": (errno.ENOTSUP, r"read"),
+    "sealed": (errno.ENOTSUP, r"seal"),
+    "droppable": (errno.ENOTSUP, r"MAP_DROPPABLE"),
     "one_of_many": (errno.ENOTSUP, r"shared"),
     "huge": (errno.ENOTSUP, r"huge"),
     "wait": (errno.EINVAL, r"ticket"),
@@ -76,6 +80,18 @@ def test_no_store(store, built):
         )
     store.kill()
     ask(built, "plain", socket=store.socket, want=want)
+
+
+def test_stopped_store(store, built):
+    """A call does not wait for its answer as long as for a busy one's, 20 s."""
+    store.process.send_signal(signal.SIGSTOP)
+    try:
+        begun = time.monotonic()
+        ask(built, "plain", socket=store.socket, want=(errno.ETIMEDOUT, rf"stopped.*kill -CONT {store.pid}"))
+        check(time.monotonic() - begun < 15, f"it took {time.monotonic() - begun:.1f} s")
+    finally:
+        store.process.send_signal(signal.SIGCONT)
+    ask(built, "plain", socket=store.socket, want=(0, ""))
 
 
 def test_no_permission(built):

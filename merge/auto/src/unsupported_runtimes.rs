@@ -1,12 +1,17 @@
-//! Runtimes that map their heaps themselves, past malloc: V8, JVMs, Go. The scanner does not see what they
-//! allocate, and the library reports it once when the library is loaded.
+//! Runtimes that map their heaps themselves, past malloc: V8, JVMs, Go, Ruby, PHP. The scanner does not
+//! see what they allocate, and the library reports it once when the library is loaded.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::slice;
 
 /// Identifies a runtime before its main runs: an exported function of the runtime or its launcher.
-const BY_SYMBOL: [(&CStr, &str); 3] =
-    [(c"napi_create_object", "V8"), (c"JLI_Launch", "a JVM"), (c"JNI_CreateJavaVM", "a JVM")];
+const BY_SYMBOL: [(&CStr, &str); 5] = [
+    (c"napi_create_object", "V8"),
+    (c"JLI_Launch", "a JVM"),
+    (c"JNI_CreateJavaVM", "a JVM"),
+    (c"ruby_run_node", "Ruby"),
+    (c"_emalloc", "PHP"),
+];
 
 /// The name in the note that Go's linker leaves.
 const GO_NOTE: &[u8] = b"Go\0\0";

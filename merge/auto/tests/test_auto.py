@@ -171,11 +171,15 @@ JAVA = 'class Hello { public static void main(String[] words) { System.out.print
 
 def hello(runtime, folder):
     """A program that prints hello, as command words."""
-    program = {"V8": "node", "a JVM": "java", "Go's runtime": "go"}[runtime]
+    program = {"V8": "node", "a JVM": "java", "Go's runtime": "go", "Ruby": "ruby", "PHP": "php"}[runtime]
     if not shutil.which(program):
         pytest.skip(f"{program} is not installed")
     if program == "node":
         return ["node", "-e", "console.log('hello')"]
+    if program == "ruby":
+        return ["ruby", "-e", "puts 'hello'"]
+    if program == "php":
+        return ["php", "-r", 'echo "hello\\n";']
     if program == "java":
         if not shutil.which("javac"):
             pytest.skip("javac is not installed")
@@ -189,7 +193,7 @@ def hello(runtime, folder):
     return [folder / "hello"]
 
 
-@pytest.mark.parametrize("runtime", ["V8", "a JVM", "Go's runtime"])
+@pytest.mark.parametrize("runtime", ["V8", "a JVM", "Go's runtime", "Ruby", "PHP"])
 def test_reports_a_runtime_with_its_own_heap_in_one_line(runtime, tmp_path):
     words = hello(runtime, tmp_path)
     ran = run_with(words, tmp_path, MAYFLY_MERGE_AUTO="4M")

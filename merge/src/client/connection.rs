@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::SealFlags;
@@ -20,9 +20,12 @@ use crate::base::protocol::{Answer, MAX_BYTES, MAX_HASHES, Refusal, Report, Requ
 use crate::base::segment::FINAL_SEALS;
 use crate::base::socket_path;
 use crate::client::checked_fd::CheckedFd;
+use crate::client::stopped_store::stopped_process;
 
 /// How long the store may take to answer; adding a segment takes it milliseconds.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
+/// How often a client that waits looks whether the store is stopped.
+const STATE_INTERVAL: Duration = Duration::from_millis(250);
 /// The user whose store is trusted, beside root and the program's own: for stores with a user of their own,
 /// and for user namespaces, where root appears as 65534.
 const TRUSTED_USER: &str = "MAYFLY_SHARE_UID";
@@ -361,14 +364,20 @@ fn exchange(
     if matches!(request, Request::Offer { .. }) {
         fault::point("client.offered");
     }
-    let deadline = std::time::Instant::now() + ANSWER_TIMEOUT;
+    let deadline = Instant::now() + ANSWER_TIMEOUT;
     loop {
-        let left = deadline.saturating_duration_since(std::time::Instant::now());
-        let wait =
-            rustix::time::Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos() as i64 };
+        let wait = deadline.saturating_duration_since(Instant::now()).min(STATE_INTERVAL);
+        let wait = rustix::time::Timespec { tv_sec: 0, tv_nsec: wait.subsec_nanos() as i64 };
         match poll(&mut [PollFd::from_borrowed_fd(socket, PollFlags::IN)], Some(&wait)) {
+            Ok(0) if Instant::now() >= deadline => return Err(timed_out(path)),
             Ok(0) => {
-                return Err(timed_out(path));
+                if let Some(process) = stopped_process(socket) {
+                    let place = path.display();
+                    let line = format!(
+                        "the page store at {place} is stopped: continue process {process} (kill -CONT {process})"
+                    );
+                    return Err(Error::new(libc::ETIMEDOUT, line));
+                }
             }
             Ok(_) => break,
             Err(Errno::INTR) => {}

@@ -7,6 +7,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 enum { PAGES = 16 };
@@ -151,6 +152,17 @@ int main(int count, char **words) {
         block = filled();
         contents = true;
         result = mayfly_advise(block, PAGES * PAGE, flags);
+    } else if (!strcmp(name, "sealed")) {
+        block = filled();
+        contents = true;
+        if (syscall(462, block, PAGES * PAGE, 0)) return puts("skip\ta kernel without mseal (Linux 6.10)"), 0;
+        result = mayfly_advise(block, PAGES * PAGE, 0);
+    } else if (!strcmp(name, "droppable")) {
+        // MAP_DROPPABLE
+        block = mmap(NULL, PAGES * PAGE, PROT_READ | PROT_WRITE, 0x08 | MAP_ANONYMOUS, -1, 0);
+        if (block == MAP_FAILED) return puts("skip\ta kernel without MAP_DROPPABLE (Linux 6.11)"), 0;
+        fill(block, PAGES * PAGE, 1);
+        result = mayfly_advise(block, PAGES * PAGE, 0);
     } else if (!strcmp(name, "changed user")) {
         // The page map was opened when the library was loaded, and each child's when it was forked.
         bool closes = count > 2 && !strcmp(words[2], "closes"), forks = count > 2 && !strcmp(words[2], "forks");

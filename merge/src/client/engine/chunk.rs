@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use mappings::Area;
 
-use super::{Engine, HASHES_AHEAD, Kind, Work, place};
+use super::refusals::{cannot_replace, place};
+use super::{Engine, HASHES_AHEAD, Kind, Work};
 use crate::base::error::{Error, While};
 use crate::base::fault;
 use crate::base::index::Location;
@@ -142,9 +143,8 @@ impl Engine {
                 continue;
             };
             self.mappings += 1;
-            remap::replace(site, &extent, held, counts).map_err(|errno| {
-                Error::system(format!("{}: mapping shared pages", place_of(site, &extent)), errno)
-            })?;
+            remap::replace(site, &extent, held, counts)
+                .map_err(|errno| cannot_replace(place_of(site, &extent), errno))?;
         }
         for run in plan::runs(site.pages, Page::Zero) {
             remap::drop_zeros(site, run, counts).while_doing("dropping pages of zeros")?;

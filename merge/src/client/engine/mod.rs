@@ -3,6 +3,7 @@
 //! of §V-B).
 
 mod chunk;
+mod refusals;
 mod upload;
 
 use std::collections::{HashMap, HashSet};
@@ -11,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use mappings::Area;
 
+use self::refusals::{cannot_hold, check_locked, place};
 use crate::base::error::{Error, While};
 use crate::base::fault;
 use crate::base::page::{PAGE_BYTES, PageHash};
@@ -369,38 +371,4 @@ impl Engine {
         self.freezer = freezer;
         result
     }
-}
-
-fn place(range: &Range<usize>) -> String {
-    format!("{:#x}-{:#x}", range.start, range.end)
-}
-
-fn cannot_hold(area: &Area, errno: rustix::io::Errno) -> Error {
-    match errno {
-        rustix::io::Errno::BUSY => Error::new(
-            libc::EBUSY,
-            format!("{}: another userfaultfd of the program has registered it", place(&area.range)),
-        ),
-        rustix::io::Errno::INVAL | rustix::io::Errno::NOENT => Error::new(
-            libc::ENOMEM,
-            format!("{}: no longer mapped, or replaced by another mapping", place(&area.range)),
-        ),
-        errno => Error::system(format!("{}: holding writers off (userfaultfd)", place(&area.range)), errno),
-    }
-}
-
-fn check_locked(ranges: &[Range<usize>]) -> Result<(), Error> {
-    if !address_space::any_is_locked() {
-        return Ok(());
-    }
-    for range in ranges {
-        if let Some(at) = address_space::locked_in(range) {
-            let line = "which sharing would unlock: munlock it first";
-            return Err(Error::new(
-                libc::ENOTSUP,
-                format!("{}: locked memory at {at:#x}, {line}", place(range)),
-            ));
-        }
-    }
-    Ok(())
 }
