@@ -7,12 +7,8 @@
 
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::ops::Range;
-use std::ptr::null_mut;
 
-/// dladdr1's request for the symbol table's entry.
-const SYMBOL_ENTRY: c_int = 1;
-/// The section of symbols that an object only refers to.
-const UNDEFINED: u16 = 0;
+use super::got;
 
 /// The definition that other objects' calls reach, or None if no object has one.
 pub fn of(name: &CStr) -> Option<*mut c_void> {
@@ -20,8 +16,8 @@ pub fn of(name: &CStr) -> Option<*mut c_void> {
     let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
     match found.is_null() {
         true => None,
-        false if is_definition(found) => Some(found),
-        false => first_of_libraries(name),
+        false if got::plt_entry_of_program(name) == Some(found as usize) => first_of_libraries(name),
+        false => Some(found),
     }
 }
 
@@ -31,18 +27,6 @@ pub fn object_of(address: *mut c_void) -> Option<usize> {
     unsafe {
         let mut about: libc::Dl_info = std::mem::zeroed();
         (libc::dladdr(address, &mut about) != 0).then_some(about.dli_fbase as usize)
-    }
-}
-
-/// Whether an address is where its object defines a function; else it is an entry of the object's PLT.
-fn is_definition(address: *mut c_void) -> bool {
-    let mut symbol: *mut c_void = null_mut();
-    // SAFETY: dladdr1 fills the structure and the pointer for an address inside a loaded object, or returns
-    // 0; the symbol table stays as long as its object.
-    unsafe {
-        let mut about: libc::Dl_info = std::mem::zeroed();
-        let is_known = libc::dladdr1(address, &mut about, &mut symbol, SYMBOL_ENTRY) != 0;
-        !is_known || symbol.is_null() || (*symbol.cast::<libc::Elf64_Sym>()).st_shndx != UNDEFINED
     }
 }
 

@@ -36,6 +36,8 @@ const RELOCATIONS_BYTES: i64 = 8;
 const RELATIVE_COUNT: i64 = 0x6fff_fff9;
 const JUMPS: i64 = 23;
 const JUMPS_BYTES: i64 = 2;
+/// The section of symbols that an object only refers to.
+const UNDEFINED: u16 = 0;
 
 #[repr(C)]
 struct Relocation {
@@ -124,12 +126,54 @@ unsafe fn patch_object(
     replacements: &[Replacement<'_>],
     found: &mut Vec<GotEntry>,
 ) -> Result<()> {
+    let mut result = Ok(());
+    let patch = |name: &CStr, _: &Symbol, at: usize, is_guarded: bool| {
+        if let Some(&(_, replacement)) = replacements.iter().find(|(wanted, _)| *wanted == name) {
+            let entry = GotEntry { at, replacement, is_guarded };
+            // SAFETY: an entry of this object for the function of that name.
+            result = result.and(unsafe { entry.patch() });
+            found.push(entry);
+        }
+    };
+    // SAFETY: as the function's.
+    unsafe { each_entry(about, patch) };
+    result
+}
+
+/// The program's own PLT entry for a function that a library defines. A program without PIE has one for each
+/// function whose address it takes, and that address is then the function's everywhere.
+pub fn plt_entry_of_program(name: &CStr) -> Option<usize> {
+    struct Search<'a>(&'a CStr, Option<usize>);
+    extern "C" fn look(about: *mut libc::dl_phdr_info, _size: usize, search: *mut c_void) -> c_int {
+        // SAFETY: the loader's description of an object, and the caller's search.
+        unsafe {
+            let (about, search) = (&*about, &mut *search.cast::<Search<'_>>());
+            each_entry(about, |name, symbol, _, _| {
+                if name == search.0 && symbol.section == UNDEFINED && symbol.value != 0 {
+                    search.1 = Some(about.dlpi_addr as usize + symbol.value as usize);
+                }
+            });
+        }
+        1 // the first is the program itself: stop here
+    }
+    let mut search = Search(name, None);
+    // SAFETY: `look` has the type of a callback, and takes the search.
+    unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut search).cast()) };
+    search.1
+}
+
+/// Visits the GOT entries of an object: the function's name and symbol, the entry's address, and whether the
+/// loader has made it read-only.
+///
+/// # Safety
+/// `about` is the loader's description of an object that stays loaded.
+unsafe fn each_entry(about: &libc::dl_phdr_info, mut act: impl FnMut(&CStr, &Symbol, usize, bool)) {
     let base = about.dlpi_addr as usize;
     // SAFETY: the object's own tables, located by its headers.
     unsafe {
         let headers = std::slice::from_raw_parts(about.dlpi_phdr, about.dlpi_phnum as usize);
         let Some(dynamic) = headers.iter().find(|header| header.p_type == libc::PT_DYNAMIC) else {
-            return Ok(());
+            return;
         };
         let is_mapped = |address: usize| {
             headers.iter().any(|h| {
@@ -153,8 +197,7 @@ unsafe fn patch_object(
         };
         // The loader has relocated them to addresses, except in the kernel's own object.
         let address = |tag| value(tag).filter(|&at| is_mapped(at));
-        let (Some(strings), Some(symbols)) = (address(STRINGS), address(SYMBOLS)) else { return Ok(()) };
-        let mut result = Ok(());
+        let (Some(strings), Some(symbols)) = (address(STRINGS), address(SYMBOLS)) else { return };
         for (table, bytes, skipped) in [
             (address(JUMPS), value(JUMPS_BYTES), 0),
             (address(RELOCATIONS), value(RELOCATIONS_BYTES), value(RELATIVE_COUNT).unwrap_or(0)),
@@ -170,16 +213,10 @@ unsafe fn patch_object(
                 }
                 let symbol = &*(symbols as *const Symbol).add(symbol);
                 let name = CStr::from_ptr((strings + symbol.name as usize) as *const _);
-                if let Some((_, replacement)) = replacements.iter().find(|(wanted, _)| *wanted == name) {
-                    let entry = base + relocation.offset as usize;
-                    let is_guarded = read_only.as_ref().is_some_and(|range| range.contains(&entry));
-                    let entry = GotEntry { at: entry, replacement: *replacement, is_guarded };
-                    result = result.and(entry.patch());
-                    found.push(entry);
-                }
+                let entry = base + relocation.offset as usize;
+                act(name, symbol, entry, read_only.as_ref().is_some_and(|range| range.contains(&entry)));
             }
         }
-        result
     }
 }
 
