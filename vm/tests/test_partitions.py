@@ -152,6 +152,24 @@ def test_run_prints_output_and_returns_exit_code(vm):
     check(vm.states() == ["absent"] * PARTITIONS, vm("list"))
 
 
+NAMES = """
+import socket
+server = socket.create_server(("localhost", 0))
+for name in ("localhost", "127.0.0.1"):
+    socket.create_connection((name, server.getsockname()[1]), 10).close()
+own = socket.gethostname()
+print(own, socket.gethostbyname(own), open("/etc/hostname").read().strip() == own)
+"""
+
+
+def test_instance_knows_localhost_and_its_own_name(vm):
+    vm("plug", "0")
+    vm("spawn", "web-1", "-p", "0", "--", "python3", "-c", NAMES)
+    found = vm("output", "web-1", "--follow")
+    check(found == "web-1 127.0.1.1 True\n", found)
+    vm.all_absent()
+
+
 def test_supervisor_survives_garbage_on_control_socket(vm):
     path = str(pathlib.Path(vm.runtime.name) / "mayfly/vm/mayfly.sock")
     check("not a request" in ask(path, {"verb": "dance"})["error"])

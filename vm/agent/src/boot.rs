@@ -15,6 +15,9 @@ use crate::root;
 const DISK: &str = "/dev/vda";
 const DISK_PATIENCE: Duration = Duration::from_secs(20);
 
+/// The guest's name.
+const HOST: &str = "mayfly";
+
 /// Files that tools write outside of `/tmp` stay in boot memory, and are small. Instances have layers of
 /// their own ([`root`]).
 const OVERLAY_OPTIONS: &str = "size=64m,mode=755,mpol=bind=static:0";
@@ -84,7 +87,10 @@ fn mount_rest() {
 fn set_up_kernel() {
     set("/proc/sys/kernel/numa_balancing", "0");
     set("/proc/sys/vm/compaction_proactiveness", "0");
-    set("/proc/sys/kernel/hostname", "mayfly");
+    set("/proc/sys/kernel/hostname", HOST);
+    // For tools; instances have a root and a network of their own.
+    must("write /etc/hosts", fs::write("/etc/hosts", root::hosts(HOST)));
+    must("bring up the loopback device", vm_sandbox::network::loopback_up());
     // The kernel's defaults, from boot memory, are some thousands, which a few instances can use up within
     // their own limits (`cgroup`); then the agent could start no thread to stop them. Each instance is
     // limited, and charged for its threads.

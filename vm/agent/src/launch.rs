@@ -125,8 +125,7 @@ fn confine(plan: &Plan) -> Result<(), String> {
     unsafe { rustix::thread::unshare_unsafe(namespaces) }.map_err(at("namespaces"))?;
     // Mounting needs the guest's root user, so this comes before privileges are dropped.
     root::enter(plan).map_err(at("its root"))?;
-    let host: String = plan.name.chars().take(63).collect();
-    rustix::system::sethostname(host.as_bytes()).map_err(at("host name"))?;
+    rustix::system::sethostname(plan.host().as_bytes()).map_err(at("host name"))?;
     drop_privileges(plan).map_err(at("privileges"))?;
     // Last: the filter forbids the calls above. It needs no privilege because no_new_privs is set.
     syscalls::confine(Placement::Fixed).map_err(at("seccomp"))

@@ -37,6 +37,13 @@ pub struct Plan {
     pub fixed_layout: bool,
 }
 
+impl Plan {
+    /// Its host name: the instance's name, as much as a kernel takes.
+    pub fn host(&self) -> String {
+        self.name.chars().take(63).collect()
+    }
+}
+
 /// How an instance's memory is bound to its partition.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum MemoryBinding {

@@ -29,7 +29,6 @@ pub const FOLDERS: [&str; 3] = [LAYER, LOWER, ROOT];
 
 /// Folders that are the instance's own also in a container image.
 const OWN: [&str; 4] = ["/dev", "/proc", "/sys", "/tmp"];
-const HOSTS: &str = "127.0.0.1 localhost\n";
 const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
 
 /// Files in /proc that show what other instances do, or act on the whole guest.
@@ -74,11 +73,20 @@ pub fn enter(plan: &Plan) -> io::Result<()> {
     let layers = format!("lowerdir={LOWER},upperdir={LAYER}/upper,workdir={LAYER}/work");
     mount("overlay", ROOT, "overlay", flags, Some(CString::new(layers)?.as_c_str()))?;
     match plan.root {
-        Some(_) => make_image_folders(plan.resolvers.as_deref().unwrap_or_default())?,
+        Some(_) => make_image_folders(plan)?,
         None => bind(Path::new("/opt/mayfly"), &inside("/opt/mayfly"), true)?,
     }
-    if let (None, Some(resolvers)) = (&plan.root, &plan.resolvers) {
-        fs::write(inside("/etc/resolv.conf"), resolvers)?;
+    if plan.root.is_none() {
+        // The disk, which all instances share, has none of these.
+        for (name, text) in [
+            ("hosts", hosts(&plan.host())),
+            ("hostname", format!("{}\n", plan.host())),
+            ("resolv.conf", plan.resolvers.clone().unwrap_or_default()),
+        ] {
+            let path = inside("/etc").join(name);
+            fs::write(&path, text)?;
+            chown(&path, Some(owner), Some(owner))?;
+        }
     }
     bind(&Path::new(LAYER).join("tmp"), &inside("/tmp"), false)?;
     devices()?;
@@ -91,6 +99,11 @@ pub fn enter(plan: &Plan) -> io::Result<()> {
     rustix::process::pivot_root(".", ".")?;
     unmount(".", UnmountFlags::DETACH)?;
     std::env::set_current_dir("/")
+}
+
+/// Content of `/etc/hosts`: programs look up `localhost` and the machine's own name there.
+pub fn hosts(host: &str) -> String {
+    format!("127.0.0.1 localhost\n127.0.1.1 {host}\n")
 }
 
 fn inside(path: &str) -> std::path::PathBuf {
@@ -110,7 +123,7 @@ fn mount_with_owner(users: RawFd, folder: &str) -> io::Result<()> {
 
 /// Makes the instance's own folders in a container image's root, replacing whatever the image has there. A
 /// symbolic link of the image would lead outside, because this process has not moved into the root yet.
-fn make_image_folders(resolvers: &str) -> io::Result<()> {
+fn make_image_folders(plan: &Plan) -> io::Result<()> {
     for name in OWN {
         let path = inside(name);
         match fs::symlink_metadata(&path) {
@@ -122,7 +135,8 @@ fn make_image_folders(resolvers: &str) -> io::Result<()> {
     }
     let etc = inside("/etc");
     if fs::symlink_metadata(&etc).is_ok_and(|there| there.is_dir()) {
-        for (name, text) in [("hosts", HOSTS), ("resolv.conf", resolvers)] {
+        let resolvers = plan.resolvers.clone().unwrap_or_default();
+        for (name, text) in [("hosts", hosts(&plan.host())), ("resolv.conf", resolvers)] {
             let path = etc.join(name);
             if fs::symlink_metadata(&path).is_ok_and(|there| there.is_file()) {
                 fs::remove_file(&path)?;
