@@ -23,7 +23,8 @@
 //! | [`sandbox`] | the interface to where an instance runs, and its two kinds: [`sandbox::containers`], [`sandbox::vm`] |
 //! | [`instance`] | one instance: the Runtime API, the Extensions API, its idle work, its end |
 //! | [`control`] | all functions and instances; carries out the pool's decisions |
-//! | [`events`] | asynchronous invocations, messages of SQS queues |
+//! | [`events`] | asynchronous invocations, messages of SQS queues, schedules |
+//! | [`gateway`] | HTTP APIs: routes, authorisers, events and answers in API Gateway's formats |
 //! | [`api`] | the Lambda API, function URLs, metrics, logs, the page |
 //! | [`service`] | the process: start, template, signals, handover, end |
 //!
@@ -60,6 +61,8 @@ pub mod function {
     //! worker is started with.
     pub(crate) mod definition;
     pub(crate) mod event_config;
+    pub(crate) mod http_api;
+    pub(crate) mod schedule;
     pub(crate) mod settings;
     pub(crate) mod template;
     pub mod worker_options;
@@ -88,17 +91,22 @@ pub(crate) mod instance;
 pub(crate) mod control;
 
 pub mod events {
-    //! Invocations that no caller waits for: asynchronous ones, and those from SQS queues.
+    //! Invocations that no caller waits for: asynchronous ones, and those from SQS queues and schedules.
     pub(crate) mod async_invokes;
     pub(crate) mod event_sources;
+    pub(crate) mod schedules;
     pub(crate) mod sqs;
 }
+
+pub(crate) mod gateway;
 
 pub(crate) mod api;
 
 pub mod service {
     //! The process: start, signals, handover and end, and deploying a template.
+    pub(crate) mod http_apis;
     pub(crate) mod serve;
+    pub(crate) mod sources;
     pub(crate) mod stack;
     pub(crate) mod systemd;
 }

@@ -20,6 +20,7 @@ from calls import open_folder
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 TEMPLATE = str(HERE / "functions/template.yaml")
+HTTP_APIS = HERE / "functions/http_apis"
 MAYFLY = os.environ.get("MAYFLY", str(ROOT / "target/release/mayfly"))
 # Few instances, so that the tests run alike on machines of any size.
 SETTINGS = {
@@ -195,3 +196,10 @@ def running(place):
     """A worker without functions, whose callers may name code and images in `place`."""
     with Worker("--code-from", str(place)) as worker:
         yield worker
+
+
+@pytest.fixture(scope="module")
+def apis():
+    """A worker with HTTP APIs."""
+    with Worker(str(HTTP_APIS / "template.yaml")) as running:
+        yield running

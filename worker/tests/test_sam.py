@@ -73,7 +73,7 @@ def test_serves_sam_build_output_unchanged(tmp_path):
             r"Environment.Variables.TABLE: there is no Table here",
             r"Environment.Variables.IMPORTED: !ImportValue is not supported here",
             r"VpcConfig is not supported and passed over",
-            r"Events.Api: events of Type Api are not supported and passed over",
+            r"REST API ServerlessRestApi, 1 route: http://ServerlessRestApi.execute-api.localhost:\d+/Prod/",
             r"Globals.Function.Tracing is not supported and passed over",
         ]:
             running.wait_for(line)

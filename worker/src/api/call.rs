@@ -58,7 +58,7 @@ impl Call {
     #[cfg(test)]
     pub fn of_tests(parts: Parts, body: impl Into<Bytes>) -> Call {
         let connections = std::sync::Arc::<crate::http::connections::Connections>::default();
-        Call { parts, body: body.into(), client: connections.add().client().clone() }
+        Call { parts, body: body.into(), client: connections.add([127, 0, 0, 1].into()).client().clone() }
     }
 
     /// The parts that its signature covers.

@@ -1,10 +1,12 @@
 //! The Lambda API: finds the call that a request makes, after the checks that precede any call.
 
 mod call;
+mod endpoint;
 mod event_configs;
 mod forward;
 mod functions;
 mod history;
+mod http_apis;
 mod invoke;
 mod layers;
 mod logs;
@@ -13,11 +15,11 @@ mod page;
 mod persist_change;
 mod route;
 mod streams;
-mod url_answer;
 mod urls;
 mod versions;
 
 use call::{Call, large_or_not, query, signed};
+use endpoint::{Endpoint, Of};
 pub use urls::new as new_url;
 
 use std::net::SocketAddr;
@@ -29,7 +31,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
 use hyper::body::Incoming;
-use hyper::header::HeaderValue;
+use hyper::header::{HeaderValue, TRANSFER_ENCODING};
 use hyper::http::request::Parts;
 use hyper::{Method, Request};
 use percent_encoding::percent_decode_str;
@@ -103,10 +105,10 @@ pub(crate) async fn serve(
             () = std::future::ready(()), if *accepting.borrow() == Accepting::NoMore => break,
         };
         match accepted {
-            Ok((stream, _)) => {
+            Ok((stream, peer)) => {
                 let _ = stream.set_nodelay(true); // answers are short and waited for
                 let _ = http::close_untaken(&stream, http::UNTAKEN);
-                let (api, connection) = (api.clone(), connections.add());
+                let (api, connection) = (api.clone(), connections.add(peer.ip()));
                 tokio::spawn(async move {
                     tokio::select! {
                         () = http::serve(stream, |request| handle(api.clone(), &connection, request)) => {}
@@ -129,6 +131,9 @@ pub(crate) async fn serve(
 
 async fn handle(api: Arc<Api>, connection: &Connection, request: Request<Incoming>) -> Answer {
     let id = uuid::Uuid::new_v4().to_string();
+    // The parser drops a length beside it (RFC 9112 §6.1), which a proxy in front may have believed: nothing
+    // that follows on this connection is read as a request.
+    let is_chunked = request.headers().contains_key(TRANSFER_ENCODING);
     let mut answer = match api.answer(connection, request).await {
         Ok(answer) => answer,
         Err(error) => error_answer(&error),
@@ -138,7 +143,7 @@ async fn handle(api: Arc<Api>, connection: &Connection, request: Request<Incomin
         connection.waits();
     }
     let headers = answer.headers_mut();
-    if api.is_over() {
+    if is_chunked || api.is_over() {
         headers.insert("connection", HeaderValue::from_static("close"));
     }
     if !headers.contains_key("x-amzn-requestid") {
@@ -172,6 +177,10 @@ impl Api {
             connection.works();
             return forward::forward(self, Call { parts, body, client: connection.client().clone() }).await;
         }
+        let endpoint = Endpoint::of(&parts);
+        if let Some(endpoint) = endpoint.as_ref().filter(|endpoint| endpoint.of == Of::Api) {
+            return http_apis::answer(self, connection, endpoint, parts, body).await;
+        }
         let path = parts.uri.path().to_string();
         let segments: Vec<String> = path
             .split('/')
@@ -179,11 +188,11 @@ impl Api {
             .map(|part| percent_decode_str(part).decode_utf8_lossy().into_owned())
             .collect();
         let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
-        let is_url = segments.first() == Some(&urls::PREFIX);
+        let is_url = endpoint.is_some();
         if !is_url {
             refuse_browsers(&parts)?;
         }
-        if let (&Method::GET, [view]) = (&parts.method, &segments[..])
+        if let (false, &Method::GET, [view]) = (is_url, &parts.method, &segments[..])
             && let Some(answer) = self.view(connection, &parts, view).await
         {
             return answer;
@@ -197,16 +206,15 @@ impl Api {
         if let Some(known) = credentials {
             sigv4::claim(&parts.headers, known, service, SystemTime::now())?;
         }
+        if let Some(endpoint) = &endpoint {
+            return urls::answer(self, connection, endpoint, parts, body).await;
+        }
         let (limit, memory) = match &segments[..] {
             [_, "functions"] | [_, "functions", _, "code"] | [_, "layers", _, "versions"] => {
                 (UPLOAD_BYTES, &self.uploads)
             }
             [_, "functions", name, "invocations" | "response-streaming-invocations"] => {
                 self.worker.target(&Target::new(name, query(parts.uri.query(), "Qualifier").next())?)?;
-                (limits::PAYLOAD_BYTES, &self.bodies)
-            }
-            [urls::PREFIX, ..] => {
-                urls::named(self, &segments[1..])?;
                 (limits::PAYLOAD_BYTES, &self.bodies)
             }
             _ => (limits::CALL_BYTES, &self.bodies),
@@ -221,9 +229,6 @@ impl Api {
         if handed_over.as_deref().is_some_and(Option::is_some) || self.is_over() {
             drop(handed_over);
             return forward::forward(self, call).await;
-        }
-        if is_url {
-            return urls::call(self, &call, &segments[1..]).await;
         }
         if let Some(known) = credentials {
             let claim = sigv4::claim(&call.parts.headers, known, service, SystemTime::now())?;
@@ -299,7 +304,7 @@ impl Api {
 /// long.
 fn changes_state(call: &Call, segments: &[&str]) -> bool {
     match segments {
-        [urls::PREFIX, ..] | [_, "functions", _, "response-streaming-invocations"] => false,
+        [_, "functions", _, "response-streaming-invocations"] => false,
         [_, "functions", _, "invocations"] => {
             http::header(&call.parts.headers, "x-amz-invocation-type") == Some("Event")
         }

@@ -15,10 +15,11 @@ use hyper::header::{CONTENT_TYPE, HeaderValue};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-use super::{Api, Call, invoke, url_answer};
+use super::{Api, Call, invoke};
 use crate::base::error::ApiError;
 use crate::base::name::Target;
 use crate::control::Worker;
+use crate::gateway::answer as url_answer;
 use crate::http::connections::Client;
 use crate::http::{self, Answer, header};
 use crate::invocation::request::{Invocation, Outcome, Piece, stream};
@@ -228,7 +229,7 @@ pub async fn url(api: &Api, call: &Call, target: Target, invocation: Invocation)
             let Some(described) = described.as_ref().and_then(Value::as_object) else {
                 return Ok(url_answer::broken());
             };
-            if url_answer::describe_answer(&mut answer, described).is_none() {
+            if url_answer::describe_answer(&mut answer, described).is_err() {
                 return Ok(url_answer::broken());
             }
         }
@@ -265,7 +266,7 @@ mod tests {
         let worker = Worker::of_tests(folder.path());
         let target = crate::base::name::parse("f").unwrap();
         let invocation = Invocation::new(String::new(), Bytes::new(), None, None);
-        let connection = Arc::<Connections>::default().add();
+        let connection = Arc::<Connections>::default().add([127, 0, 0, 1].into());
         let coming = Coming::begin(&worker, connection.client(), target, invocation);
         let until = async |queued| {
             while worker.counts().queued != queued {

@@ -45,3 +45,7 @@ pub const LOG_TAIL_BYTES: usize = 4096;
 pub const PROCESSES: u64 = 1024;
 /// Attempts after the first for an asynchronous invocation that failed.
 pub const EVENT_RETRIES: u32 = 2;
+/// How long a function of a REST API may take until the API answers without it.
+pub const REST_API: Duration = Duration::from_secs(29);
+/// The same of an HTTP API.
+pub const HTTP_API: Duration = Duration::from_secs(30);

@@ -2,6 +2,7 @@
 
 mod actions;
 mod functions;
+mod http_apis;
 mod layers;
 pub(crate) mod memory_readings;
 mod persistence;
@@ -25,6 +26,7 @@ use crate::code::Images;
 use crate::code::runtime_files;
 use crate::control::memory_readings::Readings;
 use crate::function::definition::{Deployment, Function};
+use crate::function::http_api::HttpApi;
 use crate::function::worker_options::Options;
 use crate::instance::{Instance, InstanceContext, Scheduler};
 use crate::invocation::counters::Count;
@@ -61,6 +63,8 @@ pub struct Worker {
     began: Instant,
     state: Mutex<State>,
     next_request: AtomicU64,
+    /// The template's HTTP APIs, by their ids in small letters.
+    http_apis: Mutex<BTreeMap<String, Arc<HttpApi>>>,
     /// Notified whenever an instance has been removed.
     instance_removed: Notify,
     /// The successor it has handed over to. A call that changes persistent state holds the read lock until
@@ -151,6 +155,7 @@ impl Worker {
             began,
             state: Mutex::new(state),
             next_request: AtomicU64::new(1),
+            http_apis: Mutex::default(),
             instance_removed: Notify::new(),
             handed_over: RwLock::default(),
             accepting: watch::Sender::default(),

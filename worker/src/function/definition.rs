@@ -14,6 +14,7 @@ use crate::code::Code;
 use crate::code::lambda_layers::{self, OptMount};
 use crate::code::runtime::Runtime;
 use crate::function::event_config::EventConfig;
+use crate::function::http_api::Cors;
 use crate::function::settings::Settings;
 use crate::invocation::counters::Count;
 use worker_image::ImageConfig;
@@ -114,6 +115,9 @@ pub struct FunctionUrl {
     /// `InvokeMode`: whether the function's answer is sent while the function makes it.
     #[serde(default)]
     pub streams: bool,
+    /// `Cors`: what pages of other origins may do.
+    #[serde(default)]
+    pub cors: Option<Cors>,
     /// Lambda's time text.
     pub created: String,
     /// Lambda's time text.

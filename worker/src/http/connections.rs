@@ -7,6 +7,7 @@
 //! closes the connection whose client has read nothing for longest.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 
 use bytes::{Buf, Bytes};
@@ -98,9 +99,15 @@ impl Known {
 pub struct Client {
     all: Arc<Connections>,
     number: u64,
+    peer: IpAddr,
 }
 
 impl Client {
+    /// Its address.
+    pub fn peer(&self) -> IpAddr {
+        self.peer
+    }
+
     /// A part of an answer to this client. It counts until it is dropped: once the client has read it, or
     /// the connection is closed.
     pub fn part(&self, bytes: impl Into<Bytes>) -> Part {
@@ -194,8 +201,8 @@ impl Connections {
         lock(&self.known).close_longest();
     }
 
-    /// Adds a connection, which waits for its first request.
-    pub fn add(self: &Arc<Self>) -> Connection {
+    /// Adds a connection from this address, which waits for its first request.
+    pub fn add(self: &Arc<Self>, peer: IpAddr) -> Connection {
         let closed = Arc::new(Notify::new());
         let number = {
             let mut known = lock(&self.known);
@@ -203,7 +210,7 @@ impl Connections {
             known.open.insert(number, Open { closed: closed.clone(), ..Open::default() });
             number
         };
-        let client = Client { all: self.clone(), number };
+        let client = Client { all: self.clone(), number, peer };
         let connection = Connection { client, turn: Mutex::default(), closed };
         connection.waits();
         connection
@@ -256,6 +263,9 @@ impl Drop for Connection {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::net::Ipv4Addr;
+
+    const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
     fn is_closed(connection: &Connection) -> bool {
         let closed = std::pin::pin!(connection.closed());
@@ -266,12 +276,12 @@ mod tests {
     #[test]
     fn the_one_that_has_waited_for_longest_is_closed_and_none_that_works() {
         let all = Arc::new(Connections::default());
-        let first: Vec<Connection> = (0..3).map(|_| all.add()).collect();
+        let first: Vec<Connection> = (0..3).map(|_| all.add(LOCAL)).collect();
         first[0].works();
-        let many: Vec<Connection> = (0..WAITING - 2).map(|_| all.add()).collect();
+        let many: Vec<Connection> = (0..WAITING - 2).map(|_| all.add(LOCAL)).collect();
         assert!(first.iter().chain(&many).all(|connection| !is_closed(connection)));
         first[2].waits(); // it has sent a request, and had its answer
-        let one_more = all.add();
+        let one_more = all.add(LOCAL);
         let closed: Vec<bool> = first.iter().map(is_closed).collect();
         assert_eq!(closed, [false, true, false]);
         first[0].waits();
@@ -286,7 +296,7 @@ mod tests {
     #[test]
     fn closes_the_client_that_has_read_nothing_for_longest() {
         let all = Arc::new(Connections::default());
-        let clients: Vec<Connection> = (0..4).map(|_| all.add()).collect();
+        let clients: Vec<Connection> = (0..4).map(|_| all.add(LOCAL)).collect();
         let quarter = Bytes::from(vec![0; UNTAKEN_BYTES / 4]);
         let part = |client: usize| clients[client].client().part(quarter.clone());
         let (first, second) = ((part(0), part(0)), part(1));

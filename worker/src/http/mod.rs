@@ -240,6 +240,14 @@ pub fn answer(status: u16, content_type: &str, body: impl Into<Bytes>) -> Answer
     answer
 }
 
+/// The same answer with this body.
+pub fn replace_body(mut answer: Answer, body: Bytes) -> Answer {
+    answer.headers_mut().insert(CONTENT_LENGTH, body.len().into());
+    let part = (!body.is_empty()).then(|| Part::uncounted(body));
+    *answer.body_mut() = AnswerBody::Whole(part);
+    answer
+}
+
 /// An answer whose body comes part by part.
 pub fn in_parts(status: u16, parts: mpsc::Receiver<io::Result<Part>>) -> Answer {
     with_body(status, AnswerBody::Parts(parts))

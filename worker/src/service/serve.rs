@@ -18,15 +18,15 @@ use crate::code::runtime_files;
 use crate::control::Worker;
 use crate::control::sampler;
 use crate::events::async_invokes::Events;
-use crate::events::event_sources::EventSources;
 use crate::function::definition::FunctionUrl;
-use crate::function::template::QueueSource;
 use crate::function::worker_options::{Libraries, Options};
 use crate::http::sigv4::Credentials;
 use crate::sandbox::containers::Containers;
 use crate::sandbox::environment;
 use crate::sandbox::interface::Maker;
 use crate::sandbox::vm::{Part, Plan, VmDomain, VmDomains};
+use crate::service::http_apis;
+use crate::service::sources::{Running, Sources};
 use crate::service::stack::{self, Ready, Stack};
 use crate::service::systemd;
 use crate::state::function_store::StoredState;
@@ -117,7 +117,8 @@ pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
             outside: service.outside,
             state: service.state,
         })?;
-        let queues = declared.sources();
+        let wanted_sources = declared.sources();
+        http_apis::set(&worker, declared.http_apis());
         // From then on this worker owns the store.
         let mut take = || -> Result<State> {
             let earlier = predecessor.as_mut().map(Predecessor::state).transpose()?.unwrap_or_default();
@@ -151,15 +152,15 @@ pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
             predecessor.serving()?;
             events.clone().follow(predecessor, elsewhere)?;
         }
-        let sources = Arc::new(EventSources::new(worker.clone()));
-        sources.set(queues.clone());
+        let sources = Arc::new(Running::new(&worker, &events));
+        sources.set(wanted_sources.clone());
         let changing = Changing {
             worker: worker.clone(),
             template: service.template,
             names,
             vms,
             sources,
-            queues,
+            wanted_sources,
             events: events.clone(),
             listener: listener.try_clone()?,
         };
@@ -179,6 +180,7 @@ pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
         let serving = api::serve(worker.clone(), listener, events, |address| {
             systemd::ready();
             ready(address);
+            http_apis::log(&worker, address);
         });
         let outcome = tokio::select! {
             outcome = serving => outcome,
@@ -229,8 +231,8 @@ struct Changing {
     /// Of the template's functions.
     names: BTreeSet<String>,
     vms: Option<Vms>,
-    sources: Arc<EventSources>,
-    queues: BTreeMap<String, Vec<QueueSource>>,
+    sources: Arc<Running>,
+    wanted_sources: Sources,
     events: Events,
     listener: TcpListener,
 }
@@ -259,7 +261,7 @@ impl Changing {
         let read = move || -> Result<_> {
             let stack = Stack::read(&path, &worker.options.cache)?;
             stack.check(worker.options.outside, vms.is_some(), worker.options.queues.is_some())?;
-            let queues = stack.sources();
+            let (sources, apis) = (stack.sources(), stack.http_apis());
             let memory_mib = vms.as_ref().map(|vms| memory_of(&vms.plan, &stack));
             let functions = stack.ready(&worker)?;
             let mut replaced = BTreeSet::new();
@@ -268,10 +270,12 @@ impl Changing {
                 worker.set_memory(memory_mib);
             }
             let names = stack::deploy(&worker, functions, &earlier, &BTreeMap::new(), &replaced)?;
-            Ok((names, queues))
+            http_apis::set(&worker, apis);
+            Ok((names, sources))
         };
-        (self.names, self.queues) = tokio::task::spawn_blocking(read).await??;
-        self.sources.set(self.queues.clone());
+        (self.names, self.wanted_sources) = tokio::task::spawn_blocking(read).await??;
+        self.sources.set(self.wanted_sources.clone());
+        http_apis::log(&self.worker, self.listener.local_addr()?);
         tracing::info!("{} was read anew: {} functions", template.display(), self.names.len());
         Ok(())
     }
@@ -304,7 +308,7 @@ impl Changing {
             }
             Err(error) => {
                 let again = self.worker.set_store_open(true).and(self.events.set_store_open(true));
-                self.sources.set(self.queues.clone());
+                self.sources.set(self.wanted_sources.clone());
                 self.worker.accepting.send_replace(Accepting::Yes);
                 again.and(Err(error))
             }
@@ -312,7 +316,7 @@ impl Changing {
     }
 
     async fn give_state(&self, mut successor: Successor) -> Result<Successor> {
-        self.sources.set(BTreeMap::new());
+        self.sources.set(Sources::default());
         self.worker.set_store_open(false)?;
         self.events.set_store_open(false)?;
         let state = State { begun: self.events.begun(), urls: self.urls() };

@@ -16,7 +16,10 @@ use crate::code::lambda_layers::{Layer, OptMount};
 use crate::code::python_packages;
 use crate::control::{Changed, Worker};
 use crate::function::definition::{Alias, FunctionUrl};
-use crate::function::template::{self, Declared, DeclaredLayer, LATEST_OF_LAYER, Package, QueueSource};
+use crate::function::http_api::HttpApi;
+use crate::function::schedule::Scheduled;
+use crate::function::template::{self, Declared, DeclaredLayer, DeclaredUrl, LATEST_OF_LAYER, Package};
+use crate::service::sources::Sources;
 use worker_container::worker_is_root;
 
 /// What a template declares, with the packages that its functions name.
@@ -24,6 +27,8 @@ use worker_container::worker_is_root;
 pub(crate) struct Stack {
     layers: Vec<DeclaredLayer>,
     functions: Vec<(Declared, Option<PathBuf>)>,
+    http_apis: Vec<HttpApi>,
+    schedules: BTreeMap<String, Vec<Scheduled>>,
 }
 
 /// A function that can be put into the worker.
@@ -48,7 +53,8 @@ impl Stack {
             Ok((function, packages))
         };
         let functions = template.functions.into_iter().map(with_packages).collect::<Result<_>>()?;
-        Ok(Stack { layers: template.layers, functions })
+        let (http_apis, schedules) = (template.http_apis, template.schedules);
+        Ok(Stack { layers: template.layers, functions, http_apis, schedules })
     }
 
     /// Its functions.
@@ -56,14 +62,20 @@ impl Stack {
         self.functions.iter().map(|(function, _)| function)
     }
 
-    /// The queues that functions are called from, by the called function, or by its published alias.
-    pub fn sources(&self) -> BTreeMap<String, Vec<QueueSource>> {
+    /// Its HTTP APIs.
+    pub fn http_apis(&self) -> Vec<HttpApi> {
+        self.http_apis.clone()
+    }
+
+    /// The queues and schedules that functions are called from, by the called function, or by its published
+    /// alias.
+    pub fn sources(&self) -> Sources {
         let with = self.functions().filter(|function| !function.sources.is_empty());
         let of = |function: &Declared| {
             let alias = function.alias.as_ref().map(|alias| format!(":{alias}")).unwrap_or_default();
             (format!("{}{alias}", function.name), function.sources.clone())
         };
-        with.map(of).collect()
+        Sources { queues: with.map(of).collect(), schedules: self.schedules.clone() }
     }
 
     /// Checks that this worker has what the functions need.
@@ -225,10 +237,11 @@ fn deploy_one(
     }
     worker.change_url(name, |known| {
         // A URL that stays keeps its address.
-        let Some((kind, streams)) = declared.url else { return Ok(None) };
-        let stays = known.or(earlier_url).filter(|url| url.auth_type == kind && url.alias == declared.alias);
-        let url = stays.unwrap_or_else(|| api::new_url(&kind, streams, declared.alias.clone()));
-        Ok(Some(FunctionUrl { streams, ..url }))
+        let Some(DeclaredUrl { auth_type, streams, cors }) = declared.url else { return Ok(None) };
+        let same = |url: &FunctionUrl| url.auth_type == auth_type && url.alias == declared.alias;
+        let stays = known.or(earlier_url).filter(same);
+        let url = stays.unwrap_or_else(|| api::new_url(&auth_type, streams, declared.alias.clone()));
+        Ok(Some(FunctionUrl { streams, cors, ..url }))
     })?;
     Ok(())
 }

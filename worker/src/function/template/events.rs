@@ -6,6 +6,10 @@ use serde::Deserialize;
 use serde_json::{Map, Value as Json};
 use serde_yaml_ng::Value as Yaml;
 
+use super::http_apis::is_route;
+use super::intrinsics::Scope;
+use super::schedules::{is_schedule, not_served};
+
 /// A queue that speaks SQS' API, and how a function is called with its messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueueSource {
@@ -71,14 +75,33 @@ pub fn sources(events: &Map<String, Json>, resources: &Yaml) -> Result<Vec<Queue
     Ok(found)
 }
 
-/// Keeps the queues of `Events`, and logs each other event as ignored, whatever its properties.
+/// The events that are routes of an HTTP API or schedules, with their properties resolved.
+pub fn routes(events: &Yaml, scope: &Scope, function: &str) -> Map<String, Json> {
+    let mut routes = Map::new();
+    for (name, event) in events.as_mapping().into_iter().flatten() {
+        let (Some(name), Some(kind)) = (name.as_str(), event.get("Type").and_then(Yaml::as_str)) else {
+            continue;
+        };
+        if is_route(kind) || is_schedule(kind) {
+            let place = format!("Resources.{function}.Properties.Events.{name}");
+            match scope.resolve(event, &place) {
+                Ok(event) => drop(routes.insert(name.into(), event.unwrap_or_default())),
+                Err(error) => tracing::warn!("{place} is not served: {error:#}"),
+            }
+        }
+    }
+    routes
+}
+
+/// Keeps the queues of `Events`, and logs each other event as ignored, whatever its properties; routes are
+/// read elsewhere.
 pub fn only_queues(events: &Yaml, place: &str) -> Yaml {
     let Some(events) = events.as_mapping() else { return events.clone() };
     let is_queue = |(name, event): &(&Yaml, &Yaml)| {
         let kind = event.get("Type").and_then(Yaml::as_str);
-        if kind != Some("SQS") {
+        if kind != Some("SQS") && !kind.is_some_and(|kind| is_route(kind) || is_schedule(kind)) {
             let (name, kind) = (name.as_str().unwrap_or_default(), kind.unwrap_or("none"));
-            tracing::warn!("{place}.{name}: events of Type {kind} are not supported and passed over");
+            tracing::warn!("{place}.{name}: {}", not_served(kind));
         }
         kind == Some("SQS")
     };

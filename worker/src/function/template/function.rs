@@ -6,11 +6,23 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::{Map, Value as Json};
 use serde_yaml_ng::Value as Yaml;
 
-use super::{Declared, Package};
+use super::{Declared, Package, http_apis};
 use crate::base::name;
 use crate::code::runtime::Runtime;
 use crate::function::event_config::EventConfig;
+use crate::function::http_api::Cors;
 use crate::function::settings::{Settings, Wanted};
+
+/// A function's URL.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeclaredUrl {
+    /// `AuthType`.
+    pub auth_type: String,
+    /// Whether its `InvokeMode` streams.
+    pub streams: bool,
+    /// `Cors`.
+    pub cors: Option<Cors>,
+}
 
 /// A VM's whole name has 40 characters, of which the worker takes some.
 const LONGEST_VM: usize = 20;
@@ -97,11 +109,13 @@ pub fn function(resource: &str, mut properties: Map<String, Json>, folder: &Path
             let Some(kind @ ("NONE" | "AWS_IAM")) = config.get("AuthType").and_then(Json::as_str) else {
                 bail!("FunctionUrlConfig.AuthType must be NONE or AWS_IAM")
             };
-            match config.get("InvokeMode").map(|mode| mode.as_str().unwrap_or_default()) {
-                None | Some("BUFFERED") => Some((kind.to_string(), false)),
-                Some("RESPONSE_STREAM") => Some((kind.to_string(), true)),
+            let streams = match config.get("InvokeMode").map(|mode| mode.as_str().unwrap_or_default()) {
+                None | Some("BUFFERED") => false,
+                Some("RESPONSE_STREAM") => true,
                 Some(_) => bail!("FunctionUrlConfig.InvokeMode must be BUFFERED or RESPONSE_STREAM"),
-            }
+            };
+            let cors = config.get("Cors").and_then(http_apis::cors::of_http);
+            Some(DeclaredUrl { auth_type: kind.to_string(), streams, cors })
         }
     };
     if let Some(variables) = properties.get_mut("Environment").and_then(|e| e.get_mut("Variables")) {

@@ -6,7 +6,9 @@
 
 mod events;
 mod function;
+mod http_apis;
 mod intrinsics;
+mod schedules;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,9 +19,12 @@ use serde_json::{Map, Value as Json};
 use serde_yaml_ng::Value as Yaml;
 
 pub use self::events::QueueSource;
+pub use self::function::DeclaredUrl;
 use self::intrinsics::Scope;
-use crate::base::name;
+use crate::base::name::{self, Target};
 use crate::function::event_config::EventConfig;
+use crate::function::http_api::HttpApi;
+use crate::function::schedule::Scheduled;
 use crate::function::settings::Settings;
 
 const FUNCTION: &str = "AWS::Serverless::Function";
@@ -67,8 +72,8 @@ pub struct Declared {
     pub package: Package,
     /// `ReservedConcurrentExecutions`.
     pub reserved: Option<u32>,
-    /// `FunctionUrlConfig`: its `AuthType`, and whether its `InvokeMode` streams.
-    pub url: Option<(String, bool)>,
+    /// `FunctionUrlConfig`.
+    pub url: Option<DeclaredUrl>,
     /// `AutoPublishAlias`: the alias of the version that is published whenever the function has changed.
     pub alias: Option<String>,
     /// `Tags`.
@@ -110,6 +115,10 @@ pub struct Template {
     pub functions: Vec<Declared>,
     /// Its layers.
     pub layers: Vec<DeclaredLayer>,
+    /// Its HTTP APIs.
+    pub http_apis: Vec<HttpApi>,
+    /// Its schedules, by what they call.
+    pub schedules: BTreeMap<String, Vec<Scheduled>>,
 }
 
 /// The version number in ARNs that means the latest version of the template's own layer.
@@ -138,6 +147,7 @@ fn declared(template: &Yaml, folder: &Path) -> Result<Template> {
     let mut functions: Vec<Declared> = Vec::new();
     let mut layers = Vec::new();
     let takes_nearest = function::takes_nearest_runtime(template)?;
+    let mut http = http_apis::declared(template, &scope);
     for (name, resource) in resources {
         let name = name.as_str().context("Resources: a name is no text")?;
         match resource.get("Type").and_then(Yaml::as_str) {
@@ -174,13 +184,25 @@ fn declared(template: &Yaml, folder: &Path) -> Result<Template> {
         let mut function = function::function(name, properties, folder).with_context(place)?;
         function.sources = sources;
         function::of_mayfly(resource, &mut function.settings).with_context(|| format!("Resources.{name}"))?;
+        let routes = resource.get("Properties").and_then(|own| own.get("Events"));
+        let routes = routes.map(|events| events::routes(events, &scope, name)).unwrap_or_default();
+        let target = Target { name: function.name.clone(), qualifier: function.alias.clone() };
+        http.functions.push((name.to_string(), target, routes));
         if functions.iter().any(|other| other.name == function.name) {
             bail!("{}: FunctionName '{}' is there twice", place(), function.name);
         }
         functions.push(function);
     }
     ensure!(!functions.is_empty(), "Resources: none is an {FUNCTION}");
-    Ok(Template { functions, layers })
+    let (http_apis, mut notes) = http_apis::read(&http);
+    let mut schedules = BTreeMap::new();
+    for (function, target, events) in &http.functions {
+        let (found, more) = schedules::read(function, events);
+        schedules.insert(target.to_string(), found);
+        notes.extend(more);
+    }
+    notes.iter().for_each(|note| tracing::warn!("{note}"));
+    Ok(Template { functions, layers, http_apis, schedules })
 }
 
 /// SAM's properties of a layer.
@@ -305,7 +327,8 @@ Resources:
         assert_eq!((hello.settings.memory_mib, hello.settings.timeout_s), (512, 30));
         let variables: Vec<_> = hello.settings.environment.iter().map(|(k, v)| format!("{k}={v}")).collect();
         assert_eq!(variables, ["ONE=one", "THREE=true", "TWO=x-blue-${Word}"]);
-        assert_eq!((hello.reserved, &hello.url), (Some(3), &Some(("NONE".into(), true))));
+        let url = DeclaredUrl { auth_type: "NONE".into(), streams: true, cors: None };
+        assert_eq!((hello.reserved, &hello.url), (Some(3), &Some(url)));
     }
 
     #[test]

@@ -1,0 +1,189 @@
+use serde_json::json;
+
+use super::*;
+use crate::function::http_api::{Authorizer, AuthorizerEvent, Identity};
+
+const ARN: &str = "arn:aws:lambda:us-east-1:000000000000:function:f";
+
+fn declaration(resources: &Json, events: &Json) -> Declaration {
+    let resources = resources.as_object().unwrap().iter().map(|(id, resource)| {
+        let kind = resource["Type"].as_str().unwrap().to_string();
+        (id.clone(), kind, resource["Properties"].as_object().unwrap().clone())
+    });
+    let events = events.as_object().unwrap().clone();
+    Declaration {
+        resources: resources.collect(),
+        functions: vec![("F".into(), name::parse("f:live").unwrap(), events)],
+        ..Declaration::default()
+    }
+}
+
+/// Routes as `API METHOD PATH`, and notes.
+fn routes(declaration: &Declaration) -> (Vec<String>, Vec<String>) {
+    let (apis, notes) = read(declaration);
+    let route = |api: &HttpApi, route: &Route| format!("{} {} {}", api.id, route.method, route.path);
+    let routes = apis.iter().flat_map(|api| api.routes.iter().map(move |one| route(api, one)));
+    (routes.collect(), notes)
+}
+
+fn event(kind: &str, properties: &Json) -> Json {
+    json!({ "Come": { "Type": kind, "Properties": properties } })
+}
+
+#[test]
+fn events_without_an_id_are_routes_of_implicit_apis() {
+    let events = json!({
+        "A": { "Type": "Api", "Properties": { "Path": "/a/", "Method": "get" } },
+        "B": { "Type": "HttpApi" },
+        "C": { "Type": "HttpApi", "Properties": { "Path": "/c/{d+}", "Method": "*" } },
+        "D": { "Type": "S3" },
+    });
+    let mut declared = declaration(&json!({}), &events);
+    declared.rest_globals =
+        json!({ "BinaryMediaTypes": ["image~1png"], "Cors": "'*'" }).as_object().unwrap().clone();
+    let (apis, notes) = read(&declared);
+    assert_eq!(notes, Vec::<String>::new());
+    let (routes, _) = routes(&declared);
+    let wanted =
+        ["ServerlessHttpApi ANY $default", "ServerlessHttpApi ANY /c/{d+}", "ServerlessRestApi GET /a"];
+    assert_eq!(routes, wanted);
+    let (http, rest) = (&apis[0], &apis[1]);
+    assert_eq!((http.stage.as_str(), rest.stage.as_str()), ("$default", "Prod"));
+    assert_eq!((http.routes[0].format, rest.routes[0].format), (Format::Two, Format::One));
+    assert_eq!(rest.routes[0].target, name::parse("f:live").unwrap());
+    assert_eq!(
+        (rest.binary[0].as_str(), rest.options.is_some(), http.cors.is_some()),
+        ("image/png", true, false)
+    );
+}
+
+#[test]
+fn resources_give_stage_variables_cors_and_authorizers() {
+    let resources = json!({
+        "Rest": { "Type": "AWS::Serverless::Api", "Properties": {
+            "StageName": "dev", "Variables": { "a": 1 },
+            "Cors": { "AllowMethods": "'GET'", "AllowHeaders": "'X-A'", "MaxAge": "'5'", "AllowCredentials": true },
+            "Auth": { "DefaultAuthorizer": "Mine", "ApiKeyRequired": true, "Authorizers": {
+                "Mine": { "FunctionArn": ARN, "Identity": { "Header": "X-T", "ValidationExpression": "a+" } },
+                "Other": { "FunctionArn": ARN, "FunctionPayloadType": "REQUEST",
+                           "Identity": { "Headers": ["A"], "QueryStrings": ["b"] } },
+                "Pool": { "UserPoolArn": "arn:x" } } } } },
+        "Http": { "Type": "AWS::Serverless::HttpApi", "Properties": {
+            "CorsConfiguration": { "AllowOrigins": ["https://a"], "MaxAge": 5 },
+            "Auth": { "Authorizers": { "Simple": { "FunctionArn": ARN, "AuthorizerPayloadFormatVersion": 2.0,
+                "EnableSimpleResponses": true, "Identity": { "Headers": ["A"] } } } } } },
+    });
+    let rest = |auth: Json| {
+        json!({ "Type": "Api", "Properties": {
+        "RestApiId": "Rest", "Path": format!("/{}", auth["Authorizer"].as_str().unwrap_or("none")),
+        "Method": "GET", "Auth": auth } })
+    };
+    let events = json!({
+        "A": rest(json!({})), "B": rest(json!({ "Authorizer": "NONE" })), "C": rest(json!({ "Authorizer": "Other" })),
+        "D": rest(json!({ "Authorizer": "Pool" })), "E": rest(json!({ "Authorizer": "AWS_IAM" })),
+        "F": rest(json!({ "Authorizer": "Missing" })),
+        "G": { "Type": "HttpApi", "Properties": { "ApiId": "Http", "Auth": { "Authorizer": "Simple" },
+                                                  "TimeoutInMillis": 500, "PayloadFormatVersion": "1.0" } },
+    });
+    let (apis, notes) = read(&declaration(&resources, &events));
+    let [http, rest] = &apis[..] else { panic!("{apis:?}") };
+    assert_eq!((rest.stage.as_str(), rest.variables["a"].as_str()), ("dev", "1"));
+    let options = rest.options.as_ref().unwrap();
+    assert_eq!(
+        (options.methods.as_deref(), options.headers["access-control-max-age"].as_str()),
+        (Some("GET"), "5")
+    );
+    assert_eq!(options.headers["access-control-allow-credentials"], "true");
+    let guards: Vec<_> = rest.routes.iter().map(|route| &route.guard).collect();
+    assert_eq!(guards[0], &Guard::Authorizer("Mine".into()));
+    assert_eq!(guards[1], &Guard::Open);
+    assert_eq!(guards[2], &Guard::Authorizer("Other".into()));
+    assert!(matches!(guards[3], Guard::Unsupported(_)) && guards[4] == &Guard::Iam && guards.len() == 5);
+    let mine = &rest.authorizers["Mine"];
+    assert_eq!((mine.event, mine.validation.as_deref()), (AuthorizerEvent::Token, Some("a+")));
+    assert_eq!(mine.identity, [Identity::Header("X-T".into())]);
+    let other = &rest.authorizers["Other"];
+    assert_eq!(other.identity, [Identity::Header("A".into()), Identity::Query("b".into())]);
+    assert_eq!(http.cors.as_ref().unwrap().max_age, Some(5));
+    let simple: &Authorizer = &http.authorizers["Simple"];
+    assert_eq!((simple.event, simple.simple), (AuthorizerEvent::HttpTwo, true));
+    assert_eq!((http.routes[0].format, http.routes[0].timeout_ms), (Format::One, Some(500)));
+    let notes = notes.join("\n");
+    for part in
+        ["Auth.ApiKeyRequired is not supported", "no authorizer 'Missing'", "needs a token of Cognito"]
+    {
+        assert!(notes.contains(part), "{part}: {notes}");
+    }
+}
+
+#[test]
+fn definitions_give_routes_of_functions() {
+    let integration = |function: &str| {
+        json!({ "x-amazon-apigateway-integration": { "type": "aws_proxy", "payloadFormatVersion": "1.0",
+            "uri": format!("arn:aws:apigateway:us-east-1:lambda:path/2015-03-31/functions/{function}/invocations") } })
+    };
+    let mut guarded = integration(ARN);
+    guarded["security"] = json!([{ "Own": [] }]);
+    let body = json!({
+        "components": { "securitySchemes": { "Own": { "type": "apiKey", "name": "Authorization", "in": "header",
+            "x-amazon-apigateway-authorizer": { "type": "request", "enableSimpleResponses": true,
+                "authorizerPayloadFormatVersion": "2.0", "identitySource": "$request.header.Authorization",
+                "authorizerUri": format!("arn:aws:apigateway:us-east-1:lambda:path/2015-03-31/functions/{ARN}/invocations") } } } },
+        "paths": {
+            "/a": { "get": integration(ARN), "post": guarded, "put": integration("none") },
+            "/{b+}": { "x-amazon-apigateway-any-method": integration(ARN) },
+            "/$default": { "x-amazon-apigateway-any-method": integration(ARN) },
+            "/plain": { "get": {} },
+        }
+    });
+    let resources =
+        json!({ "Own": { "Type": "AWS::Serverless::HttpApi", "Properties": { "DefinitionBody": body } } });
+    let declared = declaration(&resources, &json!({}));
+    let (mut found, notes) = routes(&declared);
+    found.sort();
+    assert_eq!(found, ["Own ANY $default", "Own ANY /{b+}", "Own GET /a", "Own POST /a"]);
+    assert!(notes.len() == 1 && notes[0].contains("PUT /a: its integration is no function"), "{notes:?}");
+    let api = &read(&declared).0[0];
+    let of = |method: &str| api.routes.iter().find(|route| route.method == method).unwrap();
+    assert_eq!(of("POST").guard, Guard::Authorizer("Own".into()));
+    assert_eq!(api.authorizers["Own"].identity, [Identity::Header("Authorization".into())]);
+    assert_eq!(of("GET").format, Format::One);
+}
+
+#[test]
+fn unsupported_routes_are_notes() {
+    let sockets = json!({ "Live": { "Type": "AWS::ApiGatewayV2::Api",
+                                    "Properties": { "ProtocolType": "WEBSOCKET" } } });
+    let (found, notes) = routes(&declaration(&sockets, &json!({})));
+    assert!(found.is_empty() && notes[0].starts_with("Live: WebSocket APIs are not supported"), "{notes:?}");
+    for (kind, properties, reason) in [
+        ("Api", json!({ "Method": "GET" }), "Path is needed"),
+        ("Api", json!({ "Path": "/a" }), "Method is ''"),
+        ("Api", json!({ "Path": "/a", "Method": "BREW" }), "Method is 'BREW'"),
+        ("Api", json!({ "Path": "/{a+}/b", "Method": "GET" }), "only the last part"),
+        ("Api", json!({ "Path": "/a", "Method": "GET", "RestApiId": {} }), "RestApiId is no id"),
+        ("HttpApi", json!({ "PayloadFormatVersion": "3.0" }), "PayloadFormatVersion is '3.0'"),
+    ] {
+        let (found, notes) = routes(&declaration(&json!({}), &event(kind, &properties)));
+        assert!(found.is_empty() && notes.len() == 1 && notes[0].contains(reason), "{notes:?}");
+        assert!(notes[0].starts_with("F.Events.Come: "), "{notes:?}");
+    }
+    let elsewhere = event("HttpApi", &json!({ "ApiId": "Imported" }));
+    let (found, notes) = routes(&declaration(&json!({}), &elsewhere));
+    assert_eq!(found, ["Imported ANY $default"]);
+    assert!(notes[0].contains("no resource is the API Imported"), "{notes:?}");
+}
+
+#[test]
+fn globals_are_merged_below_a_resource() {
+    let resources = json!({ "Own": { "Type": "AWS::Serverless::Api", "Properties": {
+        "StageName": "x", "BinaryMediaTypes": ["b/b"], "Variables": { "a": "own" } } } });
+    let mut declared =
+        declaration(&resources, &event("Api", &json!({ "RestApiId": "Own", "Path": "/", "Method": "GET" })));
+    let globals = json!({ "BinaryMediaTypes": ["a/a"], "Variables": { "a": "all", "b": "all" } });
+    declared.rest_globals = globals.as_object().unwrap().clone();
+    let api = &read(&declared).0[0];
+    assert_eq!(api.binary, ["a/a", "b/b"]);
+    assert_eq!((api.variables["a"].as_str(), api.variables["b"].as_str()), ("own", "all"));
+    assert_eq!(api.routes[0].path, "/");
+}
