@@ -23,6 +23,22 @@ pub enum Error {
         /// How much is available.
         available_bytes: u64,
     },
+    /// The host's pool of huge pages does not suffice.
+    #[error(
+        "the pool of huge pages is too small: {what} needs {} MiB, {} MiB are free: enlarge it with: \
+         sysctl vm.nr_hugepages={pages}",
+        need_bytes >> 20, free_bytes >> 20
+    )]
+    HugePages {
+        /// What the memory is for.
+        what: String,
+        /// How much it needs.
+        need_bytes: u64,
+        /// How much of the pool is free.
+        free_bytes: u64,
+        /// How many pages the pool would need.
+        pages: u64,
+    },
     /// The VM's memory limit is reached.
     #[error("the VM may have {} MiB and has {} MiB: unplug a partition first", limit_bytes >> 20, has_bytes >> 20)]
     Limit {

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use vm_protocol::{Layout, MAX_PARTITIONS, Mode};
 
 use crate::base::error::Error;
-use crate::base::host_memory::HostMemory;
+use crate::base::host_memory::{HostMemory, require_huge_pages};
 use crate::base::image::Image;
 
 /// Linux plugs and unplugs whole memory blocks (HotMem §2.2). On x86-64 a block is 128 MiB unless the machine
@@ -47,6 +47,19 @@ pub enum Backing {
     Shared,
     /// Huge pages of 2 MiB that the host has preallocated; unplugged memory returns to that pool.
     HugePages,
+}
+
+impl Backing {
+    /// Fails unless the host has this much memory of this kind.
+    ///
+    /// # Errors
+    /// One line: how much is needed, and how much there is.
+    pub fn require(self, what: &str, bytes: u64) -> Result<(), Error> {
+        match self {
+            Backing::HugePages => require_huge_pages(what, bytes),
+            Backing::Anonymous | Backing::Shared => HostMemory::require(what, bytes),
+        }
+    }
 }
 
 /// The settings of a VM.
@@ -190,7 +203,7 @@ impl Settings {
             ));
         }
         let shared_bytes = if layout.mode == Mode::Static { 0 } else { layout.shared_bytes };
-        HostMemory::require("to boot the VM", self.memory_at_boot_bytes() + shared_bytes)
+        self.backing.require("to boot the VM", self.memory_at_boot_bytes() + shared_bytes)
     }
 }
 

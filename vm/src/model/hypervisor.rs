@@ -8,7 +8,7 @@ use std::time::Duration;
 use vm_protocol::{Answer, Operation, Refusal};
 
 use crate::base::error::Error;
-use crate::base::host_memory::{HostMemory, resident_bytes};
+use crate::base::host_memory::resident_bytes;
 use crate::model::device::Device;
 
 /// A VM that runs. Dropping it kills it.
@@ -24,9 +24,7 @@ pub(crate) trait Hypervisor: Send + Sync {
     /// Kills that process if it still runs.
     fn kill(&self);
     /// Fails if the host has less memory available than this.
-    fn require_host_memory(&self, purpose: &str, bytes: u64) -> Result<(), Error> {
-        HostMemory::require(purpose, bytes)
-    }
+    fn require_host_memory(&self, purpose: &str, bytes: u64) -> Result<(), Error>;
     /// Resident memory of the process that holds the guest's.
     fn resident_bytes(&self) -> u64 {
         resident_bytes(self.pid())

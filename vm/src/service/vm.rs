@@ -353,7 +353,8 @@ impl Error {
     /// Whether trying the same again later may work.
     pub fn is_temporary(&self) -> bool {
         match self {
-            Error::Moving { .. } | Error::NoneReady | Error::HostMemory { .. } | Error::GuestDown(_) => true,
+            Error::Moving { .. } | Error::NoneReady | Error::GuestDown(_) => true,
+            Error::HostMemory { .. } | Error::HugePages { .. } => true,
             Error::AgentLost(_) | Error::TimedOut { .. } | Error::Held { .. } => true,
             other => other.is_refusal(ErrorKind::Busy),
         }

@@ -56,7 +56,9 @@ pub(super) fn arguments(
         "-m",
         &format!("size={boot_bytes}B{max}"),
     ]);
-    add(&["-object", &memory(settings.backing, "boot", boot_bytes)]);
+    // Without a reservation QEMU would be killed where the pool of huge pages runs dry.
+    let reserve = settings.backing == Backing::HugePages;
+    add(&["-object", &memory(settings.backing, "boot", boot_bytes, reserve)]);
     add(&["-numa", "node,nodeid=0,memdev=memory-boot"]);
     // QEMU describes an empty node to the guest only if a CPU belongs to it: here one that is never plugged.
     for node in 1..=nodes {
@@ -89,11 +91,13 @@ pub(super) fn arguments(
     for (index, MemoryDevice { device, bytes, node }) in devices.into_iter().enumerate() {
         let (id, slot, function) = (device.id(), FIRST_MEMORY_SLOT + index as u32 / 8, index % 8);
         let first = if function == 0 { ",multifunction=on" } else { "" };
-        add(&["-object", &memory(settings.backing, &id, bytes)]);
+        add(&["-object", &memory(settings.backing, &id, bytes, false)]);
+        // QEMU takes the pages of a block before it plugs that; if the pool has none it refuses the block.
+        let prealloc = if settings.backing == Backing::HugePages { ",prealloc=on" } else { "" };
         add(&[
             "-device",
             &format!(
-                "virtio-mem-pci,id={id},memdev=memory-{id},node={node},block-size={PIECE_BYTES},requested-size=0,\
+                "virtio-mem-pci,id={id},memdev=memory-{id},node={node},block-size={PIECE_BYTES},requested-size=0{prealloc},\
                  addr={slot:x}.{function}{first}"
             ),
         ]);
@@ -103,14 +107,17 @@ pub(super) fn arguments(
     list
 }
 
-/// A memory backend. No host memory is reserved for unplugged parts.
-fn memory(backing: Backing, id: &str, bytes: u64) -> String {
+/// A memory backend. No host memory is reserved for parts that can be unplugged.
+fn memory(backing: Backing, id: &str, bytes: u64, reserve: bool) -> String {
     let kind = match backing {
         Backing::Anonymous => "ram",
         Backing::Shared => "memfd,share=on",
         Backing::HugePages => "memfd,share=on,hugetlb=on,hugetlbsize=2M",
     };
-    format!("memory-backend-{kind},id=memory-{id},size={bytes}B,reserve=off")
+    format!(
+        "memory-backend-{kind},id=memory-{id},size={bytes}B,reserve={}",
+        if reserve { "on" } else { "off" }
+    )
 }
 
 fn kernel_command_line(settings: &Settings) -> String {

@@ -20,7 +20,7 @@ use qapi::qmp;
 use vm_protocol::{Answer, Operation};
 
 use crate::base::error::Error;
-use crate::base::settings::Settings;
+use crate::base::settings::{Backing, Settings};
 use crate::hypervisor::accelerator::Accelerator;
 use crate::hypervisor::agent_client::AgentClient;
 use crate::model::device::Device;
@@ -113,7 +113,8 @@ pub fn start(
     })?;
     let (pid, pidfd) =
         start.recv().map_err(|_| Error::Failed("QEMU's thread ended".to_string()))?.map_err(failed)?;
-    Ok(Started { process: Process { pid, pidfd, monitor }, agent, relay, console })
+    let process = Process { pid, pidfd, monitor, backing: settings.backing };
+    Ok(Started { process, agent, relay, console })
 }
 
 /// QEMU's process, and the host's end of its monitor.
@@ -121,6 +122,7 @@ pub struct Process {
     pid: u32,
     pidfd: Pidfd,
     monitor: UnixStream,
+    backing: Backing,
 }
 
 impl Process {
@@ -139,7 +141,7 @@ impl Process {
             qmp::Event::VSERPORT_CHANGE { .. } => on_event(Event::AgentDisconnected),
             _ => {}
         })?;
-        Ok(Qemu { pid: self.pid, pidfd: self.pidfd, monitor, agent })
+        Ok(Qemu { pid: self.pid, pidfd: self.pidfd, monitor, agent, backing: self.backing })
     }
 }
 
@@ -149,6 +151,7 @@ pub struct Qemu {
     pidfd: Pidfd,
     monitor: Monitor,
     agent: Arc<AgentClient>,
+    backing: Backing,
 }
 
 impl Hypervisor for Qemu {
@@ -162,6 +165,10 @@ impl Hypervisor for Qemu {
 
     fn ask_agent(&self, op: Operation, timeout: Duration) -> Result<Answer, AskError> {
         self.agent.ask(op, timeout)
+    }
+
+    fn require_host_memory(&self, purpose: &str, bytes: u64) -> Result<(), Error> {
+        self.backing.require(purpose, bytes)
     }
 
     fn pid(&self) -> u32 {
