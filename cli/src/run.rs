@@ -169,6 +169,7 @@ fn show_statistics(program: Preloaded, json: bool) -> Result<i32> {
             eprintln!("{}", serde_json::Value::Object(statistics));
         } else {
             eprint!("{}", statistics::table(&statistics));
+            eprint!("{}", statistics::share_of_malloc(&statistics).unwrap_or_default());
         }
         Ok(())
     })?;

@@ -35,6 +35,18 @@ pub fn table(statistics: &Map<String, Value>) -> String {
     rows.collect()
 }
 
+/// One line: which part of the process's memory at its end is malloc's, and so the heap's to save. `None` for
+/// statistics that lack it.
+pub fn share_of_malloc(statistics: &Map<String, Value>) -> Option<String> {
+    let bytes = |key| statistics.get(key).and_then(Value::as_f64);
+    let (heap, process) = (bytes("heap.resident_bytes")?, bytes("process.resident_bytes")?);
+    let share = (100.0 * heap / process).min(100.0);
+    let is_known = process > 0.0;
+    is_known.then(|| {
+        format!("malloc has {share:.0}% of the {} that were resident at the end\n", quantity::bytes(process))
+    })
+}
+
 fn readable(key: &str, value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
@@ -65,6 +77,15 @@ mod tests {
         assert_eq!(rows[1], ["heap.huge_pages.live", "12,345"]);
         assert_eq!(rows[2], ["heap.ratio", "1.250"]);
         assert_eq!(rows[3], ["heap.pages", "thp"]);
+    }
+
+    #[test]
+    fn shows_the_share_of_malloc() {
+        let share = |text| share_of_malloc(&parse(text, Path::new("s.json")).unwrap());
+        let line = share(r#"{"heap.resident_bytes": 1048576, "process.resident_bytes": 4194304}"#);
+        assert_eq!(line.unwrap(), "malloc has 25% of the 4.0 MiB that were resident at the end\n");
+        assert!(share(r#"{"heap.resident_bytes": 1, "process.resident_bytes": 0}"#).is_none());
+        assert!(share("{}").is_none());
     }
 
     #[test]

@@ -8,8 +8,8 @@ use crate::pages::huge_page::State;
 use crate::pages::large_blocks;
 use crate::pages::{decay, direct, region};
 use crate::span::cells::{Role, Span};
-use crate::system::clock;
 use crate::system::events::{self, Event, NAMES_OF_EVENTS};
+use crate::system::{clock, process};
 use crate::thread::local::{Heap, TABLES_BYTES};
 use crate::thread::{lines, registry};
 use crate::units::bits;
@@ -202,6 +202,8 @@ pub fn write_json(out: &mut impl Write) -> fmt::Result {
         write!(out, ",\"heap.huge_pages.class.{name}\":{pages}")?;
     }
     write!(out, ",\"heap.mapped_bytes\":{}", census.mapped_bytes())?;
+    write!(out, ",\"heap.resident_bytes\":{}", census.resident_bytes.max(census.active_bytes()))?;
+    write!(out, ",\"process.resident_bytes\":{}", process::resident_bytes().unwrap_or(0))?;
     write!(
         out,
         ",\"heap.blocks.live\":{},\"heap.blocks.residual\":{}",

@@ -15,6 +15,18 @@ pub fn threads() -> Option<u32> {
     number(b"/proc/self/stat\0", 20)
 }
 
+/// Bytes of the process that are resident; `None` without /proc.
+pub fn resident_bytes() -> Option<usize> {
+    const PAGE_BYTES: usize = 4096;
+    let (at, bytes) = files::read_small_file(b"/proc/self/statm\0")?;
+    // SAFETY: a mapping of that many bytes, until it is unmapped below.
+    let line = unsafe { core::slice::from_raw_parts(at as *const u8, bytes) };
+    let pages = line.split(|&byte| byte == b' ').nth(1);
+    let pages = pages.and_then(|field| core::str::from_utf8(field).ok()?.parse::<usize>().ok());
+    unmap(at, files::SMALL_FILE_BYTES);
+    pages.map(|pages| pages * PAGE_BYTES)
+}
+
 /// Whether the calling thread has a real-time policy.
 pub fn is_real_time() -> bool {
     let policy = number(b"/proc/thread-self/stat\0", 41);
