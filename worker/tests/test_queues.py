@@ -78,7 +78,7 @@ def test_each_message_is_processed_and_deleted(template):
             assert {arn for *_, arn in got(running)} == {ARN.format("orders").strip("'")}
             assert max(queues.batch_sizes) <= 4
             assert ":function:consumer:live" in running.log(), "the alias is called"
-            assert "Events.Web: events of Type Api are not supported" in running.log()
+            assert "REST API ServerlessRestApi" in running.log(), "its other event is served as well"
 
 
 def test_failed_batch_is_delivered_again_whole(template):

@@ -118,11 +118,12 @@ def test_an_image_is_the_root_of_its_instances(running):
     answer, error = invoke(running.client(), "Picture", {})
     assert error is None, answer
     assert answer.pop("user") > 2_000_000_000 and len(answer.pop("kernel")) == 37
+    # The instance's own name is there beside localhost.
+    assert re.fullmatch(r"127\.0\.0\.1 localhost\n127\.0\.1\.1 [\w.-]+\n", answer.pop("hosts"))
     # /dev/null is the device 1:3.
     assert answer == {
         "root": ["dev", "etc", "lib", "lib64", "proc", "srv", "sys", "tmp", "usr"],
         "cwd": "/srv",
-        "hosts": "127.0.0.1 localhost\n",
         "own": "yes",
         "written": ["/tmp/x", "/dev/shm/x"],
         "null": os.makedev(1, 3),
