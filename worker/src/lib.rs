@@ -61,10 +61,12 @@ pub mod function {
     //! worker is started with.
     pub(crate) mod definition;
     pub(crate) mod event_config;
+    pub(crate) mod failed;
     pub(crate) mod http_api;
     pub(crate) mod schedule;
     pub(crate) mod settings;
     pub(crate) mod template;
+    pub(crate) mod variables;
     pub mod worker_options;
 }
 

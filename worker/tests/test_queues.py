@@ -143,12 +143,12 @@ def test_queue_server_restart_and_template_reload(template):
 @pytest.mark.parametrize(
     "more, arguments, reason",
     [
-        ("", [], "consumer: Events of Type SQS need a server"),
+        ("", ["--strict"], "consumer: Events of Type SQS need a server"),
         ("", ["--queues", "10.0.0.1:9324"], "it must be a loopback address"),
-        (", BatchSize: 0", ["--queues", "127.0.0.1:9324"], "Events.Come: BatchSize is 0"),
+        (", BatchSize: 0", ["--strict", "--queues", "127.0.0.1:9324"], "Events.Come: BatchSize is 0"),
         (
             ", FilterCriteria: {}",
-            ["--queues", "127.0.0.1:9324"],
+            ["--strict", "--queues", "127.0.0.1:9324"],
             "unknown field `FilterCriteria`",
         ),
     ],

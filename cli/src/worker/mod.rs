@@ -1,5 +1,6 @@
 //! The worker of functions: serving, load and reports.
 
 pub mod load;
+mod reading;
 pub mod report;
 pub mod up;

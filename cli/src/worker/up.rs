@@ -14,6 +14,7 @@ use worker::http::sigv4::Credentials;
 use worker::sandbox::vm::{Plan, image};
 use worker_pool::Capacity;
 
+use super::reading::Reading;
 use crate::{libraries, settings};
 
 const EXAMPLES: &str = "\
@@ -101,7 +102,7 @@ enum LogFormat {
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES, after_help = "Examples: mayfly up --help")]
 pub struct UpArguments {
-    /// A SAM template with AWS::Serverless::Function resources
+    /// A template of SAM, CloudFormation or CDK; its functions that cannot be served are a line each
     template: Option<PathBuf>,
     /// The address of the Lambda API; any client that reaches it can run programs in sandboxes of this
     /// machine
@@ -141,6 +142,8 @@ pub struct UpArguments {
     /// run, so that a killed worker loses none [default: in memory]
     #[arg(long, value_name = "FOLDER")]
     state: Option<PathBuf>,
+    #[command(flatten)]
+    reading: Reading,
     /// Network of functions whose template does not set it (Metadata: {Mayfly: {Network: outside}}); outside
     /// needs root
     #[arg(long, value_enum, default_value = "none")]
@@ -210,6 +213,7 @@ impl UpArguments {
             queues: self.queues,
             outside: self.network == Network::Outside,
             state: self.state,
+            templates: self.reading.options()?,
         };
         worker::run(service, |address| {
             // For people and for scripts that asked for port 0. stderr may be closed.

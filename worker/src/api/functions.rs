@@ -7,7 +7,7 @@ use std::sync::Arc;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::sync::Semaphore;
 
 use super::versions::check_revision;
@@ -18,7 +18,7 @@ use crate::base::name::{self, Target};
 use crate::code::Code;
 use crate::code::lambda_layers::OptMount;
 use crate::code::runtime::Runtime;
-use crate::function::definition::{Deployment, Function};
+use crate::function::definition::Deployment;
 use crate::function::settings::{Settings, Wanted};
 use crate::http::{self, Answer};
 
@@ -162,6 +162,9 @@ async fn opt(api: &Api, settings: &Settings) -> Result<OptMount, ApiError> {
 }
 
 pub fn get(api: &Api, target: &Target) -> Result<Answer, ApiError> {
+    if let Some(failed) = api.worker.failed().get(&target.name) {
+        return Ok(http::json(200, &json!({ "Configuration": failed.configuration(), "Code": {} })));
+    }
     let function = api.worker.function(&target.name)?;
     let deployment = function.qualified(target.qualifier.as_deref())?;
     let mut answer = json!({
@@ -178,37 +181,10 @@ pub fn get(api: &Api, target: &Target) -> Result<Answer, ApiError> {
 }
 
 pub fn get_configuration(api: &Api, target: &Target) -> Result<Answer, ApiError> {
-    Ok(http::json(200, &api.worker.target(target)?.configuration()))
-}
-
-pub fn list(api: &Api, call: &Call) -> Result<Answer, ApiError> {
-    const MOST: usize = 50;
-    let most = match call.query("MaxItems") {
-        None => MOST,
-        Some(text) => text
-            .parse::<usize>()
-            .ok()
-            .filter(|number| (1..=10_000).contains(number))
-            .ok_or_else(|| ApiError::invalid_parameter("MaxItems must be 1 to 10000"))?
-            .min(MOST),
-    };
-    // The marker is the name after which the next page begins.
-    let after = call.query("Marker").unwrap_or_default();
-    let mut functions: Vec<Function> =
-        api.worker.functions().into_iter().filter(|function| function.deployment.name > after).collect();
-    let more = functions.len() > most;
-    functions.truncate(most);
-    let all_versions = call.query("FunctionVersion").as_deref() == Some("ALL");
-    let of = |function: &Function| -> Vec<Value> {
-        let most = if all_versions { usize::MAX } else { 1 };
-        function.deployments().take(most).map(|version| version.configuration()).collect()
-    };
-    let list: Vec<Value> = functions.iter().flat_map(of).collect();
-    let mut answer = json!({ "Functions": list });
-    if let (true, Some(last)) = (more, functions.last()) {
-        answer["NextMarker"] = last.deployment.name.clone().into();
+    if let Some(failed) = api.worker.failed().get(&target.name) {
+        return Ok(http::json(200, &failed.configuration()));
     }
-    Ok(http::json(200, &answer))
+    Ok(http::json(200, &api.worker.target(target)?.configuration()))
 }
 
 /// As on Lambda, $LATEST is not deleted as if it were a version: all of the function would be.

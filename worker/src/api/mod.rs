@@ -9,6 +9,7 @@ mod history;
 mod http_apis;
 mod invoke;
 mod layers;
+mod list;
 mod logs;
 mod metrics;
 mod page;

@@ -1,7 +1,9 @@
 //! Which operation of Lambda's API a call is for.
 
 use super::call::Call;
-use super::{Api, event_configs, functions, invoke, layers, streams, unknown_operation, urls, versions};
+use super::{
+    Api, event_configs, functions, invoke, layers, list, streams, unknown_operation, urls, versions,
+};
 use crate::base::error::ApiError;
 use crate::base::name::Target;
 use crate::http::Answer;
@@ -39,7 +41,7 @@ impl Api {
             }
             ("POST", ["2015-03-31", "functions"]) => functions::create(self, call).await,
             ("GET", ["2015-03-31", "functions" | ""]) | ("GET", ["2015-03-31", "functions", ""]) => {
-                functions::list(self, call)
+                list::list(self, call)
             }
             ("GET", ["2015-03-31", "functions", function]) => functions::get(self, &target(function)?),
             ("DELETE", ["2015-03-31", "functions", function]) => functions::delete(self, call, function),

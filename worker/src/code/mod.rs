@@ -4,6 +4,7 @@
 mod copy;
 mod image;
 pub(crate) mod lambda_layers;
+mod of_template;
 pub(crate) mod python_packages;
 pub(crate) mod runtime;
 pub(crate) mod runtime_files;
@@ -129,7 +130,7 @@ impl Code {
     /// Unpacks a .zip into a new folder below `place`.
     ///
     /// # Errors
-    /// It is no .zip, too large, or holds names that lead out of the folder, links or devices.
+    /// It is no .zip, too large, or holds names or links that lead out of the folder, or devices.
     pub fn from_zip(zip: &[u8], place: &Path) -> Result<Code, ApiError> {
         if zip.len() > limits::ZIP_BYTES {
             let limit = limits::ZIP_BYTES;
@@ -270,11 +271,21 @@ mod tests {
     }
 
     #[test]
-    fn links_and_a_file_twice_are_refused() {
-        let mut writer = zip::ZipWriter::new(Cursor::new(Vec::new()));
-        writer.add_symlink("link", "/etc", SimpleFileOptions::default()).unwrap();
-        let link = writer.finish().unwrap().into_inner();
-        assert!(unpacked(&link).unwrap_err().message.contains("only files"));
+    fn links_inside_are_made_and_others_and_a_file_twice_are_refused() {
+        let linked = |name: &str, target: &str| {
+            let mut writer = zip::ZipWriter::new(Cursor::new(Vec::new()));
+            writer.add_symlink(name, target, SimpleFileOptions::default()).unwrap();
+            writer.start_file("lib/real.py", SimpleFileOptions::default()).unwrap();
+            writer.write_all(b"1").unwrap();
+            unpacked(&writer.finish().unwrap().into_inner())
+        };
+        let (_place, code) = linked("bin/app.py", "../lib/real.py").unwrap();
+        assert_eq!(fs::read(code.folder.join("bin/app.py")).unwrap(), b"1");
+        for target in ["/etc", "../etc", "lib/../../etc"] {
+            assert!(linked("link", target).unwrap_err().message.contains("leads out of the archive"));
+        }
+        // Nothing is written through a link.
+        assert!(linked("lib", "bin").is_err());
         // A file where a folder is needed.
         assert!(unpacked(&zip(&[("a", b"", 0o644), ("a/b", b"", 0o644)])).is_err());
     }

@@ -50,7 +50,7 @@ impl Clients {
     pub fn provide(&self, runtime: &Runtime) -> Result<()> {
         let Runtime::Python(program, name) = runtime else { return Ok(()) };
         if self.of(runtime).is_none() {
-            let installed = installed(program, CLIENT, "", BOOTSTRAP_FILES, &self.cache);
+            let installed = installed(program, CLIENT, "", BOOTSTRAP_FILES, &self.cache, How::Pinned);
             let folder = installed.with_context(|| format!("cannot install awslambdaric for {name}"))?;
             lock(&self.folders).insert(name.clone(), folder);
         }
@@ -73,7 +73,7 @@ impl Clients {
 ///
 /// # Errors
 /// It cannot be installed; pip's own words are shown.
-pub fn layer(runtime: &Runtime, code: &Path, cache: &Path) -> Result<Option<PathBuf>> {
+pub fn layer(runtime: &Runtime, code: &Path, cache: &Path, pinned: bool) -> Result<Option<PathBuf>> {
     let Runtime::Python(program, _) = runtime else { return Ok(None) };
     let file = code.join(REQUIREMENTS);
     if !file.exists() {
@@ -84,7 +84,19 @@ pub fn layer(runtime: &Runtime, code: &Path, cache: &Path) -> Result<Option<Path
         return Ok(None);
     }
     let wanted = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
-    let folder = installed(program, &wanted, "python", &[], cache)
+    let is_pinned = pinned || wanted.contains("--hash=");
+    if !is_pinned && !has_requirements(&wanted) {
+        return Ok(None);
+    }
+    let how = if is_pinned { How::Pinned } else { How::Newest };
+    if !is_pinned {
+        tracing::warn!(
+            "{}: packages are not pinned and hashed: pip chose their versions when it first installed them \
+             (--pinned refuses that)",
+            file.display()
+        );
+    }
+    let folder = installed(program, &wanted, "python", &[], cache, how)
         .with_context(|| format!("cannot install what {} names", file.display()))?;
     Ok(Some(folder))
 }
@@ -95,6 +107,20 @@ fn has_packages(folder: &Path) -> bool {
     entries.any(|entry| Path::new(&entry.file_name()).extension().is_some_and(|kind| kind == "dist-info"))
 }
 
+/// Whether there is more than comments.
+fn has_requirements(text: &str) -> bool {
+    text.lines().any(|line| !line.trim().is_empty() && !line.trim_start().starts_with('#'))
+}
+
+/// How packages are chosen.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum How {
+    /// Each is pinned and hashed, its dependencies too.
+    Pinned,
+    /// By pip, with their dependencies.
+    Newest,
+}
+
 /// Installs `requirements` below the subfolder `below` of a folder in the cache, and the bootstrap's files
 /// if there are any, unless that was done before.
 fn installed(
@@ -103,6 +129,7 @@ fn installed(
     below: &str,
     bootstrap: &[(&str, &str)],
     cache: &Path,
+    how: How,
 ) -> Result<PathBuf> {
     let mut digest = Sha256::new();
     let texts = bootstrap.iter().map(|(_, text)| *text);
@@ -124,9 +151,11 @@ fn installed(
     tracing::info!("installing Python packages into {}", folder.display());
     let made = temporary.path().join("made");
     let target = made.join(below);
+    let strictness: &[&str] = if how == How::Pinned { &["--no-deps", "--require-hashes"] } else { &[] };
     let output = Command::new(&pip)
-        .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input", "--no-deps"])
-        .args(["--require-hashes", "--only-binary", ":all:", "--no-warn-script-location"])
+        .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"])
+        .args(["--only-binary", ":all:", "--no-warn-script-location"])
+        .args(strictness)
         .arg("--target")
         .arg(&target)
         .arg("-r")
@@ -137,10 +166,13 @@ fn installed(
     if !output.status.success() {
         let text = String::from_utf8_lossy(&output.stderr);
         let line = text.lines().find(|line| line.contains("ERROR")).or(text.lines().last());
-        bail!(
-            "pip: {} (every package must be pinned and hashed, as `uv pip compile --generate-hashes` writes it; or run `sam build`, and serve its template)",
-            line.unwrap_or("no reason given").trim()
-        );
+        let line = line.unwrap_or("no reason given").trim();
+        match how {
+            How::Pinned => bail!(
+                "pip: {line} (every package must be pinned and hashed, as `uv pip compile --generate-hashes` writes it; or run `sam build`, and serve its template)"
+            ),
+            How::Newest => bail!("pip: {line} (`sam build` builds what has no wheel; serve its template)"),
+        }
     }
     if !bootstrap.is_empty() {
         compile(python, bootstrap, &made)?;

@@ -11,6 +11,15 @@ use crate::base::error::ApiError;
 use crate::base::limits;
 use worker_system::text::{plain_reason, shown};
 
+/// The kind of an entry that is a symbolic link.
+const LINK: u32 = 0o120_000;
+/// The longest target of a link, in bytes.
+const TARGET: u64 = 1024;
+
+/// Unpacks an archive into an empty folder.
+///
+/// # Errors
+/// It is damaged, too large, or leads out of the folder.
 pub fn unpack(zip: &[u8], folder: &Path) -> Result<(), ApiError> {
     let invalid =
         |reason: String| ApiError::invalid_parameter(format!("Could not unzip uploaded file: {reason}"));
@@ -21,6 +30,7 @@ pub fn unpack(zip: &[u8], folder: &Path) -> Result<(), ApiError> {
     // The headers' sizes are not trusted: bytes are counted as they are unpacked.
     let mut left = limits::UNZIPPED_BYTES;
     let mut folders = Folders { root: folder, left: ENTRIES };
+    let mut links = Vec::new();
     for index in 0..archive.len() {
         let mut entry = archive.by_index(index).map_err(|error| invalid(error.to_string()))?;
         let name = entry.name().map_err(|error| invalid(error.to_string()))?.into_owned();
@@ -31,8 +41,8 @@ pub fn unpack(zip: &[u8], folder: &Path) -> Result<(), ApiError> {
             return Err(wrong("folders lie too deep in one another"));
         }
         let mode = entry.unix_mode().unwrap_or(0o644);
-        if mode & 0o170_000 != 0 && !matches!(mode & 0o170_000, 0o100_000 | 0o040_000) {
-            return Err(wrong("only files and folders are allowed"));
+        if mode & 0o170_000 != 0 && !matches!(mode & 0o170_000, 0o100_000 | 0o040_000 | LINK) {
+            return Err(wrong("only files, folders and links are allowed"));
         }
         let failed = |error: io::Error| wrong(&plain_reason(&error));
         let path = folder.join(&name);
@@ -41,6 +51,15 @@ pub fn unpack(zip: &[u8], folder: &Path) -> Result<(), ApiError> {
             continue;
         }
         folders.make(path.parent().unwrap_or(folder)).map_err(failed)?;
+        if mode & 0o170_000 == LINK {
+            let mut target = String::new();
+            (&mut entry).take(TARGET + 1).read_to_string(&mut target).map_err(failed)?;
+            if !stays_inside(&name, &target) {
+                return Err(wrong("the link leads out of the archive"));
+            }
+            links.push((path, target, shown));
+            continue;
+        }
         let mut file = fs::OpenOptions::new().write(true).create_new(true).open(&path).map_err(failed)?;
         let written = io::copy(&mut (&mut entry).take(left + 1), &mut file).map_err(failed)?;
         left = left.checked_sub(written).ok_or_else(|| {
@@ -50,7 +69,26 @@ pub fn unpack(zip: &[u8], folder: &Path) -> Result<(), ApiError> {
         let executable = if mode & 0o111 != 0 { 0o755 } else { 0o644 };
         file.set_permissions(fs::Permissions::from_mode(executable)).map_err(failed)?;
     }
+    // Last, so that no entry is written through a link.
+    for (path, target, shown) in links {
+        let made = std::os::unix::fs::symlink(target, path);
+        made.map_err(|error| invalid(format!("{shown}: {}", plain_reason(&error))))?;
+    }
     Ok(())
+}
+
+/// Whether a link leads to a place below the archive's root: up from its own folder as far as the root, and
+/// then down. Parts on the way down may be links, and lead no further out either.
+fn stays_inside(name: &Path, target: &str) -> bool {
+    let fits = !target.is_empty() && target.len() as u64 <= TARGET && !target.contains('\0');
+    let mut parts = Path::new(target).components().filter(|part| *part != Component::CurDir).peekable();
+    let depth =
+        name.components().filter(|part| matches!(part, Component::Normal(_))).count().saturating_sub(1);
+    let mut up = 0;
+    while parts.next_if_eq(&Component::ParentDir).is_some() {
+        up += 1;
+    }
+    fits && up <= depth && parts.all(|part| matches!(part, Component::Normal(_)))
 }
 
 /// Makes a bounded number of folders: the name of one entry can have hundreds, which take room on the
@@ -86,6 +124,23 @@ fn inside(name: &str) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn links_stay_below_the_root() {
+        for (name, target, stays) in [
+            ("a", "b", true),
+            ("a/b", "../c/d", true),
+            ("a/b", "./../../c", false),
+            ("./a/b", "../c", true),
+            ("a", "..", false),
+            ("a", "b/../c", false),
+            ("a", "/etc", false),
+            ("a", "", false),
+            ("a", "b\0", false),
+        ] {
+            assert_eq!(stays_inside(Path::new(name), target), stays, "{name} -> {target}");
+        }
+    }
 
     #[test]
     fn folders_are_neither_too_many_nor_too_deep() {

@@ -12,6 +12,7 @@ use crate::code::Code;
 use crate::code::lambda_layers::OptMount;
 use crate::function::definition::{Deployment, Function, FunctionUrl};
 use crate::function::event_config::EventConfig;
+use crate::function::failed::Failed;
 use crate::function::settings::Settings;
 use worker_pool::FunctionId;
 
@@ -28,7 +29,7 @@ impl Worker {
         opt: OptMount,
     ) -> Result<Arc<Deployment>, ApiError> {
         let mut state = self.lock();
-        if state.functions.contains_key(name) {
+        if state.functions.contains_key(name) || state.failed.contains_key(name) {
             return Err(ApiError::conflict(format!("Function already exist: {name}")));
         }
         let id = state.new_function_id();
@@ -105,6 +106,9 @@ impl Worker {
     /// No such function.
     pub fn delete(self: &Arc<Self>, name: &str) -> Result<(), ApiError> {
         let mut state = self.lock();
+        if state.failed.remove(name).is_some() {
+            return Ok(());
+        }
         let function = state.functions.remove(name).ok_or_else(|| name::no_such_function(name))?;
         for deployment in function.deployments() {
             self.withdraw(&mut state, deployment);
@@ -134,6 +138,18 @@ impl Worker {
     /// No such function.
     pub fn function(&self, name: &str) -> Result<Function, ApiError> {
         self.lock().function(name).cloned()
+    }
+
+    /// Sets which functions of the template cannot be served. One that is served by this name stays.
+    pub(crate) fn set_failed(&self, failed: Vec<Failed>) {
+        let mut state = self.lock();
+        let unserved = failed.into_iter().filter(|one| !state.functions.contains_key(&one.name));
+        state.failed = unserved.map(|one| (one.name.clone(), one)).collect();
+    }
+
+    /// The functions that cannot be served, by name.
+    pub(crate) fn failed(&self) -> BTreeMap<String, Failed> {
+        self.lock().failed.clone()
     }
 
     /// The function whose URL has this id. Any client may ask for any id, so only this one is copied.

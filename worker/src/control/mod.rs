@@ -26,6 +26,7 @@ use crate::code::Images;
 use crate::code::runtime_files;
 use crate::control::memory_readings::Readings;
 use crate::function::definition::{Deployment, Function};
+use crate::function::failed::Failed;
 use crate::function::http_api::HttpApi;
 use crate::function::worker_options::Options;
 use crate::instance::{Instance, InstanceContext, Scheduler};
@@ -77,6 +78,8 @@ pub struct Worker {
 struct State {
     pool: Pool,
     functions: BTreeMap<String, Function>,
+    /// Functions of the template that cannot be served.
+    failed: BTreeMap<String, Failed>,
     deployments: HashMap<FunctionId, Arc<Deployment>>,
     waiting: HashMap<RequestId, Waiting>,
     instances: BTreeMap<InstanceId, Arc<Instance>>,
@@ -132,6 +135,7 @@ impl Worker {
         let state = State {
             pool: Pool::new(options.capacity.clone()),
             functions: BTreeMap::new(),
+            failed: BTreeMap::new(),
             deployments: HashMap::new(),
             waiting: HashMap::new(),
             instances: BTreeMap::new(),
@@ -323,7 +327,10 @@ impl State {
     }
 
     fn function(&self, name: &str) -> Result<&Function, ApiError> {
-        self.functions.get(name).ok_or_else(|| name::no_such_function(name))
+        self.functions.get(name).ok_or_else(|| match self.failed.get(name) {
+            Some(failed) => failed.refusal(),
+            None => name::no_such_function(name),
+        })
     }
 }
 

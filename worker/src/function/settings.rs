@@ -9,6 +9,7 @@ use crate::base::error::ApiError;
 use crate::base::limits;
 use crate::code::lambda_layers;
 use crate::code::runtime::Runtime;
+use crate::function::variables;
 use worker_image::ImageConfig;
 use worker_system::text::shown;
 
@@ -118,27 +119,6 @@ pub struct Settings {
     pub page_out_after_s: Option<u32>,
 }
 
-/// Variables that Lambda sets and a function may not (Lambda's guide, "Defined runtime environment
-/// variables").
-const RESERVED_VARIABLES: [&str; 16] = [
-    "_HANDLER",
-    "_X_AMZN_TRACE_ID",
-    "AWS_DEFAULT_REGION",
-    "AWS_REGION",
-    "AWS_EXECUTION_ENV",
-    "AWS_LAMBDA_FUNCTION_NAME",
-    "AWS_LAMBDA_FUNCTION_MEMORY_SIZE",
-    "AWS_LAMBDA_FUNCTION_VERSION",
-    "AWS_LAMBDA_INITIALIZATION_TYPE",
-    "AWS_LAMBDA_LOG_GROUP_NAME",
-    "AWS_LAMBDA_LOG_STREAM_NAME",
-    "AWS_LAMBDA_RUNTIME_API",
-    "AWS_ACCESS_KEY_ID",
-    "AWS_SECRET_ACCESS_KEY",
-    "LAMBDA_TASK_ROOT",
-    "LAMBDA_RUNTIME_DIR",
-];
-
 impl Settings {
     /// The settings of a new function.
     ///
@@ -213,7 +193,7 @@ impl Settings {
             settings.ephemeral_mib = storage.size;
         }
         if let Some(environment) = &wanted.environment {
-            check_environment(&environment.variables)?;
+            variables::check(&environment.variables)?;
             settings.environment.clone_from(&environment.variables);
         }
         if let Some(role) = &wanted.role {
@@ -288,31 +268,6 @@ fn check(fits: bool, what: &str, value: &str, must: &str) -> Result<(), ApiError
         return Ok(());
     }
     Err(ApiError::invalid_parameter(format!("'{what}' is '{}' and must {must}", shown(value))))
-}
-
-fn check_environment(variables: &BTreeMap<String, String>) -> Result<(), ApiError> {
-    let bytes: usize = variables.iter().map(|(name, value)| name.len() + value.len()).sum();
-    if bytes > limits::ENVIRONMENT_BYTES {
-        return Err(ApiError::invalid_parameter(format!(
-            "Environment variables have {bytes} bytes and must have at most {}",
-            limits::ENVIRONMENT_BYTES
-        )));
-    }
-    for (name, value) in variables {
-        let mut bytes = name.bytes();
-        let letters = bytes.next().is_some_and(|byte| byte.is_ascii_alphabetic())
-            && name.len() >= 2
-            && bytes.all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
-        check(letters, "Environment", name, "name variables by a letter, then letters, digits and _")?;
-        check(
-            !RESERVED_VARIABLES.contains(&name.as_str()),
-            "Environment",
-            name,
-            "not set what Lambda itself sets",
-        )?;
-        check(!value.contains('\0'), "Environment", name, "hold no zero byte")?;
-    }
-    Ok(())
 }
 
 #[cfg(test)]

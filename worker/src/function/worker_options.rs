@@ -1,5 +1,6 @@
 //! How the worker is set up, and which of Mayfly's libraries its instances have.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -35,6 +36,25 @@ pub struct Options {
     /// The folder where functions and layers of callers and accepted events survive the worker; otherwise
     /// they are in memory.
     pub state: Option<PathBuf>,
+    /// How templates are read.
+    pub template: TemplateOptions,
+}
+
+/// How a template is read.
+#[derive(Clone, Debug, Default)]
+pub struct TemplateOptions {
+    /// Values of parameters: `NAME=VALUE`, several separated by spaces.
+    pub parameters: Vec<String>,
+    /// A file with values of functions' variables, as `sam local` has it.
+    pub variables: Option<PathBuf>,
+    /// Folders of this host in place of buckets, by the bucket's name.
+    pub buckets: BTreeMap<String, PathBuf>,
+    /// Whether a function that cannot be served ends the start.
+    pub strict: bool,
+    /// Whether packages must be pinned and hashed.
+    pub pinned: bool,
+    /// Whether a function runs in the nearest version where this host lacks its runtime's.
+    pub nearest_runtime: bool,
 }
 
 /// Mayfly's libraries for instances; absent ones are left out.
@@ -85,6 +105,7 @@ impl Options {
             queues: None,
             outside: false,
             state: Some(folder.join("state")),
+            template: TemplateOptions::default(),
         }
     }
 }

@@ -19,7 +19,7 @@ use crate::control::Worker;
 use crate::control::sampler;
 use crate::events::async_invokes::Events;
 use crate::function::definition::FunctionUrl;
-use crate::function::worker_options::{Libraries, Options};
+use crate::function::worker_options::{Libraries, Options, TemplateOptions};
 use crate::http::sigv4::Credentials;
 use crate::sandbox::containers::Containers;
 use crate::sandbox::environment;
@@ -72,6 +72,8 @@ pub struct Service {
     /// The folder where functions and layers of callers and accepted events survive the worker; otherwise
     /// they are in memory.
     pub state: Option<PathBuf>,
+    /// How templates are read.
+    pub templates: TemplateOptions,
 }
 
 /// Serves until SIGTERM or SIGINT. Calls `ready` with the address once requests are accepted.
@@ -87,11 +89,11 @@ pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
         Some((predecessor, listener)) => (Some(predecessor), listener),
         None => (None, listen(service.address)?),
     };
-    let read = |template: &Path| Stack::read(template, &service.cache);
-    let declared = service.template.as_deref().map(read).transpose()?.unwrap_or_default();
+    let read = |template: &Path| Stack::read(template, &service.cache, &service.templates);
+    let mut declared = service.template.as_deref().map(read).transpose()?.unwrap_or_default();
     let python = Clients::new(&service.cache);
     let default_python = Runtime::parse(&Runtime::nearest("python3.11")).ok();
-    for runtime in declared.functions().map(|function| &function.settings.runtime).chain(&default_python) {
+    if let Some(runtime) = &default_python {
         python.provide(runtime)?;
     }
     if let Some(plan) = &service.vm {
@@ -116,6 +118,7 @@ pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
             queues: service.queues,
             outside: service.outside,
             state: service.state,
+            template: service.templates,
         })?;
         let wanted_sources = declared.sources();
         http_apis::set(&worker, declared.http_apis());
@@ -135,7 +138,7 @@ pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
                 let functions = declared.ready(&worker)?;
                 let (options, history) = (worker.options.clone(), worker.history.clone());
                 let domains = Arc::new(VmDomains::new(plan.clone(), options, worker.folder(), history));
-                let (booted, wanted) = (domains.clone(), domains_of(&worker, &functions));
+                let (booted, wanted) = (domains.clone(), domains_of(&worker, &functions.functions));
                 let boot = move || booted.provide(wanted).inspect_err(|_| booted.close());
                 tokio::task::spawn_blocking(boot).await??;
                 // An earlier worker serves until the VMs are up. Functions come from the template; what
@@ -259,14 +262,15 @@ impl Changing {
         let (worker, earlier, path) = (self.worker.clone(), self.names.clone(), template.clone());
         let vms = self.vms.clone();
         let read = move || -> Result<_> {
-            let stack = Stack::read(&path, &worker.options.cache)?;
+            let mut stack = Stack::read(&path, &worker.options.cache, &worker.options.template)?;
             stack.check(worker.options.outside, vms.is_some(), worker.options.queues.is_some())?;
             let (sources, apis) = (stack.sources(), stack.http_apis());
             let memory_mib = vms.as_ref().map(|vms| memory_of(&vms.plan, &stack));
             let functions = stack.ready(&worker)?;
+            functions.check_served(&earlier)?;
             let mut replaced = BTreeSet::new();
             if let (Some(Vms { domains, .. }), Some(memory_mib)) = (&vms, memory_mib) {
-                replaced = domains.provide(domains_of(&worker, &functions))?;
+                replaced = domains.provide(domains_of(&worker, &functions.functions))?;
                 worker.set_memory(memory_mib);
             }
             let names = stack::deploy(&worker, functions, &earlier, &BTreeMap::new(), &replaced)?;

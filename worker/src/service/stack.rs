@@ -16,19 +16,25 @@ use crate::code::lambda_layers::{Layer, OptMount};
 use crate::code::python_packages;
 use crate::control::{Changed, Worker};
 use crate::function::definition::{Alias, FunctionUrl};
+use crate::function::failed::{Failed, ReasonCode, Refused};
 use crate::function::http_api::HttpApi;
 use crate::function::schedule::Scheduled;
 use crate::function::template::{self, Declared, DeclaredLayer, DeclaredUrl, LATEST_OF_LAYER, Package};
+use crate::function::worker_options::TemplateOptions;
 use crate::service::sources::Sources;
 use worker_container::worker_is_root;
 
 /// What a template declares, with the packages that its functions name.
 #[derive(Default)]
 pub(crate) struct Stack {
+    template: PathBuf,
     layers: Vec<DeclaredLayer>,
     functions: Vec<(Declared, Option<PathBuf>)>,
     http_apis: Vec<HttpApi>,
     schedules: BTreeMap<String, Vec<Scheduled>>,
+    failed: Vec<Failed>,
+    missing: Vec<String>,
+    strict: bool,
 }
 
 /// A function that can be put into the worker.
@@ -38,23 +44,48 @@ pub(crate) struct Ready {
     pub opt: OptMount,
 }
 
+/// What of a template can be served, and what cannot.
+pub(crate) struct Prepared {
+    pub functions: Vec<Ready>,
+    pub failed: Vec<Failed>,
+    template: PathBuf,
+    missing: Vec<String>,
+    strict: bool,
+}
+
 impl Stack {
     /// Reads a template, and installs what its functions name.
     ///
     /// # Errors
-    /// The template is wrong, and where.
-    pub fn read(template: &Path, cache: &Path) -> Result<Stack> {
-        let template = template::read(template)?;
-        let with_packages = |function: Declared| {
-            let packages = match &function.package {
-                Package::Folder(folder) => python_packages::layer(&function.settings.runtime, folder, cache)?,
-                Package::Image(..) => None,
-            };
-            Ok((function, packages))
+    /// The template as a whole is wrong, and where.
+    pub fn read(path: &Path, cache: &Path, options: &TemplateOptions) -> Result<Stack> {
+        let template = template::read(path, options)?;
+        for note in &template.notes {
+            tracing::warn!("{note}");
+        }
+        let mut stack = Stack {
+            template: path.into(),
+            layers: template.layers,
+            functions: Vec::new(),
+            http_apis: template.http_apis,
+            schedules: template.schedules,
+            failed: template.failed,
+            missing: template.missing,
+            strict: options.strict,
         };
-        let functions = template.functions.into_iter().map(with_packages).collect::<Result<_>>()?;
-        let (http_apis, schedules) = (template.http_apis, template.schedules);
-        Ok(Stack { layers: template.layers, functions, http_apis, schedules })
+        for function in template.functions {
+            let packages = match &function.package {
+                Package::Path(folder) if folder.is_dir() => {
+                    python_packages::layer(&function.settings.runtime, folder, cache, options.pinned)
+                }
+                _ => Ok(None),
+            };
+            match packages.map_err(Refused::of(ReasonCode::Dependency)) {
+                Ok(packages) => stack.functions.push((function, packages)),
+                Err(error) => stack.failed.push(failed(&function, &error)),
+            }
+        }
+        Ok(stack)
     }
 
     /// Its functions.
@@ -78,32 +109,40 @@ impl Stack {
         Sources { queues: with.map(of).collect(), schedules: self.schedules.clone() }
     }
 
-    /// Checks that this worker has what the functions need.
+    /// Takes out what this worker cannot serve: functions that need a network or a VM feature that it lacks,
+    /// and queues without a server.
     ///
     /// # Errors
-    /// A function needs a network, an SQS server or a VM feature that this worker lacks.
-    pub fn check(&self, outside: bool, in_vm: bool, queues: bool) -> Result<()> {
-        if let (Some(function), false) =
-            (self.functions().find(|function| !function.sources.is_empty()), queues)
-        {
-            bail!(
-                "{}: Events of Type SQS need a server that speaks SQS' API (mayfly up --queues ADDRESS)",
-                function.name
-            );
-        }
-        let reaches_out = outside || self.functions().any(|function| function.settings.outside == Some(true));
-        ensure!(!reaches_out || worker_is_root(), "Network: outside needs root");
-        let pages_out = self.functions().any(|function| function.settings.page_out_after_s.is_some());
-        ensure!(
-            !pages_out || (worker_is_root() && !in_vm),
-            "PageOutAfter needs root, and instances that are processes of this host (no --sandbox vm)"
-        );
-        let with_versions = self.functions().find(|function| function.alias.is_some());
-        if let (Some(function), true) = (with_versions, in_vm) {
-            bail!(
-                "{}: AutoPublishAlias needs instances that are processes of this host (no --sandbox vm)",
-                function.name
-            );
+    /// Every function would need what it lacks.
+    pub fn check(&mut self, outside: bool, in_vm: bool, queues: bool) -> Result<()> {
+        ensure!(!outside || worker_is_root(), "Network: outside needs root");
+        let fault = |function: &Declared| {
+            let settings = &function.settings;
+            if settings.outside == Some(true) && !worker_is_root() {
+                return Some("Network: outside needs root");
+            }
+            if settings.page_out_after_s.is_some() && (!worker_is_root() || in_vm) {
+                return Some(
+                    "PageOutAfter needs root, and instances that are processes of this host (no --sandbox vm)",
+                );
+            }
+            (function.alias.is_some() && in_vm).then_some(
+                "AutoPublishAlias needs instances that are processes of this host (no --sandbox vm)",
+            )
+        };
+        for (mut function, packages) in std::mem::take(&mut self.functions) {
+            if let Some(fault) = fault(&function) {
+                self.failed.push(failed(&function, &anyhow!("{fault}")));
+                continue;
+            }
+            if !queues && !function.sources.is_empty() {
+                function.sources.clear();
+                self.missing.push(format!(
+                    "{}: Events of Type SQS need a server that speaks SQS' API (mayfly up --queues ADDRESS)",
+                    function.name
+                ));
+            }
+            self.functions.push((function, packages));
         }
         Ok(())
     }
@@ -111,35 +150,93 @@ impl Stack {
     /// Publishes the layers that have changed, and reads the code. Nothing that is served changes yet.
     ///
     /// # Errors
-    /// A folder that cannot be read, a layer that is not there.
-    pub fn ready(self, worker: &Worker) -> Result<Vec<Ready>> {
-        for layer in &self.layers {
-            publish(worker, layer).with_context(|| format!("layer {}", layer.name))?;
+    /// No function can be served, or one cannot and the worker is strict.
+    pub fn ready(self, worker: &Worker) -> Result<Prepared> {
+        let Stack { template, layers, functions, mut failed, missing, strict, .. } = self;
+        let mut unpublished = BTreeMap::new();
+        for layer in layers {
+            let name = layer.name.clone();
+            if let Err(error) = publish(worker, layer) {
+                unpublished.insert(name, format!("{error:#}"));
+            }
         }
-        let ready = |(mut declared, packages): (Declared, Option<PathBuf>)| {
-            let made = || -> Result<Ready> {
-                for arn in &mut declared.settings.layers {
-                    latest(worker, arn)?;
-                }
-                let code = match &declared.package {
-                    Package::Folder(folder) => {
-                        Code::from_folder(folder).map_err(|error| anyhow!("CodeUri: {}", error.message))?
-                    }
-                    Package::Image(uri, base) => {
-                        Code::of_operators_image(uri, base, &worker.options.cache, worker.folder())?
-                    }
-                };
-                worker.options.python.provide(&declared.settings.runtime)?;
-                let opt = worker.opt(&declared.settings.layers, packages).map_err(plain)?;
-                Ok(Ready { declared, code, opt })
-            };
-            made()
-        };
-        let each = self.functions.into_iter().map(|function| {
-            let name = function.0.name.clone();
-            ready(function).context(name)
-        });
-        each.collect()
+        let mut ready = Vec::new();
+        for (mut declared, packages) in functions {
+            match made(worker, &mut declared, packages, &unpublished) {
+                Ok((code, opt)) => ready.push(Ready { declared, code, opt }),
+                Err(error) => failed.push(self::failed(&declared, &error)),
+            }
+        }
+        let prepared = Prepared { functions: ready, failed, template, missing, strict };
+        prepared.check()?;
+        Ok(prepared)
+    }
+}
+
+impl Prepared {
+    /// Reports every fault at once, if one is too many.
+    fn check(&self) -> Result<()> {
+        let none = self.functions.is_empty() && !self.failed.is_empty();
+        if none || (self.strict && !(self.failed.is_empty() && self.missing.is_empty())) {
+            self.report(self.failed.iter())?;
+        }
+        Ok(())
+    }
+
+    /// Refuses a change that would end the service of functions.
+    ///
+    /// # Errors
+    /// One of the `served` cannot be served any more.
+    pub fn check_served(&self, served: &BTreeSet<String>) -> Result<()> {
+        let lost = || self.failed.iter().filter(|function| served.contains(&function.name));
+        if lost().next().is_some() { self.report(lost()) } else { Ok(()) }
+    }
+
+    fn report<'a>(&'a self, failed: impl Iterator<Item = &'a Failed>) -> Result<()> {
+        let lines: Vec<String> = failed
+            .map(|function| format!("{}: {}", function.name, function.reason))
+            .chain(self.missing.iter().cloned())
+            .collect();
+        bail!("{}: {}", self.template.display(), lines.join("\n  "))
+    }
+}
+
+/// A function's code, and what it sees below /opt.
+fn made(
+    worker: &Worker,
+    declared: &mut Declared,
+    packages: Option<PathBuf>,
+    unpublished: &BTreeMap<String, String>,
+) -> Result<(Code, OptMount)> {
+    for arn in &mut declared.settings.layers {
+        latest(worker, arn, unpublished).map_err(Refused::of(ReasonCode::Dependency))?;
+    }
+    let (cache, place) = (&worker.options.cache, worker.folder());
+    let code = match &declared.package {
+        Package::Path(path) => {
+            Code::at_path(path, cache, place).context("CodeUri").map_err(Refused::of(ReasonCode::Code))
+        }
+        Package::Inline(name, text) => Code::inline(name, text, cache, place),
+        Package::Image(uri, base) => {
+            Code::of_operators_image(uri, base, cache, place).map_err(Refused::of(ReasonCode::Image))
+        }
+    }?;
+    let provided = worker.options.python.provide(&declared.settings.runtime);
+    provided.map_err(Refused::of(ReasonCode::Dependency))?;
+    let opt = worker.opt(&declared.settings.layers, packages).map_err(plain);
+    Ok((code, opt.map_err(Refused::of(ReasonCode::Dependency))?))
+}
+
+fn failed(function: &Declared, error: &anyhow::Error) -> Failed {
+    let settings = &function.settings;
+    let text = |text: &str| Some(text.to_string()).filter(|text| !text.is_empty());
+    let is_image = matches!(function.package, Package::Image(..));
+    Failed {
+        name: function.name.clone(),
+        runtime: text(settings.runtime.name()).filter(|_| !is_image),
+        handler: text(&settings.handler),
+        code: Refused::code(error),
+        reason: format!("{error:#}"),
     }
 }
 
@@ -147,17 +244,18 @@ fn plain(error: ApiError) -> anyhow::Error {
     anyhow!("{}", error.message)
 }
 
-fn publish(worker: &Worker, layer: &DeclaredLayer) -> Result<()> {
-    let code = Code::from_folder(&layer.content).map_err(|error| anyhow!("ContentUri: {}", error.message))?;
+fn publish(worker: &Worker, layer: DeclaredLayer) -> Result<()> {
+    let code =
+        Code::at_path(&layer.content?, &worker.options.cache, worker.folder()).context("ContentUri")?;
     let latest = worker.layers(|layers| layers.versions(&layer.name)).into_iter().next();
     if latest.is_none_or(|latest| latest.code.sha256 != code.sha256) {
         worker.publish_layer(Layer {
-            name: layer.name.clone(),
+            name: layer.name,
             version: 0,
             code,
-            description: layer.description.clone(),
-            license: layer.license.clone(),
-            runtimes: layer.runtimes.clone(),
+            description: layer.description,
+            license: layer.license,
+            runtimes: layer.runtimes,
             created: SystemTime::now(),
         });
     }
@@ -165,8 +263,11 @@ fn publish(worker: &Worker, layer: &DeclaredLayer) -> Result<()> {
 }
 
 /// Replaces the names of the template's own layers by their latest versions.
-fn latest(worker: &Worker, arn: &mut String) -> Result<()> {
+fn latest(worker: &Worker, arn: &mut String, unpublished: &BTreeMap<String, String>) -> Result<()> {
     if let Some((name, LATEST_OF_LAYER)) = name::parse_layer_arn(arn) {
+        if let Some(reason) = unpublished.get(name) {
+            bail!("layer {name}: {reason}");
+        }
         let versions = worker.layers(|layers| layers.versions(name));
         *arn = versions.first().with_context(|| format!("Layers: there is no {name}"))?.arn();
     }
@@ -175,18 +276,27 @@ fn latest(worker: &Worker, arn: &mut String) -> Result<()> {
 
 /// Creates and updates functions, and deletes those that only the earlier template had. Unchanged functions
 /// keep their instances, unless they live in one of the `replaced` VMs. `urls` are those of an earlier
-/// worker. Returns the names of all.
+/// worker. Returns the names of all that are served.
 ///
 /// # Errors
-/// The worker refuses a function; those before it are deployed.
+/// The worker refuses every function, or one and it is strict; those before it are deployed.
 pub(crate) fn deploy(
     worker: &Arc<Worker>,
-    functions: Vec<Ready>,
+    mut prepared: Prepared,
     earlier: &BTreeSet<String>,
     urls: &BTreeMap<String, FunctionUrl>,
     replaced: &BTreeSet<Option<String>>,
 ) -> Result<BTreeSet<String>> {
-    let names: BTreeSet<String> = functions.iter().map(|function| function.declared.name.clone()).collect();
+    for line in &prepared.missing {
+        tracing::warn!("{line}");
+    }
+    for Failed { name, reason, .. } in &prepared.failed {
+        tracing::error!("{name} is not served: {reason}");
+    }
+    worker.set_failed(prepared.failed.clone());
+    let functions = std::mem::take(&mut prepared.functions);
+    let mut names: BTreeSet<String> =
+        functions.iter().map(|function| function.declared.name.clone()).collect();
     for gone in earlier.difference(&names) {
         // A caller of the API may have deleted it meanwhile.
         let _ = worker.delete(gone);
@@ -197,8 +307,22 @@ pub(crate) fn deploy(
         let name = function.declared.name.clone();
         let url = urls.get(&name).cloned();
         let stays = !replaced.contains(&function.declared.settings.vm);
-        deploy_one(worker, function, url, stays).map_err(plain).context(name)?;
+        let described = failed(&function.declared, &anyhow!(""));
+        let is_new = worker.function(&name).is_err();
+        let Err(error) = deploy_one(worker, function, url, stays) else { continue };
+        prepared.failed.push(Failed { reason: error.message.clone(), ..described });
+        if prepared.strict || !is_new {
+            return Err(plain(error)).context(name);
+        }
+        tracing::error!("{name} is not served: {}", error.message);
+        names.remove(&name);
+        // It may have been refused after it was made.
+        let _ = worker.delete(&name);
     }
+    if names.is_empty() {
+        prepared.check()?;
+    }
+    worker.set_failed(prepared.failed);
     Ok(names)
 }
 

@@ -1,14 +1,14 @@
 //! Reads a function's `Events`: queues that it is called from. The worker supports no other kinds of
 //! events.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use serde::Deserialize;
 use serde_json::{Map, Value as Json};
-use serde_yaml_ng::Value as Yaml;
 
+use super::coercion;
 use super::http_apis::is_route;
-use super::intrinsics::Scope;
 use super::schedules::{is_schedule, not_served};
+use super::scope::Scope;
 
 /// A queue that speaks SQS' API, and how a function is called with its messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,56 +59,49 @@ fn yes() -> bool {
 /// Batches at once by default: as many as Lambda begins with.
 const CONCURRENCY: usize = 5;
 
-/// The queues of a function: the remaining ones of its `Events`. `resources` are the template's, whose
-/// queues are named by their logical ids.
-///
-/// # Errors
-/// An event is wrong, and which.
-pub fn sources(events: &Map<String, Json>, resources: &Yaml) -> Result<Vec<QueueSource>> {
-    let mut found = Vec::new();
+/// The queues of a function, and lines about those that cannot be had. Logs each event of another kind.
+pub fn sources(events: &Map<String, Json>, scope: &Scope, place: &str) -> (Vec<QueueSource>, Vec<String>) {
+    let (mut found, mut missing) = (Vec::new(), Vec::new());
     for (name, event) in events {
-        let place = || format!("Events.{name}");
-        let properties = event.get("Properties").cloned().unwrap_or_default();
-        let properties: Properties = serde_json::from_value(properties).with_context(place)?;
-        found.extend(source(properties, resources).with_context(place)?);
+        let place = format!("{place}.Events.{name}");
+        let kind = event.get("Type").and_then(Json::as_str);
+        if kind != Some("SQS") {
+            if !kind.is_some_and(|kind| is_route(kind) || is_schedule(kind)) {
+                scope.note(format!("{place}: {}", not_served(kind.unwrap_or("none"))));
+            }
+            continue;
+        }
+        match queue_of(event.get("Properties").unwrap_or(&Json::Null), scope, &place) {
+            Ok(source) => found.extend(source),
+            Err(error) => missing.push(format!("{place}: {error:#}")),
+        }
     }
-    Ok(found)
+    (found, missing)
 }
 
-/// The events that are routes of an HTTP API or schedules, with their properties resolved.
-pub fn routes(events: &Yaml, scope: &Scope, function: &str) -> Map<String, Json> {
+/// The events that are routes of an HTTP API or schedules, with their properties evaluated.
+pub fn routes(events: &Map<String, Json>, scope: &Scope, function: &str) -> Map<String, Json> {
     let mut routes = Map::new();
-    for (name, event) in events.as_mapping().into_iter().flatten() {
-        let (Some(name), Some(kind)) = (name.as_str(), event.get("Type").and_then(Yaml::as_str)) else {
-            continue;
-        };
-        if is_route(kind) || is_schedule(kind) {
+    for (name, event) in events {
+        let kind = event.get("Type").and_then(Json::as_str);
+        if kind.is_some_and(|kind| is_route(kind) || is_schedule(kind)) {
             let place = format!("Resources.{function}.Properties.Events.{name}");
             match scope.resolve(event, &place) {
-                Ok(event) => drop(routes.insert(name.into(), event.unwrap_or_default())),
-                Err(error) => tracing::warn!("{place} is not served: {error:#}"),
+                Ok(event) => drop(routes.insert(name.clone(), event.unwrap_or_default())),
+                Err(error) => scope.note(format!("{place} is not served: {error:#}")),
             }
         }
     }
     routes
 }
 
-/// Keeps the queues of `Events`, and logs each other event as ignored, whatever its properties; routes are
-/// read elsewhere.
-pub fn only_queues(events: &Yaml, place: &str) -> Yaml {
-    let Some(events) = events.as_mapping() else { return events.clone() };
-    let is_queue = |(name, event): &(&Yaml, &Yaml)| {
-        let kind = event.get("Type").and_then(Yaml::as_str);
-        if kind != Some("SQS") && !kind.is_some_and(|kind| is_route(kind) || is_schedule(kind)) {
-            let (name, kind) = (name.as_str().unwrap_or_default(), kind.unwrap_or("none"));
-            tracing::warn!("{place}.{name}: {}", not_served(kind));
-        }
-        kind == Some("SQS")
-    };
-    Yaml::Mapping(events.iter().filter(is_queue).map(|(name, event)| (name.clone(), event.clone())).collect())
+fn queue_of(properties: &Json, scope: &Scope, place: &str) -> Result<Option<QueueSource>> {
+    let mut properties = scope.resolve(properties, place)?.unwrap_or_default();
+    properties.as_object_mut().into_iter().for_each(coercion::properties);
+    source(serde_json::from_value(properties)?)
 }
 
-fn source(properties: Properties, resources: &Yaml) -> Result<Option<QueueSource>> {
+fn source(properties: Properties) -> Result<Option<QueueSource>> {
     let (size, window_s) = (properties.batch_size, properties.maximum_batching_window_in_seconds);
     ensure!((1..=10_000).contains(&size), "BatchSize is {size} and must be 1 to 10000");
     ensure!(window_s <= 300, "MaximumBatchingWindowInSeconds is {window_s} and must be 0 to 300");
@@ -121,7 +114,7 @@ fn source(properties: Properties, resources: &Yaml) -> Result<Option<QueueSource
     let other = properties.function_response_types.iter().find(|kind| *kind != "ReportBatchItemFailures");
     ensure!(other.is_none(), "FunctionResponseTypes may be ReportBatchItemFailures");
     let partial = !properties.function_response_types.is_empty();
-    let queue = queue(&properties.queue, resources);
+    let queue = queue(&properties.queue);
     let plain = |name: &str| {
         (1..=80).contains(&name.len())
             && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
@@ -136,49 +129,67 @@ fn source(properties: Properties, resources: &Yaml) -> Result<Option<QueueSource
     Ok(properties.enabled.then_some(source))
 }
 
-/// The name of a queue, by its ARN or as an attribute of a resource of the template.
-fn queue(text: &str, resources: &Yaml) -> String {
-    if let Some(id) = text.strip_suffix(".Arn") {
-        let given =
-            resources.get(id).and_then(|resource| resource.get("Properties")?.get("QueueName")?.as_str());
-        return given.unwrap_or(id).into();
-    }
-    match text.strip_prefix("arn:aws:sqs:") {
-        Some(rest) => rest.split(':').nth(2).unwrap_or_default().into(),
-        None => String::new(),
+/// The name of a queue, by its ARN or as an attribute of a resource that the template lacks.
+fn queue(text: &str) -> String {
+    match (text.strip_suffix(".Arn"), text.strip_prefix("arn:aws:sqs:")) {
+        (Some(id), _) => id.into(),
+        (None, Some(rest)) => rest.split(':').nth(2).unwrap_or_default().into(),
+        (None, None) => String::new(),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::collections::BTreeMap;
+    use std::path::Path;
+
     use serde_json::json;
 
-    fn read(properties: &Json) -> Result<Vec<QueueSource>> {
-        let resources = serde_yaml_ng::from_str("Named: { Properties: { QueueName: real } }").unwrap();
-        let mut events = json!({ "Come": { "Type": "SQS", "Properties": {} } });
-        events["Come"]["Properties"] = properties.clone();
-        sources(events.as_object().unwrap(), &resources)
+    use super::*;
+
+    fn read(properties: &Json) -> Result<QueueSource, String> {
+        let template = json!({ "Resources": {
+            "Named": { "Type": "AWS::SQS::Queue", "Properties": { "QueueName": "real" } },
+            "Plain": { "Type": "AWS::SQS::Queue" },
+        } });
+        let scope = Scope::new(template, Path::new("/"), "mayfly", &BTreeMap::new()).unwrap();
+        let event = json!({ "Come": { "Type": "SQS", "Properties": properties } });
+        let (mut found, mut missing) = sources(event.as_object().unwrap(), &scope, "P");
+        missing.pop().map_or_else(|| Ok(found.remove(0)), Err)
+    }
+
+    fn arn(id: &str) -> Json {
+        json!({ "Fn::GetAtt": [id, "Arn"] })
     }
 
     #[test]
     fn queues_are_known_by_arn_and_by_logical_id() {
-        let one = |queue: &str| read(&json!({ "Queue": queue })).unwrap().remove(0);
-        let source = one("arn:aws:sqs:eu-west-1:123456789012:orders");
+        let one = |queue: Json| read(&json!({ "Queue": queue })).unwrap();
+        let source = one(json!("arn:aws:sqs:eu-west-1:123456789012:orders"));
         assert_eq!((source.queue.as_str(), source.arn.ends_with(":123456789012:orders")), ("orders", true));
         assert_eq!((source.batch_size, source.concurrency, source.partial), (10, CONCURRENCY, false));
-        assert_eq!([one("Named.Arn").queue, one("Plain.Arn").queue], ["real", "Plain"]);
-        assert!(one("Plain.Arn").arn.ends_with(":Plain"));
-        assert!(read(&json!({ "Queue": "Plain.Arn", "Enabled": false })).unwrap().is_empty());
-        let partial = json!({ "Queue": "Plain.Arn", "FunctionResponseTypes": ["ReportBatchItemFailures"] });
-        assert!(read(&partial).unwrap()[0].partial);
+        assert_eq!([one(arn("Named")).queue, one(arn("Plain")).queue], ["real", "Plain"]);
+        assert_eq!(one(arn("Elsewhere")).queue, "Elsewhere");
+        assert!(one(arn("Plain")).arn.ends_with(":Plain"));
+        let partial = json!({ "Queue": arn("Plain"), "FunctionResponseTypes": "ReportBatchItemFailures", "BatchSize": "7" });
+        assert_eq!((read(&partial).unwrap().partial, read(&partial).unwrap().batch_size), (true, 7));
     }
 
     #[test]
-    fn other_events_are_passed_over_unread() {
-        let events = "{ Come: { Type: SQS }, Web: { Type: Api, Properties: { Id: !Cidr [a] } }, None: {} }";
-        let left = only_queues(&serde_yaml_ng::from_str(events).unwrap(), "Events");
-        assert_eq!(left, serde_yaml_ng::from_str::<Yaml>("Come: { Type: SQS }").unwrap());
+    fn other_events_and_disabled_queues_are_passed_over() {
+        let scope = Scope::new(json!({}), Path::new("/"), "mayfly", &BTreeMap::new()).unwrap();
+        let events = json!({
+            "Off": { "Type": "SQS", "Properties": { "Queue": "arn:aws:sqs:r:1:q", "Enabled": "false" } },
+            "Web": { "Type": "Api", "Properties": { "Id": { "Fn::Cidr": ["a"] } } },
+            "Bucket": { "Type": "S3", "Properties": { "Bucket": { "Fn::Cidr": ["a"] } } },
+            "None": {},
+        });
+        let (found, missing) = sources(events.as_object().unwrap(), &scope, "P");
+        assert!(found.is_empty() && missing.is_empty(), "{missing:?}");
+        let mut notes = scope.take_notes();
+        notes.sort();
+        let lines = [("Bucket", "S3"), ("None", "none")];
+        assert_eq!(notes, lines.map(|(name, kind)| format!("P.Events.{name}: {}", not_served(kind))));
     }
 
     #[test]
@@ -193,10 +204,10 @@ mod tests {
             ("Queue", json!("arn:aws:sqs:eu-west-1:1:orders.fifo")),
             ("Queue", json!("http://queue")),
         ] {
-            let mut properties = json!({ "Queue": "Plain.Arn" });
+            let mut properties = json!({ "Queue": arn("Plain") });
             properties[key] = value;
-            let error = format!("{:#}", read(&properties).expect_err(key));
-            assert!(error.starts_with("Events.Come: ") && error.contains(key), "{error}");
+            let error = read(&properties).expect_err(key);
+            assert!(error.starts_with("P.Events.Come: ") && error.contains(key), "{error}");
         }
     }
 }

@@ -1,17 +1,28 @@
 //! Reads the properties of a template's function.
 
-use std::path::Path;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::{Map, Value as Json};
-use serde_yaml_ng::Value as Yaml;
 
-use super::{Declared, Package, http_apis};
+use super::scope::Scope;
+use super::yaml::text_of;
+use super::{Declared, bucket, coercion, http_apis};
 use crate::base::name;
 use crate::code::runtime::Runtime;
 use crate::function::event_config::EventConfig;
+use crate::function::failed::{ReasonCode, Refused};
 use crate::function::http_api::Cors;
 use crate::function::settings::{Settings, Wanted};
+use crate::function::variables;
+use crate::function::worker_options::TemplateOptions;
+
+/// A VM's whole name has 40 characters, of which the worker takes some.
+const LONGEST_VM: usize = 20;
+/// Variables that a template may set although Lambda reserves them: `sam local` has it so.
+const OWN_VARIABLES: [&str; 4] =
+    ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION", "AWS_DEFAULT_REGION"];
 
 /// A function's URL.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,11 +35,19 @@ pub struct DeclaredUrl {
     pub cors: Option<Cors>,
 }
 
-/// A VM's whole name has 40 characters, of which the worker takes some.
-const LONGEST_VM: usize = 20;
+/// The package of a function.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Package {
+    /// The folder, .zip or file that `CodeUri` names.
+    Path(PathBuf),
+    /// `InlineCode`: a file's name and its text.
+    Inline(&'static str, String),
+    /// `ImageUri`, and the folder where relative paths begin.
+    Image(String, PathBuf),
+}
 
 /// Settings without a property in SAM: `Metadata.Mayfly` of a resource.
-pub fn of_mayfly(resource: &Yaml, settings: &mut Settings) -> Result<()> {
+pub fn of_mayfly(resource: &Json, settings: &mut Settings) -> Result<()> {
     let given = |key: &str| resource.get("Metadata")?.get("Mayfly")?.get(key);
     if let Some(value) = given("Cpus") {
         // A ceiling, which HotMem's functions have (HotMem Table 1).
@@ -59,7 +78,7 @@ pub fn of_mayfly(resource: &Yaml, settings: &mut Settings) -> Result<()> {
 
 /// Whether the template's functions run on the nearest version of their language where this host lacks
 /// theirs: `Metadata.Mayfly.NearestRuntime` of the template. For functions that run on any version.
-pub fn takes_nearest_runtime(template: &Yaml) -> Result<bool> {
+pub fn takes_nearest_runtime(template: &Json) -> Result<bool> {
     let given = template.get("Metadata").and_then(|all| all.get("Mayfly")?.get("NearestRuntime"));
     match given {
         None => Ok(false),
@@ -67,27 +86,21 @@ pub fn takes_nearest_runtime(template: &Yaml) -> Result<bool> {
     }
 }
 
-/// Replaces a `Runtime` that this host lacks by the nearest that it has.
-pub fn take_nearest_runtime(resource: &str, properties: &mut Map<String, Json>) {
-    let Some(Json::String(text)) = properties.get_mut("Runtime") else { return };
-    let nearest = Runtime::nearest(text);
-    if nearest != *text {
-        tracing::info!("Resources.{resource}: this host has no {text}: the function runs on {nearest}");
-        *text = nearest;
-    }
-}
-
-/// Reads a function from its own properties and those of Globals.
-pub fn function(resource: &str, mut properties: Map<String, Json>, folder: &Path) -> Result<Declared> {
+/// Reads a function from its evaluated properties, those of Globals among them.
+///
+/// # Errors
+/// A property is wrong, and which.
+pub fn read(
+    function: &str,
+    mut properties: Map<String, Json>,
+    scope: &Scope,
+    place: &str,
+    options: &TemplateOptions,
+) -> Result<Declared> {
+    coercion::properties(&mut properties);
     let mut take = |key: &str| properties.remove(key);
-    let text = |key: &str, value: Option<Json>| match value {
-        None => Ok(None),
-        Some(Json::String(text)) => Ok(Some(text)),
-        Some(other) => Err(anyhow!("{key}: {other} is no text")),
-    };
-    let function_name = text("FunctionName", take("FunctionName"))?.unwrap_or_else(|| resource.to_string());
-    ensure!(name::is_plain(&function_name), "FunctionName: '{function_name}' is no name of a function");
-    let (code, image) = (text("CodeUri", take("CodeUri"))?, text("ImageUri", take("ImageUri"))?);
+    ensure!(name::is_plain(function), "FunctionName: '{function}' is no name of a function");
+    let code = [take("InlineCode"), take("CodeUri"), take("ImageUri")];
     let reserved = match take("ReservedConcurrentExecutions") {
         None => None,
         Some(value) => {
@@ -95,60 +108,122 @@ pub fn function(resource: &str, mut properties: Map<String, Json>, folder: &Path
             Some(number.with_context(|| format!("ReservedConcurrentExecutions: {value} is no number"))?)
         }
     };
-    let alias = text("AutoPublishAlias", take("AutoPublishAlias"))?;
+    let alias = take("AutoPublishAlias").map(|alias| text_of(&alias));
     ensure!(alias.as_deref().is_none_or(name::is_alias), "AutoPublishAlias: not a name of an alias");
-    let events = take("EventInvokeConfig").map(|config| serde_json::from_value(only_functions(config)));
+    let events =
+        take("EventInvokeConfig").map(|config| serde_json::from_value(only_functions(config, scope)));
     let events: Option<EventConfig> = events.transpose().context("EventInvokeConfig")?;
     if let Some(events) = &events {
         events.check().map_err(|error| anyhow!("EventInvokeConfig: {}", error.message))?;
     }
-    let tags = take("Tags").map(serde_json::from_value).transpose().context("Tags: not texts by name")?;
-    let url = match take("FunctionUrlConfig") {
-        None => None,
-        Some(config) => {
-            let Some(kind @ ("NONE" | "AWS_IAM")) = config.get("AuthType").and_then(Json::as_str) else {
-                bail!("FunctionUrlConfig.AuthType must be NONE or AWS_IAM")
-            };
-            let streams = match config.get("InvokeMode").map(|mode| mode.as_str().unwrap_or_default()) {
-                None | Some("BUFFERED") => false,
-                Some("RESPONSE_STREAM") => true,
-                Some(_) => bail!("FunctionUrlConfig.InvokeMode must be BUFFERED or RESPONSE_STREAM"),
-            };
-            let cors = config.get("Cors").and_then(http_apis::cors::of_http);
-            Some(DeclaredUrl { auth_type: kind.to_string(), streams, cors })
-        }
+    let tags = match take("Tags") {
+        None => BTreeMap::new(),
+        Some(Json::Object(tags)) => tags.iter().map(|(key, value)| (key.clone(), text_of(value))).collect(),
+        Some(Json::Array(list)) => list.iter().filter_map(tag).collect(),
+        Some(_) => bail!("Tags: not texts by name"),
     };
-    if let Some(variables) = properties.get_mut("Environment").and_then(|e| e.get_mut("Variables")) {
-        // YAML has numbers, but the environment has texts.
-        for value in variables.as_object_mut().into_iter().flat_map(|map| map.values_mut()) {
-            if !value.is_string() {
-                *value = Json::String(value.to_string());
-            }
-        }
+    let url = take("FunctionUrlConfig").map(|config| url(&config)).transpose()?;
+    let own = own_variables(&mut properties, scope, place);
+    for key in ["MemorySize", "Timeout"] {
+        let other = properties.get(key).filter(|value| !value.is_u64());
+        ensure!(other.is_none(), "{key}: {} is no number", other.unwrap_or(&Json::Null));
     }
+    let is_image = properties.get("PackageType").is_some_and(|kind| kind == "Image");
+    if let Some(runtime) = properties.get_mut("Runtime").filter(|_| !is_image) {
+        suit_runtime(runtime, place, scope)?;
+    }
+    suit_architecture(&mut properties, place, scope);
     let wanted: Wanted = serde_json::from_value(Json::Object(properties))?;
-    let settings = Settings::new(&wanted).map_err(|error| anyhow!("{}", error.message))?;
-    let (package, tags) = (package(&settings, code, image, folder)?, tags.unwrap_or_default());
-    Ok(Declared {
-        name: function_name,
-        settings,
-        package,
-        reserved,
-        url,
-        alias,
-        tags,
-        events,
-        sources: Vec::new(),
-    })
+    let mut settings = Settings::new(&wanted).map_err(|error| anyhow!("{}", error.message))?;
+    settings.environment.extend(own);
+    let package = package(&settings, code, scope, options)?;
+    let name = function.to_string();
+    Ok(Declared { name, settings, package, reserved, url, alias, tags, events, sources: Vec::new() })
+}
+
+/// A tag as resources of Lambda itself have it.
+fn tag(value: &Json) -> Option<(String, String)> {
+    Some((text_of(value.get("Key")?), text_of(value.get("Value")?)))
+}
+
+fn url(config: &Json) -> Result<DeclaredUrl> {
+    let Some(kind @ ("NONE" | "AWS_IAM")) = config.get("AuthType").and_then(Json::as_str) else {
+        bail!("FunctionUrlConfig.AuthType must be NONE or AWS_IAM")
+    };
+    let streams = match config.get("InvokeMode").map(|mode| mode.as_str().unwrap_or_default()) {
+        None | Some("BUFFERED") => false,
+        Some("RESPONSE_STREAM") => true,
+        Some(_) => bail!("FunctionUrlConfig.InvokeMode must be BUFFERED or RESPONSE_STREAM"),
+    };
+    let cors = config.get("Cors").and_then(http_apis::cors::of_http);
+    Ok(DeclaredUrl { auth_type: kind.to_string(), streams, cors })
+}
+
+/// Makes texts of the variables, and takes those out that Lambda refuses: some of them a template may set.
+fn own_variables(properties: &mut Map<String, Json>, scope: &Scope, place: &str) -> Vec<(String, String)> {
+    let mut own = Vec::new();
+    let Some(Json::Object(variables)) =
+        properties.get_mut("Environment").and_then(|environment| environment.get_mut("Variables"))
+    else {
+        return own;
+    };
+    variables.retain(|name, value| {
+        let place = format!("{place}.Environment.Variables.{name}");
+        if value.is_array() || value.is_object() {
+            scope.note(format!("{place}: {value} is no text: the variable is empty"));
+            *value = Json::Null;
+        }
+        *value = text_of(value).into();
+        let Some(must) = variables::fault_of(name) else { return true };
+        if OWN_VARIABLES.contains(&name.as_str()) {
+            scope.note(format!("{place} is set as it is: Lambda would refuse it"));
+            own.push((name.clone(), text_of(value)));
+        } else {
+            scope.note(format!("{place} is passed over: Lambda would refuse it, and templates must {must}"));
+        }
+        false
+    });
+    own
+}
+
+/// Replaces a runtime that this host lacks by the nearest that it has, if that is allowed.
+fn suit_runtime(runtime: &mut Json, place: &str, scope: &Scope) -> Result<()> {
+    let wanted = text_of(runtime);
+    let Err(error) = Runtime::parse(&wanted) else { return Ok(()) };
+    let refused = Refused::of(ReasonCode::Runtime);
+    let nearest = Runtime::nearest(&wanted);
+    if nearest == wanted {
+        return Err(refused(anyhow!("{}", error.message)));
+    }
+    if !scope.takes_nearest.get() {
+        return Err(refused(anyhow!("{}; --nearest-runtime serves it with {nearest}", error.message)));
+    }
+    scope.note(format!("{place}: this host has no {wanted}: the function runs on {nearest}"));
+    *runtime = nearest.into();
+    Ok(())
+}
+
+/// Interpreted languages run on any processor.
+fn suit_architecture(properties: &mut Map<String, Json>, place: &str, scope: &Scope) {
+    let runtime = properties.get("Runtime").map(text_of).unwrap_or_default();
+    let is_interpreted = runtime.starts_with("python") || runtime.starts_with("nodejs");
+    let is_other = |given: &Json| given.as_array().is_some_and(|list| list.iter().any(|one| one == "arm64"));
+    if is_interpreted && cfg!(target_arch = "x86_64") && properties.get("Architectures").is_some_and(is_other)
+    {
+        scope.note(format!(
+            "{place}.Architectures: this host is no arm64: its own processor runs the function"
+        ));
+        properties.remove("Architectures");
+    }
 }
 
 /// Removes destinations that the worker does not support, and logs each.
-fn only_functions(mut config: Json) -> Json {
+fn only_functions(mut config: Json, scope: &Scope) -> Json {
     let destinations = config.get_mut("DestinationConfig").and_then(Json::as_object_mut);
     for (name, destination) in destinations.into_iter().flatten() {
         let kind = destination.get("Type").and_then(Json::as_str).unwrap_or("Lambda");
         if kind != "Lambda" {
-            tracing::warn!("EventInvokeConfig: {name} of Type {kind} is not supported and passed over");
+            scope.note(format!("EventInvokeConfig: {name} of Type {kind} is not supported and passed over"));
             *destination = Json::Object(Map::new());
         }
     }
@@ -157,19 +232,53 @@ fn only_functions(mut config: Json) -> Json {
 
 fn package(
     settings: &Settings,
-    code: Option<String>,
-    image: Option<String>,
-    folder: &Path,
+    [inline, code, image]: [Option<Json>; 3],
+    scope: &Scope,
+    options: &TemplateOptions,
 ) -> Result<Package> {
     if settings.runtime == Runtime::Image {
+        let refused = Refused::of(ReasonCode::Image);
         let image = image.context(
             "ImageUri is needed: podman save --format oci-archive -o image.tar NAME, then ImageUri: image.tar",
-        )?;
+        );
+        let image = image.map_err(refused)?;
         ensure!(code.is_none(), "CodeUri: an image has none");
-        return Ok(Package::Image(image, folder.into()));
+        return Ok(Package::Image(text_of(&image), scope.folder.clone()));
     }
     ensure!(image.is_none(), "ImageUri needs PackageType: Image");
-    let code = code.context("CodeUri is needed: the folder with the code")?;
-    ensure!(!code.starts_with("s3:"), "CodeUri: '{code}': S3 is not supported, give a folder");
-    Ok(Package::Folder(folder.join(code)))
+    if let Some(text) = inline {
+        let file = match &settings.runtime {
+            Runtime::Python(..) => "index.py",
+            Runtime::Node(..) => "index.js",
+            _ => bail!("InlineCode: only functions in Python and Node.js have it"),
+        };
+        return Ok(Package::Inline(file, text_of(&text)));
+    }
+    // As `sam local` has it: without CodeUri the template's own folder.
+    let code = code.unwrap_or_else(|| ".".into());
+    let path = bucket::path(&code, "CodeUri", &scope.folder, options);
+    Ok(Package::Path(path.map_err(Refused::of(ReasonCode::Code))?))
+}
+
+/// The properties of an `AWS::Lambda::Function` by SAM's names: its code is given in another way.
+pub fn of_lambda(resource: &Json, folder: &Path) -> Map<String, Json> {
+    let mut own = resource.get("Properties").and_then(Json::as_object).cloned().unwrap_or_default();
+    let code = own.remove("Code").unwrap_or_default();
+    if let Some(path) = bucket::asset(resource, "Code") {
+        own.insert("CodeUri".into(), folder.join(path).to_string_lossy().into());
+        return own;
+    }
+    let part = |name: &str| code.get(name).cloned();
+    let (key, value) = match (part("ZipFile"), part("ImageUri")) {
+        (Some(text), _) => ("InlineCode", text),
+        (_, Some(image)) => {
+            own.entry("PackageType").or_insert_with(|| "Image".into());
+            ("ImageUri", image)
+        }
+        _ => ("CodeUri", code),
+    };
+    if !value.is_null() {
+        own.insert(key.into(), value);
+    }
+    own
 }

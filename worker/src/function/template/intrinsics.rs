@@ -1,228 +1,316 @@
-//! Resolves intrinsic functions of CloudFormation where there is no CloudFormation.
+//! Evaluates intrinsic functions of CloudFormation where there is no CloudFormation.
 //!
-//! Parameters have their `Default`. A resource of the template is named by its logical id, as `sam local`
-//! has it, and its attributes by `ID.Attribute`. There is no such resource here, so a function that uses it
-//! must be configured in another way, and a warning is logged. What cannot be known at all is left out,
-//! with a warning.
+//! What cannot be known is left out, and a line is logged.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::net::Ipv4Addr;
 
-use anyhow::{Context, Result, bail};
-use serde_json::{Map, Value as Json};
-use serde_yaml_ng::{Mapping, Value as Yaml};
+use anyhow::{Context, Result, bail, ensure};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use serde_json::{Map, Value as Json, json};
 
+use super::scope::Scope;
+use super::yaml::text_of;
 use crate::base::name;
 
-/// The values of names in a template.
-pub struct Scope {
-    parameters: BTreeMap<String, Json>,
-    resources: BTreeSet<String>,
-    /// `FunctionName` of functions, by logical id.
-    functions: BTreeMap<String, String>,
-    /// `LayerName` of layers, by logical id.
-    layers: BTreeMap<String, String>,
-    mappings: Yaml,
-}
+/// Zones of a region, as accounts have them.
+const ZONES: [char; 3] = ['a', 'b', 'c'];
+/// Networks of one `Fn::Cidr`, at most.
+const NETWORKS: u64 = 256;
 
 impl Scope {
-    /// The names of a template.
-    pub fn of(template: &Yaml) -> Scope {
-        let part = |name: &str| template.get(name).and_then(Yaml::as_mapping).into_iter().flatten();
-        let named = |(name, value): (_, _)| Some((Yaml::as_str(name)?.to_string(), value));
-        let parameters = part("Parameters").filter_map(named).filter_map(|(name, parameter): (_, &Yaml)| {
-            Some((name, serde_json::to_value(parameter.get("Default")?).ok()?))
-        });
-        let of_kind = |kind: &'static str, property: &'static str| {
-            let resources = part("Resources").filter_map(named);
-            let chosen = resources.filter_map(move |(name, resource): (String, &Yaml)| {
-                let is_one = resource.get("Type")?.as_str()? == kind;
-                let given = resource.get("Properties").and_then(|p| p.get(property)?.as_str());
-                is_one.then(|| (name.clone(), given.unwrap_or(&name).to_string()))
-            });
-            chosen.collect::<BTreeMap<_, _>>()
-        };
-        Scope {
-            parameters: parameters.collect(),
-            resources: part("Resources").filter_map(named).map(|(name, _)| name).collect(),
-            functions: of_kind(super::FUNCTION, "FunctionName"),
-            layers: of_kind(super::LAYER, "LayerName"),
-            mappings: template.get("Mappings").cloned().unwrap_or_default(),
-        }
-    }
-
-    /// YAML as JSON, with intrinsic functions resolved; `None` if the value is left out. `place` is for
-    /// messages.
-    pub fn resolve(&self, yaml: &Yaml, place: &str) -> Result<Option<Json>> {
-        Ok(Some(match yaml {
-            Yaml::Tagged(tagged) => {
-                let tag = tagged.tag.to_string();
-                return self.call(tag.trim_start_matches('!'), &tagged.value, place);
-            }
-            Yaml::Mapping(mapping) => {
-                let single = mapping.iter().next().filter(|_| mapping.len() == 1);
-                match single.and_then(|(key, value)| Some((key.as_str()?, value))) {
-                    Some(("Ref", name)) => return self.call("Ref", name, place),
-                    Some((function, value)) if function.starts_with("Fn::") => {
-                        return self.call(&function[4..], value, place);
-                    }
-                    _ => Json::Object(self.mapping(mapping, place)?),
-                }
-            }
-            Yaml::Sequence(list) => {
+    /// A value with intrinsic functions evaluated; `None` if it is left out. `place` is for messages.
+    ///
+    /// # Errors
+    /// A function is used wrongly, or names what is not there.
+    pub fn resolve(&self, value: &Json, place: &str) -> Result<Option<Json>> {
+        Ok(Some(match value {
+            Json::Object(map) => match call_of(map) {
+                Some((function, argument)) => return self.call(function, argument, place),
+                None => Json::Object(self.mapping(map, place)?),
+            },
+            Json::Array(list) => {
                 let items = list.iter().map(|item| self.resolve(item, place)).collect::<Result<Vec<_>>>()?;
                 items.into_iter().flatten().collect()
             }
-            plain => serde_json::to_value(plain)?,
+            plain => {
+                if plain.as_str().is_some_and(|text| text.contains("{{resolve:")) {
+                    self.note(format!(
+                        "{place}: there are no secrets and parameters of AWS here: {plain} stays as it is"
+                    ));
+                }
+                plain.clone()
+            }
         }))
     }
 
-    fn mapping(&self, mapping: &Mapping, place: &str) -> Result<Map<String, Json>> {
-        let mut map = Map::new();
-        for (key, value) in mapping {
-            let key =
-                key.as_str().map_or_else(|| serde_yaml_ng::to_string(key), |key| Ok(key.to_string()))?;
+    fn mapping(&self, map: &Map<String, Json>, place: &str) -> Result<Map<String, Json>> {
+        let mut made = Map::new();
+        for (key, value) in map {
             let value = self.resolve(value, &format!("{place}.{key}")).with_context(|| key.clone())?;
-            map.extend(value.map(|value| (key, value)));
+            made.extend(value.map(|value| (key.clone(), value)));
         }
-        Ok(map)
+        Ok(made)
     }
 
-    fn call(&self, function: &str, value: &Yaml, place: &str) -> Result<Option<Json>> {
-        let texts = |value: &Yaml| -> Result<Vec<String>> {
-            let list = match self.resolve(value, place)? {
-                Some(Json::Array(list)) => list,
-                _ => bail!("!{function} needs a list"),
-            };
-            Ok(list.iter().map(text_of).collect())
-        };
-        match (function, value) {
-            ("Ref", Yaml::String(name)) if name == "AWS::NoValue" => Ok(None),
-            ("Ref", Yaml::String(name)) => self.reference(name, place).map(Some),
-            ("GetAtt", Yaml::String(name)) => Ok(Some(self.attribute(name, place))),
-            ("GetAtt", Yaml::Sequence(_)) => Ok(Some(self.attribute(&texts(value)?.join("."), place))),
-            ("Sub", Yaml::String(text)) => self.substitute(text, &Map::new(), place).map(Some),
-            ("Sub", Yaml::Sequence(parts)) => match &parts[..] {
-                [Yaml::String(text), Yaml::Mapping(own)] => {
-                    self.substitute(text, &self.mapping(own, place)?, place).map(Some)
-                }
-                _ => bail!("!Sub needs a text and a mapping"),
-            },
-            ("Join", Yaml::Sequence(parts)) => match &parts[..] {
-                [Yaml::String(between), list] => Ok(Some(texts(list)?.join(between).into())),
-                _ => bail!("!Join needs a text and a list"),
-            },
-            ("FindInMap", Yaml::Sequence(_)) => {
-                let keys = texts(value)?;
-                let found = keys.iter().try_fold(&self.mappings, |map, key| map.get(key.as_str()));
-                let found =
-                    found.with_context(|| format!("!FindInMap {}: not in Mappings", keys.join(", ")))?;
-                self.resolve(found, place)
+    fn list(&self, function: &str, value: &Json, place: &str) -> Result<Vec<Json>> {
+        match self.resolve(value, place)? {
+            Some(Json::Array(list)) => Ok(list),
+            _ => bail!("!{function} needs a list"),
+        }
+    }
+
+    /// The arguments of a function, evaluated, if there are so many.
+    fn arguments<const N: usize>(&self, function: &str, value: &Json, place: &str) -> Result<[Json; N]> {
+        let list = value.as_array().with_context(|| format!("!{function} needs a list"))?;
+        let each = list.iter().map(|item| Ok(self.resolve(item, place)?.unwrap_or_default()));
+        let each = each.collect::<Result<Vec<_>>>()?;
+        each.try_into().ok().with_context(|| format!("!{function} needs a list of {N}"))
+    }
+
+    fn call(&self, function: &str, value: &Json, place: &str) -> Result<Option<Json>> {
+        match function {
+            "Ref" => self.reference(&text_of(value), place),
+            "GetAtt" => {
+                let parts: Vec<String> = match value {
+                    Json::String(text) => vec![text.clone()],
+                    _ => self.list(function, value, place)?.iter().map(text_of).collect(),
+                };
+                let whole = parts.join(".");
+                let (id, attribute) =
+                    whole.split_once('.').context("!GetAtt needs a resource and an attribute")?;
+                self.attribute(id, attribute, place)
             }
-            ("If" | "ImportValue" | "Select" | "Split" | "GetAZs" | "Base64" | "Transform", _) => {
-                tracing::warn!("{place}: !{function} is not supported here: the property is left out");
+            "Sub" => match value {
+                Json::Array(parts) => match &parts[..] {
+                    [Json::String(text), Json::Object(own)] => {
+                        self.substitute(text, &self.mapping(own, place)?, place).map(Some)
+                    }
+                    _ => bail!("!Sub needs a text and a mapping"),
+                },
+                text => self.substitute(&text_of(text), &Map::new(), place).map(Some),
+            },
+            "Join" => {
+                let [between, list] = self.arguments(function, value, place)?;
+                let list = list.as_array().context("!Join needs a text and a list")?;
+                let texts: Vec<String> = list.iter().map(text_of).collect();
+                Ok(Some(texts.join(&text_of(&between)).into()))
+            }
+            "Split" => {
+                let [between, text] = self.arguments(function, value, place)?;
+                let between = text_of(&between);
+                ensure!(!between.is_empty(), "!Split needs a text to split at");
+                Ok(Some(text_of(&text).split(&between).map(Json::from).collect()))
+            }
+            "Select" => {
+                let [index, list] = self.arguments(function, value, place)?;
+                let (index, list) = (text_of(&index), list.as_array().context("!Select needs a list")?);
+                let found = index.parse().ok().and_then(|index: usize| list.get(index));
+                let found = found.with_context(|| format!("!Select: the list has no item {index}"))?;
+                Ok(Some(found.clone()))
+            }
+            "Base64" => Ok(self.resolve(value, place)?.map(|value| BASE64.encode(text_of(&value)).into())),
+            "GetAZs" => {
+                let region = self.resolve(value, place)?.map(|region| text_of(&region)).unwrap_or_default();
+                let region = if region.is_empty() { name::REGION.into() } else { region };
+                Ok(Some(ZONES.iter().map(|zone| Json::from(format!("{region}{zone}"))).collect()))
+            }
+            "Length" => Ok(Some(self.list(function, value, place)?.len().into())),
+            "ToJsonString" => Ok(self.resolve(value, place)?.map(|value| value.to_string().into())),
+            "Cidr" => self.networks(value, place).map(Some),
+            "If" => {
+                let parts = value.as_array().map(Vec::as_slice);
+                let Some([Json::String(name), yes, no]) = parts else {
+                    bail!("!If needs the name of a condition and two values")
+                };
+                self.resolve(if self.condition(name, place)? { yes } else { no }, place)
+            }
+            "Equals" | "And" | "Or" | "Not" => self
+                .truth(&json!({ format!("Fn::{function}"): value }), place)
+                .map(|truth| Some(truth.into())),
+            "FindInMap" => self.find_in_map(value, place),
+            other => {
+                self.note(format!("{place}: !{other} is not supported here: the property is left out"));
                 Ok(None)
             }
-            _ => bail!("!{function} is not supported"),
         }
     }
 
-    fn reference(&self, name: &str, place: &str) -> Result<Json> {
-        let pseudo = match name {
-            "AWS::Region" => name::REGION,
-            "AWS::AccountId" => name::ACCOUNT,
-            "AWS::Partition" => "aws",
-            "AWS::StackName" => "mayfly",
-            "AWS::URLSuffix" => "amazonaws.com",
-            _ => "",
+    fn find_in_map(&self, value: &Json, place: &str) -> Result<Option<Json>> {
+        let parts = value
+            .as_array()
+            .filter(|parts| parts.len() >= 3)
+            .context("!FindInMap needs a map and two keys")?;
+        let key = |part: &Json| Ok(self.resolve(part, place)?.map(|key| text_of(&key)).unwrap_or_default());
+        let keys = parts[..3].iter().map(key).collect::<Result<Vec<String>>>()?;
+        let found =
+            self.template.get("Mappings").and_then(|maps| maps.get(&keys[0])?.get(&keys[1])?.get(&keys[2]));
+        let default = parts.get(3).and_then(|options| options.get("DefaultValue"));
+        if let Some(value) = found.or(default) {
+            return self.resolve(value, place);
+        }
+        self.note(format!(
+            "{place}: !FindInMap {}: not in Mappings: the property is left out",
+            keys.join(", ")
+        ));
+        Ok(None)
+    }
+
+    /// Whether a condition of the template holds.
+    ///
+    /// # Errors
+    /// There is none of this name, or it is wrong.
+    pub fn condition(&self, name: &str, place: &str) -> Result<bool> {
+        let condition = self.template.get("Conditions").and_then(|conditions| conditions.get(name));
+        let condition = condition.with_context(|| format!("there is no condition {name}"))?;
+        self.guarded(&format!("the condition {name}"), || self.truth(condition, place))
+    }
+
+    fn truth(&self, value: &Json, place: &str) -> Result<bool> {
+        let single = value.as_object().and_then(|map| map.iter().next().filter(|_| map.len() == 1));
+        let Some((function, argument)) = single else {
+            return Ok(value == true || value == "true");
         };
-        if !pseudo.is_empty() {
-            return Ok(pseudo.into());
-        }
-        if let Some(value) = self.parameters.get(name) {
-            return Ok(value.clone());
-        }
-        if let Some(function) = self.functions.get(name) {
-            return Ok(function.clone().into());
-        }
-        if let Some(layer) = self.layers.get(name) {
-            return Ok(name::layer_arn(&format!("{layer}:{}", super::LATEST_OF_LAYER)).into());
-        }
-        if !self.resources.contains(name) {
-            bail!("Ref {name}: no parameter with a Default, and no resource");
-        }
-        tracing::warn!("{place}: there is no {name} here: its name stands for it");
-        Ok(name.into())
-    }
-
-    fn attribute(&self, name: &str, place: &str) -> Json {
-        let function = name.strip_suffix(".Arn").and_then(|id| self.functions.get(id));
-        if let Some(function) = function {
-            return name::arn(function).into();
-        }
-        tracing::warn!("{place}: there is no {name} here: the text '{name}' stands for it");
-        name.into()
-    }
-
-    /// Replaces `${NAME}`; `${!NAME}` stands for `${NAME}` itself.
-    fn substitute(&self, text: &str, own: &Map<String, Json>, place: &str) -> Result<Json> {
-        let (mut made, mut rest) = (String::new(), text);
-        while let Some(start) = rest.find("${") {
-            let end =
-                rest[start..].find('}').with_context(|| format!("Sub '{text}': a }} is missing"))? + start;
-            made.push_str(&rest[..start]);
-            let name = &rest[start + 2..end];
-            match (name.strip_prefix('!'), own.get(name)) {
-                (Some(literal), _) => made.push_str(&format!("${{{literal}}}")),
-                (None, Some(value)) => made.push_str(&text_of(value)),
-                (None, None) if name.contains('.') => made.push_str(&text_of(&self.attribute(name, place))),
-                (None, None) => made.push_str(&text_of(&self.reference(name, place)?)),
+        let each = || {
+            let list = argument.as_array().with_context(|| format!("{function} needs a list"))?;
+            list.iter().map(|part| self.truth(part, place)).collect::<Result<Vec<bool>>>()
+        };
+        Ok(match function.as_str() {
+            "Condition" => self.condition(&text_of(argument), place)?,
+            "Fn::Equals" => {
+                let [one, other] = self.arguments("Equals", argument, place)?;
+                text_of(&one) == text_of(&other)
             }
-            rest = &rest[end + 1..];
-        }
-        Ok(Json::String(made + rest))
+            "Fn::Not" => matches!(each()?[..], [false]),
+            "Fn::And" => each()?.into_iter().all(|part| part),
+            "Fn::Or" => each()?.into_iter().any(|part| part),
+            _ => self.resolve(value, place)?.is_some_and(|value| text_of(&value) == "true"),
+        })
+    }
+
+    /// `Fn::Cidr`: so many networks of a network, with so many bits for hosts.
+    fn networks(&self, value: &Json, place: &str) -> Result<Json> {
+        let parts = self.list("Cidr", value, place)?;
+        let number = |index: usize, otherwise: &str| {
+            let text = parts.get(index).map_or(otherwise.to_string(), text_of);
+            text.parse::<u64>().ok().with_context(|| format!("!Cidr: '{text}' is no number"))
+        };
+        let block = parts.first().map(text_of).unwrap_or_default();
+        let network = block.split_once('/').and_then(|(address, bits)| {
+            Some((address.parse::<Ipv4Addr>().ok()?, bits.parse::<u32>().ok().filter(|bits| *bits <= 32)?))
+        });
+        let (address, bits) = network.with_context(|| format!("!Cidr: '{block}' is no network of IPv4"))?;
+        let (count, hosts) = (number(1, "1")?, number(2, "8")?);
+        let fits = (1..=NETWORKS).contains(&count)
+            && hosts <= u64::from(32 - bits)
+            && count << hosts <= 1 << (32 - bits);
+        ensure!(fits, "!Cidr: {block} has no room for {count} networks with {hosts} bits");
+        let first = u64::from(u32::from(address)) & !((1_u64 << (32 - bits)) - 1);
+        let of = |index: u64| {
+            Json::from(format!("{}/{}", Ipv4Addr::from((first + (index << hosts)) as u32), 32 - hosts))
+        };
+        Ok((0..count).map(of).collect())
     }
 }
 
-fn text_of(value: &Json) -> String {
-    value.as_str().map_or_else(|| value.to_string(), str::to_string)
+/// The intrinsic function that a mapping calls, and its argument.
+pub fn call_of(map: &Map<String, Json>) -> Option<(&str, &Json)> {
+    let (key, value) = map.iter().next().filter(|_| map.len() == 1)?;
+    match key.as_str() {
+        "Ref" => Some(("Ref", value)),
+        key => Some((key.strip_prefix("Fn::")?, value)),
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+    use std::path::Path;
+
     use super::*;
+    use crate::function::template::yaml;
+
+    const TEMPLATE: &str = "
+        Parameters:
+          Size: { Type: Number, Default: 5 }
+          List: { Type: CommaDelimitedList, Default: 'a,b' }
+          Open: { Type: String }
+        Mappings: { M: { a: { b: found } } }
+        Conditions:
+          Five: !Equals [!Ref Size, '5']
+          Six: !Not [!Condition Five]
+          Both: !And [!Condition Five, !Condition Six]
+          One: !Or [!Condition Five, !Condition Six]
+          Round: !Not [!Condition Round]
+        Resources:
+          Table: { Type: AWS::DynamoDB::Table }
+          Queue: { Type: AWS::SQS::Queue, Properties: { QueueName: !Sub 'q-${Size}' } }
+          Other:
+            Type: AWS::Serverless::Function
+            Properties: { FunctionName: !Sub 'other-${Size}', AutoPublishAlias: live }
+          Self: { Type: AWS::Serverless::Function, Properties: { FunctionName: !Ref Self } }";
 
     fn resolved(value: &str) -> Result<Option<Json>> {
-        let template = "
-            Parameters: { Size: { Default: 5 } }
-            Mappings: { M: { a: { b: found } } }
-            Resources:
-              Table: { Type: AWS::DynamoDB::Table }
-              Other: { Type: AWS::Serverless::Function, Properties: { FunctionName: other } }";
-        let scope = Scope::of(&serde_yaml_ng::from_str(template)?);
-        scope.resolve(&serde_yaml_ng::from_str(value)?, "here")
+        let scope = Scope::new(yaml::read(TEMPLATE)?, Path::new("/"), "mayfly", &BTreeMap::new())?;
+        scope.resolve(&yaml::read(value)?, "here")
     }
 
     #[test]
-    fn resolves_intrinsic_functions_with_known_values() {
+    fn evaluates_intrinsic_functions() {
         for (value, wanted) in [
-            ("!Ref Size", "5"),
-            ("!Ref Table", "\"Table\""),
-            ("!Ref Other", "\"other\""),
-            ("!GetAtt Table.Arn", "\"Table.Arn\""),
-            ("!GetAtt Other.Arn", &format!("\"{}\"", name::arn("other"))),
-            ("{'Fn::GetAtt': [Table, StreamArn]}", "\"Table.StreamArn\""),
-            ("!Sub '${Table}-${Size}-${Other.Arn}'", &format!("\"Table-5-{}\"", name::arn("other"))),
-            ("!Sub ['${x}-${Size}', {x: !Ref Size}]", "\"5-5\""),
-            ("!Join ['/', [a, !Ref Size]]", "\"a/5\""),
-            ("!FindInMap [M, a, b]", "\"found\""),
-            ("{a: !If [x, 1, 2], b: !Ref AWS::NoValue, c: 1}", "{\"c\":1}"),
+            ("!Ref Size", json!(5)),
+            ("!Ref Table", json!("Table")),
+            ("!Ref Other", json!("other-5")),
+            ("!Ref Self", json!("Self")),
+            ("!Ref Open", json!("Open")),
+            ("!Ref OtherRole", json!("OtherRole")),
+            ("!Ref Other.Alias", json!(name::arn("other-5:live"))),
+            ("!Ref ServerlessRestApi", json!("ServerlessRestApi")),
+            ("!Ref AWS::NotificationARNs", json!([])),
+            ("!GetAtt Table.Arn", json!("Table.Arn")),
+            ("!GetAtt Other.Arn", json!(name::arn("other-5"))),
+            ("!GetAtt Queue.Arn", json!("arn:aws:sqs:us-east-1:000000000000:q-5")),
+            ("!GetAtt OtherRole.Arn", json!("arn:aws:iam::000000000000:role/OtherRole")),
+            ("{'Fn::GetAtt': [Table, StreamArn]}", json!("Table.StreamArn")),
+            ("!Sub '${Table}-${Size}-${Other.Arn}'", json!(format!("Table-5-{}", name::arn("other-5")))),
+            ("!Sub ['${x}-${Size}-${!Size}', {x: !Ref Size}]", json!("5-5-${Size}")),
+            ("!Join ['/', [a, !Ref Size]]", json!("a/5")),
+            ("!Join ['-', !Ref List]", json!("a-b")),
+            ("!Select [1, !Split [',', 'a,b,c']]", json!("b")),
+            ("!Select ['0', !GetAZs '']", json!("us-east-1a")),
+            ("!Base64 hello", json!("aGVsbG8=")),
+            ("{'Fn::Length': !Ref List}", json!(2)),
+            ("{'Fn::ToJsonString': {a: !Ref Size}}", json!("{\"a\":5}")),
+            ("!Select [1, !Cidr [10.0.0.0/16, 4, 8]]", json!("10.0.1.0/24")),
+            ("!FindInMap [M, a, b]", json!("found")),
+            ("{'Fn::FindInMap': [M, a, c, {DefaultValue: !Ref Size}]}", json!(5)),
+            ("!If [Five, 1, 2]", json!(1)),
+            ("[!If [Six, 1, !Ref AWS::NoValue], 2]", json!([2])),
+            ("[!If [Both, a, b], !If [One, a, b]]", json!(["b", "a"])),
+            ("{a: !ImportValue x, b: !Ref AWS::NoValue, c: 1}", json!({ "c": 1 })),
         ] {
-            let found = resolved(value).unwrap().unwrap();
-            assert_eq!(found.to_string(), wanted, "{value}");
+            let found = resolved(value).unwrap().unwrap_or_default();
+            assert_eq!(found, wanted, "{value}");
         }
-        assert_eq!(resolved("!ImportValue x").unwrap(), None);
-        for value in ["!Ref Nothing", "!Sub '${Nothing}'", "!FindInMap [M, a, c]", "!Cidr [a]", "!Sub '${x'"]
-        {
+    }
+
+    #[test]
+    fn unknown_values_are_left_out_and_wrong_uses_are_errors() {
+        for value in ["!ImportValue x", "!FindInMap [M, a, c]", "!Ref AWS::NoValue", "!Transform x"] {
+            assert_eq!(resolved(value).unwrap(), None, "{value}");
+        }
+        for value in [
+            "!Ref Nothing",
+            "!Sub '${Nothing}'",
+            "!Sub '${x'",
+            "!If [Nothing, 1, 2]",
+            "!If [Round, 1, 2]",
+            "!Select [2, !Ref List]",
+            "!Cidr [10.0.0.0/30, 4, 8]",
+            "!Cidr [a]",
+            "!Join x",
+            "!Split ['', a]",
+        ] {
             assert!(resolved(value).is_err(), "{value}");
         }
     }

@@ -1,0 +1,72 @@
+//! Where code lies: a path beside the template, or an object of a bucket that a folder of this host
+//! replaces (`--bucket NAME=FOLDER`).
+
+use std::path::{Component, Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value as Json;
+
+use super::yaml::text_of;
+use crate::function::worker_options::TemplateOptions;
+
+/// The place that a value of `CodeUri`, `ContentUri`, `Code` or `Content` names.
+///
+/// # Errors
+/// It names a bucket that no folder replaces, or is no place at all.
+pub fn path(value: &Json, key: &str, folder: &Path, options: &TemplateOptions) -> Result<PathBuf> {
+    let part = |names: [&str; 2]| names.iter().find_map(|name| value.get(name)).map(text_of);
+    let (bucket, object) = match value {
+        Json::String(text) => match text.strip_prefix("s3://") {
+            None => return Ok(folder.join(text)),
+            Some(rest) => {
+                rest.split_once('/').map(|(bucket, object)| (bucket.to_string(), object.to_string()))
+            }
+        },
+        _ => part(["Bucket", "S3Bucket"]).zip(part(["Key", "S3Key"])),
+    }
+    .with_context(|| format!("{key}: {value} names neither a path nor an object of a bucket"))?;
+    let Some(root) = options.buckets.get(&bucket) else {
+        bail!(
+            "{key}: 's3://{bucket}/{object}': there is no bucket {bucket} here (mayfly up --bucket {bucket}=FOLDER)"
+        )
+    };
+    let below = Path::new(&object);
+    let stays = below.components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
+    ensure!(stays, "{key}: '{object}' leads out of the bucket");
+    Ok(root.join(below))
+}
+
+/// The folder that CDK has written a resource's code to, if the template does not name another.
+pub fn asset(resource: &Json, property: &str) -> Option<String> {
+    let metadata = resource.get("Metadata")?;
+    let is_its = metadata.get("aws:asset:property")?.as_str()? == property;
+    let named = resource.get("Properties").and_then(|own| own.get(property)).is_some_and(Json::is_string);
+    (is_its && !named).then(|| metadata.get("aws:asset:path")?.as_str().map(String::from))?
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn objects_lie_in_the_folder_that_replaces_their_bucket() {
+        let options =
+            TemplateOptions { buckets: [("b".into(), "/own".into())].into(), ..TemplateOptions::default() };
+        let of = |value: Json| path(&value, "CodeUri", Path::new("/t"), &options);
+        assert_eq!(of(json!("code")).unwrap(), Path::new("/t/code"));
+        assert_eq!(of(json!("s3://b/x/k.zip")).unwrap(), Path::new("/own/x/k.zip"));
+        assert_eq!(of(json!({ "Bucket": "b", "Key": "k.zip" })).unwrap(), Path::new("/own/k.zip"));
+        assert_eq!(of(json!({ "S3Bucket": "b", "S3Key": "k.zip" })).unwrap(), Path::new("/own/k.zip"));
+        for (value, reason) in [
+            (json!("s3://c/k.zip"), "--bucket c=FOLDER"),
+            (json!("s3://b/../k.zip"), "leads out of the bucket"),
+            (json!({ "Bucket": "b" }), "names neither"),
+            (json!([1]), "names neither"),
+        ] {
+            let error = format!("{:#}", of(value).unwrap_err());
+            assert!(error.starts_with("CodeUri: ") && error.contains(reason), "{error}");
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! Templates within a template: `AWS::Serverless::Application` and `AWS::CloudFormation::Stack` with a path.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value as Json;
+
+use super::load;
+use super::scope::Scope;
+
+/// Templates within one another, at most.
+const DEPTH: usize = 8;
+
+/// Whether a resource is a template of its own.
+pub fn is_nested(resource: &Json) -> bool {
+    let kind = resource.get("Type").and_then(Json::as_str);
+    matches!(kind, Some("AWS::Serverless::Application" | "AWS::CloudFormation::Stack"))
+}
+
+impl Scope {
+    /// The template that a resource names by a path; `None` if it is elsewhere.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub(super) fn nested(&self, id: &str) -> Result<Option<Scope>> {
+        let Some(resource) = self.resource(id).filter(|resource| is_nested(resource)) else {
+            return Ok(None);
+        };
+        let place = format!("Resources.{id}.Properties");
+        let property = |name: &str| match resource.get("Properties").and_then(|own| own.get(name)) {
+            Some(value) => self.resolve(value, &format!("{place}.{name}")),
+            None => Ok(None),
+        };
+        let location = property("Location")?.or(property("TemplateURL")?);
+        let Some(Json::String(location)) = location.filter(|text| !text.as_str().is_some_and(is_far)) else {
+            self.note(format!(
+                "Resources.{id}: its template is in a repository or a bucket: its functions are not served"
+            ));
+            return Ok(None);
+        };
+        ensure!(self.depth < DEPTH, "Resources.{id}: more than {DEPTH} templates lie within one another");
+        let given: BTreeMap<String, Json> = match property("Parameters")? {
+            Some(Json::Object(map)) => map.into_iter().collect(),
+            _ => BTreeMap::new(),
+        };
+        let path = self.folder.join(location);
+        let folder = path.parent().unwrap_or(Path::new("."));
+        let inner = Scope::new(load(&path)?, folder, &format!("{}-{id}", self.stack()), &given);
+        let mut inner = inner.with_context(|| path.display().to_string())?;
+        inner.depth = self.depth + 1;
+        Ok(Some(inner))
+    }
+}
+
+fn is_far(location: &str) -> bool {
+    ["s3://", "http://", "https://", "arn:"].iter().any(|far| location.starts_with(far))
+}

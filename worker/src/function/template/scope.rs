@@ -1,0 +1,265 @@
+//! The names in a template: its parameters, pseudo parameters and resources, and their values.
+//!
+//! A resource is named by its logical id, as `sam local` has it, and its attributes by `ID.Attribute`. Where
+//! there is no such resource here, a function that uses it must be configured in another way, and a line
+//! is logged.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use serde_json::{Map, Value as Json, json};
+
+use super::yaml::text_of;
+use super::{LATEST_OF_LAYER, is_function, is_layer, loops, parameters};
+use crate::base::name;
+
+/// The id in the ARN of the stack.
+const STACK_ID: &str = "00000000-0000-0000-0000-000000000000";
+/// Ids of resources that SAM makes for events of a function.
+const IMPLICIT: [&str; 2] = ["ServerlessRestApi", "ServerlessHttpApi"];
+
+/// The values of names in a template.
+pub struct Scope {
+    /// The template.
+    pub template: Json,
+    /// Where its relative paths begin.
+    pub folder: PathBuf,
+    parameters: BTreeMap<String, Json>,
+    stack: String,
+    /// How many templates it lies within.
+    pub depth: usize,
+    /// Whether its functions run on the nearest version of their language.
+    pub takes_nearest: Cell<bool>,
+    /// Names that are being evaluated: one that needs itself has no value.
+    busy: RefCell<BTreeSet<String>>,
+    notes: RefCell<Vec<String>>,
+}
+
+impl Scope {
+    /// The names of a template; `given` are values of parameters.
+    ///
+    /// # Errors
+    /// A loop in it is wrong.
+    pub fn new(
+        mut template: Json,
+        folder: &Path,
+        stack: &str,
+        given: &BTreeMap<String, Json>,
+    ) -> Result<Scope> {
+        let loops = template.as_object_mut().map(std::mem::take).unwrap_or_default();
+        let mut scope = Scope {
+            template: Json::Object(loops.clone()),
+            folder: folder.into(),
+            parameters: BTreeMap::new(),
+            stack: stack.into(),
+            depth: 0,
+            takes_nearest: Cell::new(false),
+            busy: RefCell::default(),
+            notes: RefCell::default(),
+        };
+        let mut values = BTreeMap::new();
+        for (name, declared) in scope.part("Parameters") {
+            let Some(value) = parameters::value(declared, given.get(name)) else { continue };
+            let kind = declared.get("Type").and_then(Json::as_str).unwrap_or_default();
+            if kind.starts_with("AWS::SSM::") {
+                let shown = text_of(&value);
+                scope
+                    .note(format!("Parameters.{name}: there is no SSM here: '{shown}' stands for its value"));
+            }
+            values.insert(name.clone(), value);
+        }
+        scope.parameters = values;
+        for name in given.keys().filter(|name| !scope.part("Parameters").any(|(known, _)| known == *name)) {
+            scope.note(format!("there is no parameter {name}: its value is passed over"));
+        }
+        let list = |collection: &Json| match scope.resolve(collection, "Fn::ForEach")? {
+            Some(Json::Array(list)) => Ok(list.iter().map(text_of).collect()),
+            _ => bail!("its collection is no list"),
+        };
+        let expanded = loops::expand(Json::Object(loops), &list)?;
+        scope.template = expanded;
+        Ok(scope)
+    }
+
+    /// The members of a part of the template.
+    pub fn part(&self, name: &str) -> impl Iterator<Item = (&String, &Json)> {
+        self.template.get(name).and_then(Json::as_object).into_iter().flatten()
+    }
+
+    /// A resource.
+    pub fn resource(&self, id: &str) -> Option<&Json> {
+        self.template.get("Resources")?.get(id)
+    }
+
+    /// Keeps a line for the log.
+    pub fn note(&self, line: String) {
+        let mut notes = self.notes.borrow_mut();
+        if !notes.contains(&line) {
+            notes.push(line);
+        }
+    }
+
+    /// The lines for the log.
+    pub fn take_notes(&self) -> Vec<String> {
+        self.notes.take()
+    }
+
+    /// The stack's name.
+    pub fn stack(&self) -> &str {
+        &self.stack
+    }
+
+    /// Evaluates what a name stands for, unless that needs itself.
+    pub(super) fn guarded<T>(&self, name: &str, of: impl FnOnce() -> Result<T>) -> Result<T> {
+        if !self.busy.borrow_mut().insert(name.to_string()) {
+            bail!("{name} needs itself");
+        }
+        let value = of();
+        self.busy.borrow_mut().remove(name);
+        value
+    }
+
+    /// The name that a resource has: a property of it, or its logical id.
+    pub fn name_of(&self, id: &str, property: &str) -> String {
+        let given = self.resource(id).and_then(|resource| resource.get("Properties")?.get(property));
+        let Some(given) = given else { return id.into() };
+        let place = format!("Resources.{id}.Properties.{property}");
+        let value = self.guarded(&place, || self.resolve(given, &place)).ok().flatten();
+        value.as_ref().map(text_of).filter(|name| !name.is_empty()).unwrap_or_else(|| id.into())
+    }
+
+    /// The value of a name; none is left out.
+    ///
+    /// # Errors
+    /// There is no such name.
+    pub(super) fn reference(&self, name: &str, place: &str) -> Result<Option<Json>> {
+        let pseudo = match name {
+            "AWS::NoValue" => return Ok(None),
+            "AWS::Region" => name::REGION.into(),
+            "AWS::AccountId" => name::ACCOUNT.into(),
+            "AWS::Partition" => "aws".into(),
+            "AWS::StackName" => self.stack.clone().into(),
+            "AWS::URLSuffix" => "amazonaws.com".into(),
+            "AWS::NotificationARNs" => json!([]),
+            "AWS::StackId" => {
+                let (region, account, stack) = (name::REGION, name::ACCOUNT, &self.stack);
+                format!("arn:aws:cloudformation:{region}:{account}:stack/{stack}/{STACK_ID}").into()
+            }
+            _ => Json::Null,
+        };
+        if !pseudo.is_null() {
+            return Ok(Some(pseudo));
+        }
+        if let Some(value) = self.parameters.get(name) {
+            return Ok(Some(value.clone()));
+        }
+        if self.part("Parameters").any(|(declared, _)| declared == name) {
+            self.note(format!(
+                "{place}: the parameter {name} has no Default: its name stands for it (--parameter-overrides {name}=VALUE)"
+            ));
+            return Ok(Some(name.into()));
+        }
+        match self.resource(name) {
+            Some(resource) if is_function(resource) => Ok(Some(self.name_of(name, "FunctionName").into())),
+            Some(resource) if is_layer(resource) => {
+                let layer = self.name_of(name, "LayerName");
+                Ok(Some(name::layer_arn(&format!("{layer}:{LATEST_OF_LAYER}")).into()))
+            }
+            None if !self.is_generated(name) => {
+                bail!("Ref {name}: there is no parameter and no resource of this name")
+            }
+            _ => Ok(Some(self.of_function(name).unwrap_or_else(|| {
+                self.note(format!("{place}: there is no {name} here: its name stands for it"));
+                name.into()
+            }))),
+        }
+    }
+
+    /// Whether SAM makes a resource of this id: such ids begin with that of the resource they are made for.
+    fn is_generated(&self, id: &str) -> bool {
+        let before_dot = id.split('.').next().unwrap_or(id);
+        let is_serverless = |(own, resource): (&String, &Json)| {
+            let kind = resource.get("Type").and_then(Json::as_str).unwrap_or_default();
+            kind.starts_with("AWS::Serverless::") && before_dot.starts_with(own.as_str())
+        };
+        IMPLICIT.iter().any(|implicit| id.starts_with(implicit)) || self.part("Resources").any(is_serverless)
+    }
+
+    /// `ID.Alias` and `ID.Version` of a function with AutoPublishAlias.
+    fn of_function(&self, name: &str) -> Option<Json> {
+        let (id, "Alias" | "Version") = name.split_once('.')? else { return None };
+        let alias = self.resource(id).filter(|resource| is_function(resource))?;
+        alias.get("Properties")?.get("AutoPublishAlias")?;
+        let (function, alias) = (self.name_of(id, "FunctionName"), self.name_of(id, "AutoPublishAlias"));
+        Some(name::arn(&format!("{function}:{alias}")).into())
+    }
+
+    /// An attribute of a resource.
+    ///
+    /// # Errors
+    /// An output of a nested template is wrong.
+    pub(super) fn attribute(&self, id: &str, attribute: &str, place: &str) -> Result<Option<Json>> {
+        let kind = self.resource(id).and_then(|resource| resource.get("Type")?.as_str()).unwrap_or_default();
+        let known = match (kind, attribute) {
+            (_, "Arn") if self.resource(id).is_some_and(is_function) => {
+                Some(name::arn(&self.name_of(id, "FunctionName")))
+            }
+            ("AWS::SQS::Queue", "Arn") => {
+                let queue = self.name_of(id, "QueueName");
+                Some(format!("arn:aws:sqs:{}:{}:{queue}", name::REGION, name::ACCOUNT))
+            }
+            ("AWS::SQS::Queue", "QueueName") => Some(self.name_of(id, "QueueName")),
+            ("AWS::IAM::Role", "Arn") => {
+                Some(format!("arn:aws:iam::{}:role/{}", name::ACCOUNT, self.name_of(id, "RoleName")))
+            }
+            ("", "Arn") if id.ends_with("Role") && self.is_generated(id) => {
+                Some(format!("arn:aws:iam::{}:role/{id}", name::ACCOUNT))
+            }
+            _ => self.of_function(&format!("{id}.{attribute}")).as_ref().map(text_of),
+        };
+        if let Some(known) = known {
+            return Ok(Some(known.into()));
+        }
+        if let Some(output) = attribute.strip_prefix("Outputs.")
+            && let Some(value) = self.output(id, output)?
+        {
+            return Ok(Some(value));
+        }
+        self.note(format!(
+            "{place}: there is no {id}.{attribute} here: the text '{id}.{attribute}' stands for it"
+        ));
+        Ok(Some(format!("{id}.{attribute}").into()))
+    }
+
+    /// An output of a nested template.
+    fn output(&self, id: &str, output: &str) -> Result<Option<Json>> {
+        self.guarded(&format!("the output {id}.{output}"), || {
+            let Some(inner) = self.nested(id)? else { return Ok(None) };
+            let value = inner.template.get("Outputs").and_then(|outputs| outputs.get(output)?.get("Value"));
+            let value = value.with_context(|| format!("{id} has no output {output}"))?;
+            inner.resolve(value, &format!("Outputs.{output}"))
+        })
+    }
+
+    /// Replaces `${NAME}`; `${!NAME}` stands for `${NAME}` itself.
+    pub(super) fn substitute(&self, text: &str, own: &Map<String, Json>, place: &str) -> Result<Json> {
+        let (mut made, mut rest) = (String::new(), text);
+        while let Some(start) = rest.find("${") {
+            let end =
+                rest[start..].find('}').with_context(|| format!("Sub '{text}': a }} is missing"))? + start;
+            made.push_str(&rest[..start]);
+            let name = rest[start + 2..end].trim();
+            let value = match (name.strip_prefix('!'), own.get(name), name.split_once('.')) {
+                (Some(literal), ..) => Some(format!("${{{literal}}}").into()),
+                (None, Some(value), _) => Some(value.clone()),
+                (None, None, Some((id, attribute))) => self.attribute(id, attribute, place)?,
+                (None, None, None) => self.reference(name, place)?,
+            };
+            made.push_str(&value.as_ref().map(text_of).unwrap_or_default());
+            rest = &rest[end + 1..];
+        }
+        Ok(Json::String(made + rest))
+    }
+}
