@@ -136,12 +136,18 @@ def test_escaping_and_oversized_archives_are_refused(client):
 
     assert "leads out" in refusal(zipped(**{"../../escaped": "x"}))
     assert "leads out" in refusal(zipped(**{"/etc/escaped": "x"}))
-    link = zipfile.ZipInfo("link")
-    link.external_attr = 0o120777 << 16
-    content = io.BytesIO()
-    with zipfile.ZipFile(content, "w") as archive:
-        archive.writestr(link, "/etc/shadow")
-    assert "only files" in refusal(content.getvalue())
+
+    def special(mode, content):
+        member = zipfile.ZipInfo("special")
+        member.external_attr = mode << 16
+        archive = io.BytesIO()
+        with zipfile.ZipFile(archive, "w") as written:
+            written.writestr(member, content)
+        return archive.getvalue()
+
+    assert "the link leads out of the archive" in refusal(special(0o120777, "/etc/shadow"))
+    assert "the link leads out of the archive" in refusal(special(0o120777, "../other"))
+    assert "only files, folders and links" in refusal(special(0o060600, ""))
     assert "Unzipped size" in refusal(zipped(zeros="\0" * (260 << 20)))
     assert "Could not unzip" in refusal(b"PK\x05\x06" + b"\xff" * 18)
 
