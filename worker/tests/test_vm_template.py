@@ -156,12 +156,16 @@ def test_template_reload_keeps_unchanged_vms(running, place):
     calls = invoke(client, "Watched", "true")[0][0]
     template = place / "template.yaml"
     good = template.read_text()
-    # A faulty template is reported, and changes nothing.
+    # A template that cannot be read is reported, and changes nothing.
+    template.write_text(good + "  Wrong: [\n")
+    os.kill(running.process.pid, signal.SIGHUP)
+    running.wait_for(r"SIGHUP: .*template.yaml")
+    # Of one that can, a function that cannot be had is reported, and the others are served.
     template.write_text(
         good + "  Wrong: { Type: AWS::Serverless::Function, Properties: { CodeUri: nowhere } }\n"
     )
     os.kill(running.process.pid, signal.SIGHUP)
-    running.wait_for(r"SIGHUP: .*nowhere")
+    running.wait_for(r"Wrong is not served: .*nowhere")
     with concurrent.futures.ThreadPoolExecutor(1) as threads:
         # A running request continues in the replaced VM until its answer.
         asked = threads.submit(invoke, client, "One", {"seconds": 40})
