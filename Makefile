@@ -41,6 +41,8 @@ soak: build ## random operations for long: heap, page store, and VMs on kernels 
 	kernel/tests/run --soak
 	bench/vm/soak
 	MAYFLY_SOAK=1 worker/tests/run -k kills
+	train/tests/run
+	deploy/aarch64 --soak
 	MEMENTO_OPERATIONS=100000000 cargo test -p memento --test agree
 	sim/image/check
 	sim/tests/mutants
