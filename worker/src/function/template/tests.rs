@@ -160,16 +160,16 @@ Resources:
     let failed: Vec<_> =
         template.failed.iter().map(|failed| (failed.name.as_str(), failed.code.name())).collect();
     let wanted = [
-        ("Far", "InvalidZipFileException"),
-        ("Good", "InvalidConfiguration"),
-        ("Image", "InvalidImage"),
-        ("Runtime", "InvalidRuntime"),
         ("Wrong", "InvalidConfiguration"),
+        ("Runtime", "InvalidRuntime"),
+        ("Far", "InvalidZipFileException"),
+        ("Image", "InvalidImage"),
+        ("Good", "InvalidConfiguration"),
     ];
     assert_eq!(failed, wanted);
     assert_eq!(template.functions.len(), 1);
-    assert_eq!(template.failed[3].runtime.as_deref(), Some("cobol"));
-    assert_eq!(template.failed[3].code, ReasonCode::Runtime);
+    assert_eq!(template.failed[1].runtime.as_deref(), Some("cobol"));
+    assert_eq!(template.failed[1].code, ReasonCode::Runtime);
 }
 
 #[test]
@@ -190,8 +190,8 @@ Resources:
     let packages: Vec<_> = functions.iter().map(|function| function.package.clone()).collect();
     let image = Package::Image("image.tar".into(), "/templates".into());
     let path = |path: &str| Package::Path(path.into());
-    assert_eq!(packages, [path("/templates/asset.1"), image, path("/templates/code")]);
-    assert_eq!((functions[2].settings.timeout_s, functions[2].tags["a"].as_str()), (3, "1"));
+    assert_eq!(packages, [path("/templates/code"), path("/templates/asset.1"), image]);
+    assert_eq!((functions[0].settings.timeout_s, functions[0].tags["a"].as_str()), (3, "1"));
 }
 
 #[test]
