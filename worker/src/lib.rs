@@ -40,6 +40,7 @@ pub mod base {
     pub(crate) mod limits;
     pub(crate) mod name;
     pub(crate) mod process_memory;
+    pub(crate) mod resource_policy;
     pub(crate) mod time;
 }
 
@@ -59,6 +60,7 @@ pub(crate) mod code;
 pub mod function {
     //! What a function is: its settings, its versions, and the template that declares it. Also what a
     //! worker is started with.
+    pub(crate) mod attached;
     pub(crate) mod definition;
     pub(crate) mod event_config;
     pub(crate) mod failed;

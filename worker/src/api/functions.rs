@@ -92,29 +92,6 @@ async fn blocking<T: Send + 'static>(
     done.unwrap_or_else(|_| Err(ApiError::service("the thread that unpacked the code panicked")))
 }
 
-/// `Tags` of CreateFunction, and the body of TagResource.
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "PascalCase", default)]
-struct Tags {
-    tags: BTreeMap<String, String>,
-}
-
-pub fn list_tags(api: &Api, name: &str) -> Result<Answer, ApiError> {
-    Ok(http::json(200, &json!({ "Tags": api.worker.function(name)?.tags })))
-}
-
-pub fn tag(api: &Api, call: &Call, name: &str) -> Result<Answer, ApiError> {
-    let wanted: Tags = call.json()?;
-    api.worker.change_tags(name, |tags| tags.extend(wanted.tags))?;
-    Ok(http::empty(204))
-}
-
-pub fn untag(api: &Api, call: &Call, name: &str) -> Result<Answer, ApiError> {
-    let keys = call.queries("tagKeys");
-    api.worker.change_tags(name, |tags| tags.retain(|key, _| !keys.contains(key)))?;
-    Ok(http::empty(204))
-}
-
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct Create {
@@ -279,6 +256,32 @@ pub fn get_concurrency(api: &Api, name: &str) -> Result<Answer, ApiError> {
     let reserved = api.worker.function(name)?.reserved;
     let answer = reserved.map_or(json!({}), |reserved| json!({ "ReservedConcurrentExecutions": reserved }));
     Ok(http::json(200, &answer))
+}
+
+/// The body of PutFunctionRecursionConfig.
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Recursion {
+    recursive_loop: String,
+}
+
+pub fn put_recursion(api: &Api, call: &Call, name: &str) -> Result<Answer, ApiError> {
+    let allows = match call.json::<Recursion>()?.recursive_loop.as_str() {
+        "Allow" => true,
+        "Terminate" => false,
+        _ => return Err(ApiError::invalid_parameter("RecursiveLoop must be Allow or Terminate")),
+    };
+    let target = Target { name: name.into(), qualifier: None };
+    api.worker.change_attached(&target, |attached| {
+        attached.allows_loops = allows;
+        Ok(())
+    })?;
+    get_recursion(api, name)
+}
+
+pub fn get_recursion(api: &Api, name: &str) -> Result<Answer, ApiError> {
+    let allows = api.worker.function(name)?.attached.allows_loops;
+    Ok(http::json(200, &json!({ "RecursiveLoop": if allows { "Allow" } else { "Terminate" } })))
 }
 
 pub fn account(api: &Api) -> Result<Answer, ApiError> {

@@ -37,13 +37,7 @@ pub async fn invoke(api: &Api, call: &Call, target: &Target) -> Result<Answer, A
             answer
         }
         "Event" => {
-            if call.body.len() > limits::EVENT_PAYLOAD_BYTES {
-                return Err(ApiError::too_large(format!(
-                    "{} byte payload is too large for the Event invocation type (limit {} bytes)",
-                    call.body.len(),
-                    limits::EVENT_PAYLOAD_BYTES
-                )));
-            }
+            check_event(call)?;
             api.events.accept(target, invocation).await?;
             http::empty(202)
         }
@@ -61,6 +55,25 @@ pub async fn invoke(api: &Api, call: &Call, target: &Target) -> Result<Answer, A
         HeaderValue::from_str(&deployment.version).expect("a version is a header"),
     );
     Ok(answer)
+}
+
+/// InvokeAsync, which Lambda keeps for old clients: an event, whose payload is the whole body.
+pub async fn invoke_async(api: &Api, call: &Call, target: &Target) -> Result<Answer, ApiError> {
+    api.worker.target(target)?;
+    check_event(call)?;
+    api.events.accept(target, invocation(call, target)?).await?;
+    Ok(http::json(202, &serde_json::json!({ "Status": 202 })))
+}
+
+/// An event's payload is shorter than that of other calls.
+fn check_event(call: &Call) -> Result<(), ApiError> {
+    let (bytes, limit) = (call.body.len(), limits::EVENT_PAYLOAD_BYTES);
+    if bytes <= limit {
+        return Ok(());
+    }
+    Err(ApiError::too_large(format!(
+        "{bytes} byte payload is too large for the Event invocation type (limit {limit} bytes)"
+    )))
 }
 
 /// What the function is called with.

@@ -58,6 +58,7 @@ pub async fn publish(api: &Api, call: &Call, layer: &str) -> Result<Answer, ApiE
         license: wanted.license_info,
         runtimes: wanted.compatible_runtimes,
         created: SystemTime::now(),
+        policy: None,
     });
     Ok(http::json(201, &layer.description()))
 }
@@ -68,14 +69,14 @@ fn is_wanted(call: &Call, layer: &Layer) -> bool {
     layer.runtimes.is_empty() || runtime.is_none_or(|runtime| layer.runtimes.contains(&runtime))
 }
 
-/// ListLayers, and GetLayerVersionByArn.
-pub fn list_or_find(api: &Api, call: &Call) -> Result<Answer, ApiError> {
-    if call.query("find").as_deref() == Some("LayerVersion") {
-        let arn = call.query("Arn").unwrap_or_default();
-        let found = name::parse_layer_arn(&arn)
-            .and_then(|(name, version)| api.worker.layers(|layers| layers.get(name, version)));
-        return found.map(|layer| http::json(200, &layer.description())).ok_or_else(|| none(&arn));
-    }
+pub fn get_by_arn(api: &Api, call: &Call) -> Result<Answer, ApiError> {
+    let arn = call.query("Arn").unwrap_or_default();
+    let found = name::parse_layer_arn(&arn)
+        .and_then(|(name, version)| api.worker.layers(|layers| layers.get(name, version)));
+    found.map(|layer| http::json(200, &layer.description())).ok_or_else(|| none(&arn))
+}
+
+pub fn list(api: &Api, call: &Call) -> Result<Answer, ApiError> {
     let layers: Vec<Arc<Layer>> = api.worker.layers(|layers| layers.all());
     let of = |layer: &Arc<Layer>| {
         json!({

@@ -1,5 +1,6 @@
 //! The Lambda API: finds the call that a request makes, after the checks that precede any call.
 
+mod absent;
 mod call;
 mod endpoint;
 mod event_configs;
@@ -8,19 +9,24 @@ mod functions;
 mod history;
 mod http_apis;
 mod invoke;
+mod layer_policies;
 mod layers;
 mod list;
 mod logs;
 mod metrics;
+mod operations;
 mod page;
 mod persist_change;
+mod policies;
 mod route;
 mod streams;
+mod tags;
 mod urls;
 mod versions;
 
 use call::{Call, large_or_not, query, signed};
 use endpoint::{Endpoint, Of};
+use operations::{Named, Operation};
 pub use urls::new as new_url;
 
 use std::net::SocketAddr;
@@ -210,11 +216,10 @@ impl Api {
         if let Some(endpoint) = &endpoint {
             return urls::answer(self, connection, endpoint, parts, body).await;
         }
-        let (limit, memory) = match &segments[..] {
-            [_, "functions"] | [_, "functions", _, "code"] | [_, "layers", _, "versions"] => {
-                (UPLOAD_BYTES, &self.uploads)
-            }
-            [_, "functions", name, "invocations" | "response-streaming-invocations"] => {
+        let named = Named::of(&parts.method, &segments, parts.uri.query());
+        let (limit, memory) = match named {
+            Some(Named { operation, .. }) if operation.has_code() => (UPLOAD_BYTES, &self.uploads),
+            Some(Named { operation, values: [name, ..] }) if operation.is_invocation() => {
                 self.worker.target(&Target::new(name, query(parts.uri.query(), "Qualifier").next())?)?;
                 (limits::PAYLOAD_BYTES, &self.bodies)
             }
@@ -225,7 +230,7 @@ impl Api {
         let call = Call { parts, body, client: connection.client().clone() };
         // A change of persistent state: a successor receives the state only when it is done.
         let handed_over = self.worker.handed_over.read();
-        let handed_over = if changes_state(&call, &segments) { Some(handed_over.await) } else { None };
+        let handed_over = if changes_state(&call, named) { Some(handed_over.await) } else { None };
         // A successor may also have started to serve while the body arrived.
         if handed_over.as_deref().is_some_and(Option::is_some) || self.is_over() {
             drop(handed_over);
@@ -235,9 +240,10 @@ impl Api {
             let claim = sigv4::claim(&call.parts.headers, known, service, SystemTime::now())?;
             large_or_not(&call.body, || claim.verify(&call.signed(), known))?;
         }
-        match logs {
-            Some(operation) => Ok(logs::answer(self, &call, &operation)),
-            None => persist_change::route(self, &call, &segments).await,
+        match (logs, named) {
+            (Some(operation), _) => Ok(logs::answer(self, &call, &operation)),
+            (None, Some(named)) => persist_change::route(self, &call, named).await,
+            (None, None) => Err(unknown_operation(&call)),
         }
     }
 
@@ -303,18 +309,18 @@ impl Api {
 
 /// Whether a call may change persistent state. One that only waits for a function does not, and may take
 /// long.
-fn changes_state(call: &Call, segments: &[&str]) -> bool {
-    match segments {
-        [_, "functions", _, "response-streaming-invocations"] => false,
-        [_, "functions", _, "invocations"] => {
+fn changes_state(call: &Call, named: Option<Named<'_>>) -> bool {
+    match named.map(|named| named.operation) {
+        Some(Operation::InvokeWithResponseStream) => false,
+        Some(Operation::Invoke) => {
             http::header(&call.parts.headers, "x-amz-invocation-type") == Some("Event")
         }
         _ => call.parts.method != Method::GET,
     }
 }
 
-fn unknown_operation(method: &str, call: &Call) -> ApiError {
-    let path = shown(call.parts.uri.path());
+fn unknown_operation(call: &Call) -> ApiError {
+    let (method, path) = (&call.parts.method, shown(call.parts.uri.path()));
     ApiError::new(404, "UnknownOperationException", format!("{method} {path} is not supported here"))
 }
 

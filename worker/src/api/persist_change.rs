@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
+use hyper::Method;
 use serde::Deserialize;
 use tokio::sync::OwnedMutexGuard;
 use tokio::task::JoinHandle;
 
+use super::operations::{Named, Operation};
 use super::{Api, Call, layers};
 use crate::base::error::ApiError;
 use crate::base::name::Target;
@@ -22,14 +24,18 @@ struct Created {
 }
 
 /// What a call may change; nothing, if it is no such call.
-fn changed_by(call: &Call, segments: &[&str]) -> Option<Changed> {
+fn changed_by(call: &Call, named: Named<'_>) -> Option<Changed> {
+    use Operation as Op;
     let function = |text: &str| Some(Changed::Function(Target::new(text, None).ok()?.name));
-    match (call.parts.method.as_str(), segments) {
-        ("GET", _) | (_, [_, "functions", _, "invocations" | "response-streaming-invocations"]) => None,
-        (_, [_, "functions"]) => function(&call.json::<Created>().ok()?.function_name),
-        (_, [_, "functions" | "tags", name, ..]) => function(name),
-        (_, [_, "layers", name, ..]) => Some(Changed::Layer(layers::named(name).ok()?.into())),
-        _ => None,
+    let first = named.values[0];
+    match named.operation {
+        operation if operation.is_invocation() || call.parts.method == Method::GET => None,
+        Op::CreateFunction => function(&call.json::<Created>().ok()?.function_name),
+        Op::PublishLayerVersion
+        | Op::DeleteLayerVersion
+        | Op::AddLayerVersionPermission
+        | Op::RemoveLayerVersionPermission => Some(Changed::Layer(layers::named(first).ok()?.into())),
+        _ => function(first),
     }
 }
 
@@ -65,9 +71,9 @@ impl Drop for PendingChange {
 
 /// Answers a call. What it has changed is persisted before the answer is sent, also if it has failed
 /// half-way.
-pub async fn route(api: &Api, call: &Call, segments: &[&str]) -> Result<Answer, ApiError> {
-    let changed = changed_by(call, segments).filter(|_| api.worker.options.state.is_some());
-    let Some(changed) = changed else { return api.route(call, segments).await };
+pub async fn route(api: &Api, call: &Call, named: Named<'_>) -> Result<Answer, ApiError> {
+    let changed = changed_by(call, named).filter(|_| api.worker.options.state.is_some());
+    let Some(changed) = changed else { return api.route(call, named).await };
     let turn = api.changing.clone().lock_owned().await;
     let (function, layers) = match &changed {
         Changed::Function(name) => (api.worker.function(name).ok(), Vec::new()),
@@ -76,7 +82,7 @@ pub async fn route(api: &Api, call: &Call, segments: &[&str]) -> Result<Answer, 
     let worker = api.worker.clone();
     let mut keeping =
         PendingChange(Some(Change { worker, changed, _function: function, _layers: layers, _turn: turn }));
-    let answer = api.route(call, segments).await;
+    let answer = api.route(call, named).await;
     if let Some(kept) = keeping.keep() {
         kept.await.unwrap_or_else(|_| Err(ApiError::service("the thread that kept the change panicked")))?;
     }

@@ -1,91 +1,83 @@
-//! Which operation of Lambda's API a call is for.
+//! What answers each operation of Lambda's API.
 
 use super::call::Call;
+use super::operations::{Named, Operation};
 use super::{
-    Api, event_configs, functions, invoke, layers, list, streams, unknown_operation, urls, versions,
+    Api, absent, event_configs, functions, invoke, layer_policies, layers, list, policies, streams, tags,
+    urls, versions,
 };
 use crate::base::error::ApiError;
 use crate::base::name::Target;
 use crate::http::Answer;
 
 impl Api {
-    /// Answers by the operation that the method and the path's `segments` name.
-    pub(super) async fn route(&self, call: &Call, segments: &[&str]) -> Result<Answer, ApiError> {
-        let method = call.parts.method.as_str();
-        let target = |text: &str| Target::new(text, call.query("Qualifier"));
-        let named = |text: &str| target(text)?.unqualified();
-        match (method, segments) {
-            ("POST", ["2015-03-31", "functions", function, "invocations"]) => {
-                invoke::invoke(self, call, &target(function)?).await
-            }
-            ("POST", ["2021-11-15", "functions", function, "response-streaming-invocations"]) => {
-                streams::call(self, call, &target(function)?).await
-            }
-            (_, ["2015-03-31", "functions", function, "versions"]) => {
-                versions::versions(self, call, &named(function)?)
-            }
-            (_, ["2015-03-31", "functions", function, "aliases"]) => {
-                versions::aliases(self, call, &named(function)?)
-            }
-            (_, ["2015-03-31", "functions", function, "aliases", alias]) => {
-                versions::alias(self, call, &named(function)?, alias)
-            }
-            ("GET", ["2018-10-31", "layers"]) => layers::list_or_find(self, call),
-            ("POST", ["2018-10-31", "layers", layer, "versions"]) => layers::publish(self, call, layer).await,
-            ("GET", ["2018-10-31", "layers", layer, "versions"]) => layers::list_versions(self, call, layer),
-            ("GET", ["2018-10-31", "layers", layer, "versions", version]) => {
-                layers::get(self, layer, version)
-            }
-            ("DELETE", ["2018-10-31", "layers", layer, "versions", version]) => {
-                layers::delete(self, layer, version)
-            }
-            ("POST", ["2015-03-31", "functions"]) => functions::create(self, call).await,
-            ("GET", ["2015-03-31", "functions" | ""]) | ("GET", ["2015-03-31", "functions", ""]) => {
-                list::list(self, call)
-            }
-            ("GET", ["2015-03-31", "functions", function]) => functions::get(self, &target(function)?),
-            ("DELETE", ["2015-03-31", "functions", function]) => functions::delete(self, call, function),
-            ("GET", ["2015-03-31", "functions", function, "configuration"]) => {
-                functions::get_configuration(self, &target(function)?)
-            }
-            ("PUT", ["2015-03-31", "functions", function, "configuration"]) => {
-                functions::update_configuration(self, call, &named(function)?).await
-            }
-            ("PUT", ["2015-03-31", "functions", function, "code"]) => {
-                functions::update_code(self, call, &named(function)?).await
-            }
-            ("PUT", ["2017-10-31", "functions", function, "concurrency"]) => {
-                functions::put_concurrency(self, call, &named(function)?)
-            }
-            ("DELETE", ["2017-10-31", "functions", function, "concurrency"]) => {
-                functions::delete_concurrency(self, &named(function)?)
-            }
-            ("GET", ["2019-09-30", "functions", function, "concurrency"]) => {
-                functions::get_concurrency(self, &named(function)?)
-            }
-            ("POST", ["2021-10-31", "functions", function, "url"]) => {
-                urls::create(self, call, &target(function)?)
-            }
-            ("GET", ["2021-10-31", "functions", function, "url"]) => urls::get(self, &target(function)?),
-            ("PUT", ["2021-10-31", "functions", function, "url"]) => {
-                urls::update(self, call, &target(function)?)
-            }
-            ("DELETE", ["2021-10-31", "functions", function, "url"]) => {
-                urls::delete(self, &target(function)?)
-            }
-            ("GET", ["2021-10-31", "functions", function, "urls"]) => urls::list(self, &named(function)?),
-            ("GET", ["2019-09-25", "functions", function, "event-invoke-config", "list"]) => {
-                event_configs::list(self, &named(function)?)
-            }
-            (_, ["2019-09-25", "functions", function, "event-invoke-config"]) => {
-                event_configs::call(self, call, &named(function)?)
-            }
-            ("GET", ["2017-03-31", "tags", function]) => functions::list_tags(self, &named(function)?),
-            ("POST", ["2017-03-31", "tags", function]) => functions::tag(self, call, &named(function)?),
-            ("DELETE", ["2017-03-31", "tags", function]) => functions::untag(self, call, &named(function)?),
-            ("GET", ["2016-08-19", "account-settings" | "account-settings/"]) => functions::account(self),
-            ("GET", ["2016-08-19", "account-settings", ""]) => functions::account(self),
-            _ => Err(unknown_operation(method, call)),
+    /// Answers by the operation that the request names.
+    pub(super) async fn route(&self, call: &Call, named: Named<'_>) -> Result<Answer, ApiError> {
+        use Operation as Op;
+        let [first, second, third] = named.values;
+        let target = || Target::new(first, call.query("Qualifier"));
+        let name = || target()?.unqualified();
+        match named.operation {
+            Op::Invoke => invoke::invoke(self, call, &target()?).await,
+            Op::InvokeWithResponseStream => streams::call(self, call, &target()?).await,
+            Op::InvokeAsync => invoke::invoke_async(self, call, &target()?).await,
+
+            Op::CreateFunction => functions::create(self, call).await,
+            Op::GetFunction => functions::get(self, &target()?),
+            Op::GetFunctionConfiguration => functions::get_configuration(self, &target()?),
+            Op::UpdateFunctionCode => functions::update_code(self, call, &name()?).await,
+            Op::UpdateFunctionConfiguration => functions::update_configuration(self, call, &name()?).await,
+            Op::DeleteFunction => functions::delete(self, call, first),
+            Op::ListFunctions => list::list(self, call),
+            Op::PutFunctionConcurrency => functions::put_concurrency(self, call, &name()?),
+            Op::GetFunctionConcurrency => functions::get_concurrency(self, &name()?),
+            Op::DeleteFunctionConcurrency => functions::delete_concurrency(self, &name()?),
+            Op::PutFunctionRecursionConfig => functions::put_recursion(self, call, &name()?),
+            Op::GetFunctionRecursionConfig => functions::get_recursion(self, &name()?),
+            Op::GetAccountSettings => functions::account(self),
+
+            Op::PublishVersion => versions::publish(self, call, &name()?),
+            Op::ListVersionsByFunction => versions::list(self, &name()?),
+            Op::CreateAlias => versions::create_alias(self, call, &name()?),
+            Op::GetAlias => versions::get_alias(self, &name()?, second),
+            Op::UpdateAlias => versions::update_alias(self, call, &name()?, second),
+            Op::DeleteAlias => versions::delete_alias(self, &name()?, second),
+            Op::ListAliases => versions::list_aliases(self, call, &name()?),
+
+            Op::PublishLayerVersion => layers::publish(self, call, first).await,
+            Op::GetLayerVersion => layers::get(self, first, second),
+            Op::GetLayerVersionByArn => layers::get_by_arn(self, call),
+            Op::DeleteLayerVersion => layers::delete(self, first, second),
+            Op::ListLayers => layers::list(self, call),
+            Op::ListLayerVersions => layers::list_versions(self, call, first),
+
+            Op::CreateFunctionUrlConfig => urls::create(self, call, &target()?),
+            Op::GetFunctionUrlConfig => urls::get(self, &target()?),
+            Op::UpdateFunctionUrlConfig => urls::update(self, call, &target()?),
+            Op::DeleteFunctionUrlConfig => urls::delete(self, &target()?),
+            Op::ListFunctionUrlConfigs => urls::list(self, &name()?),
+
+            Op::PutFunctionEventInvokeConfig => event_configs::put(self, call, &target()?),
+            Op::UpdateFunctionEventInvokeConfig => event_configs::update(self, call, &target()?),
+            Op::GetFunctionEventInvokeConfig => event_configs::get(self, &target()?),
+            Op::DeleteFunctionEventInvokeConfig => event_configs::delete(self, &target()?),
+            Op::ListFunctionEventInvokeConfigs => event_configs::list(self, &name()?),
+
+            Op::AddPermission => policies::add(self, call, &target()?),
+            Op::GetPolicy => policies::get(self, &target()?),
+            Op::RemovePermission => policies::remove(self, call, &target()?, second),
+            Op::PutResourcePolicy => policies::put_whole(self, call, first),
+            Op::GetResourcePolicy => policies::get(self, &policies::named(first)?),
+            Op::DeleteResourcePolicy => policies::delete_whole(self, call, first),
+            Op::AddLayerVersionPermission => layer_policies::add(self, call, first, second),
+            Op::GetLayerVersionPolicy => layer_policies::get(self, first, second),
+            Op::RemoveLayerVersionPermission => layer_policies::remove(self, call, first, second, third),
+
+            Op::TagResource => tags::tag(self, call, first),
+            Op::UntagResource => tags::untag(self, call, first),
+            Op::ListTags => tags::list(self, first),
+
+            _ => absent::answer(self, call, named),
         }
     }
 }

@@ -18,30 +18,25 @@ struct Publish {
     revision_id: Option<String>,
 }
 
-/// `/functions/NAME/versions`.
-pub fn versions(api: &Api, call: &Call, name: &str) -> Result<Answer, ApiError> {
-    match call.parts.method.as_str() {
-        "GET" => {
-            let function = api.worker.function(name)?;
-            let list: Vec<Value> = function.deployments().map(|version| version.configuration()).collect();
-            Ok(http::json(200, &json!({ "Versions": list })))
+pub fn list(api: &Api, name: &str) -> Result<Answer, ApiError> {
+    let function = api.worker.function(name)?;
+    let list: Vec<Value> = function.deployments().map(|version| version.configuration()).collect();
+    Ok(http::json(200, &json!({ "Versions": list })))
+}
+
+pub fn publish(api: &Api, call: &Call, name: &str) -> Result<Answer, ApiError> {
+    let wanted: Publish = call.json()?;
+    let version = api.worker.publish(name, wanted.description, |now| {
+        check_revision(wanted.revision_id.as_deref(), &now.revision)?;
+        match wanted.code_sha256.filter(|sha256| *sha256 != now.code.sha256) {
+            None => Ok(()),
+            Some(other) => Err(ApiError::invalid_parameter(format!(
+                "CodeSha256 ({other}) is different from current CodeSHA256 in $LATEST ({})",
+                now.code.sha256
+            ))),
         }
-        "POST" => {
-            let wanted: Publish = call.json()?;
-            let version = api.worker.publish(name, wanted.description, |now| {
-                check_revision(wanted.revision_id.as_deref(), &now.revision)?;
-                match wanted.code_sha256.filter(|sha256| *sha256 != now.code.sha256) {
-                    None => Ok(()),
-                    Some(other) => Err(ApiError::invalid_parameter(format!(
-                        "CodeSha256 ({other}) is different from current CodeSHA256 in $LATEST ({})",
-                        now.code.sha256
-                    ))),
-                }
-            })?;
-            Ok(http::json(201, &version.configuration()))
-        }
-        method => Err(super::unknown_operation(method, call)),
-    }
+    })?;
+    Ok(http::json(201, &version.configuration()))
 }
 
 /// `RevisionId` of a request, if given, must be the current one.
@@ -113,63 +108,52 @@ fn none(name: &str, alias: &str) -> ApiError {
     ApiError::not_found(format!("Cannot find alias arn: {}", name::arn(&format!("{name}:{alias}"))))
 }
 
-/// `/functions/NAME/aliases`.
-pub fn aliases(api: &Api, call: &Call, name: &str) -> Result<Answer, ApiError> {
-    match call.parts.method.as_str() {
-        "GET" => {
-            let wanted = call.query("FunctionVersion");
-            let function = api.worker.function(name)?;
-            let aliases = function.aliases.iter();
-            let chosen =
-                aliases.filter(|(_, alias)| wanted.as_ref().is_none_or(|wanted| alias.version == *wanted));
-            let list: Vec<Value> = chosen.map(|(alias, known)| describe(name, alias, known)).collect();
-            Ok(http::json(200, &json!({ "Aliases": list })))
-        }
-        "POST" => {
-            let wanted = Wanted::read(call)?;
-            let needed = |what| ApiError::invalid_parameter(format!("{what} is needed"));
-            let alias = wanted.name.as_deref().ok_or_else(|| needed("Name"))?;
-            if !name::is_alias(alias) {
-                return Err(ApiError::invalid_parameter(
-                    "Name of an alias: 1 to 128 letters, digits, - and _, and not digits alone",
-                ));
-            }
-            wanted.function_version.as_ref().ok_or_else(|| needed("FunctionVersion"))?;
-            let made = api.worker.change_alias(name, alias, |known| match known {
-                Some(_) => Err(ApiError::conflict(format!("Alias already exists: {name}:{alias}"))),
-                None => {
-                    let empty =
-                        Alias { version: String::new(), description: String::new(), revision: String::new() };
-                    Ok(Some(wanted.change(empty)))
-                }
-            })?;
-            Ok(http::json(201, &describe(name, alias, &made.expect("just made"))))
-        }
-        method => Err(super::unknown_operation(method, call)),
-    }
+pub fn list_aliases(api: &Api, call: &Call, name: &str) -> Result<Answer, ApiError> {
+    let wanted = call.query("FunctionVersion");
+    let function = api.worker.function(name)?;
+    let aliases = function.aliases.iter();
+    let chosen = aliases.filter(|(_, alias)| wanted.as_ref().is_none_or(|wanted| alias.version == *wanted));
+    let list: Vec<Value> = chosen.map(|(alias, known)| describe(name, alias, known)).collect();
+    Ok(http::json(200, &json!({ "Aliases": list })))
 }
 
-/// `/functions/NAME/aliases/ALIAS`.
-pub fn alias(api: &Api, call: &Call, name: &str, alias: &str) -> Result<Answer, ApiError> {
-    match call.parts.method.as_str() {
-        "GET" => {
-            let function = api.worker.function(name)?;
-            let known = function.aliases.get(alias).ok_or_else(|| none(name, alias))?;
-            Ok(http::json(200, &describe(name, alias, known)))
-        }
-        "PUT" => {
-            let wanted = Wanted::read(call)?;
-            let changed = api.worker.change_alias(name, alias, |known| {
-                let known = known.ok_or_else(|| none(name, alias))?;
-                check_revision(wanted.revision_id.as_deref(), &known.revision)?;
-                Ok(Some(wanted.change(known)))
-            })?;
-            Ok(http::json(200, &describe(name, alias, &changed.expect("just changed"))))
-        }
-        "DELETE" => {
-            api.worker.change_alias(name, alias, |_| Ok(None))?;
-            Ok(http::empty(204))
-        }
-        method => Err(super::unknown_operation(method, call)),
+pub fn create_alias(api: &Api, call: &Call, name: &str) -> Result<Answer, ApiError> {
+    let wanted = Wanted::read(call)?;
+    let needed = |what| ApiError::invalid_parameter(format!("{what} is needed"));
+    let alias = wanted.name.as_deref().ok_or_else(|| needed("Name"))?;
+    if !name::is_alias(alias) {
+        return Err(ApiError::invalid_parameter(
+            "Name of an alias: 1 to 128 letters, digits, - and _, and not digits alone",
+        ));
     }
+    wanted.function_version.as_ref().ok_or_else(|| needed("FunctionVersion"))?;
+    let made = api.worker.change_alias(name, alias, |known| match known {
+        Some(_) => Err(ApiError::conflict(format!("Alias already exists: {name}:{alias}"))),
+        None => {
+            let empty = Alias { version: String::new(), description: String::new(), revision: String::new() };
+            Ok(Some(wanted.change(empty)))
+        }
+    })?;
+    Ok(http::json(201, &describe(name, alias, &made.expect("just made"))))
+}
+
+pub fn get_alias(api: &Api, name: &str, alias: &str) -> Result<Answer, ApiError> {
+    let function = api.worker.function(name)?;
+    let known = function.aliases.get(alias).ok_or_else(|| none(name, alias))?;
+    Ok(http::json(200, &describe(name, alias, known)))
+}
+
+pub fn update_alias(api: &Api, call: &Call, name: &str, alias: &str) -> Result<Answer, ApiError> {
+    let wanted = Wanted::read(call)?;
+    let changed = api.worker.change_alias(name, alias, |known| {
+        let known = known.ok_or_else(|| none(name, alias))?;
+        check_revision(wanted.revision_id.as_deref(), &known.revision)?;
+        Ok(Some(wanted.change(known)))
+    })?;
+    Ok(http::json(200, &describe(name, alias, &changed.expect("just changed"))))
+}
+
+pub fn delete_alias(api: &Api, name: &str, alias: &str) -> Result<Answer, ApiError> {
+    api.worker.change_alias(name, alias, |_| Ok(None))?;
+    Ok(http::empty(204))
 }

@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use crate::base::error::ApiError;
 use crate::base::limits;
 use crate::base::name;
+use crate::base::resource_policy::ResourcePolicy;
 use crate::base::time::lambda_time;
 use crate::code::{self, Code, Unpacked};
 use worker_system::text::{plain_reason, shown};
@@ -35,6 +36,9 @@ pub struct Layer {
     pub runtimes: Vec<String>,
     /// When it was published.
     pub created: SystemTime,
+    /// Who may use it, shown by the API only.
+    #[serde(default)]
+    pub policy: Option<ResourcePolicy>,
 }
 
 impl Layer {
@@ -119,6 +123,26 @@ impl Layers {
     /// A version of a layer.
     pub fn get(&self, name: &str, version: u64) -> Option<Arc<Layer>> {
         self.known.get(name)?.get(&version).cloned()
+    }
+
+    /// Replaces the policy of a version by what `change` makes of it, and returns the new one.
+    ///
+    /// # Errors
+    /// There is no such version, or the error of `change`.
+    pub fn change_policy(
+        &mut self,
+        name: &str,
+        version: u64,
+        change: impl FnOnce(Option<ResourcePolicy>) -> Result<Option<ResourcePolicy>, ApiError>,
+    ) -> Result<Option<ResourcePolicy>, ApiError> {
+        let versions = self.known.get_mut(name);
+        let known = versions.and_then(|versions| versions.get_mut(&version)).ok_or_else(|| {
+            let arn = name::layer_arn(&format!("{name}:{version}"));
+            ApiError::not_found(format!("Layer version {arn} does not exist."))
+        })?;
+        let policy = change(known.policy.clone())?;
+        *known = Arc::new(Layer { policy: policy.clone(), ..(**known).clone() });
+        Ok(policy)
     }
 
     /// Deletes a version.
@@ -240,6 +264,7 @@ mod tests {
             license: String::new(),
             runtimes: Vec::new(),
             created: SystemTime::now(),
+            policy: None,
         }
     }
 

@@ -7,11 +7,11 @@ use std::time::SystemTime;
 use super::{State, Worker};
 use crate::base::error::ApiError;
 use crate::base::limits;
-use crate::base::name;
+use crate::base::name::{self, Target};
 use crate::code::Code;
 use crate::code::lambda_layers::OptMount;
+use crate::function::attached::Attached;
 use crate::function::definition::{Deployment, Function, FunctionUrl};
-use crate::function::event_config::EventConfig;
 use crate::function::failed::Failed;
 use crate::function::settings::Settings;
 use worker_pool::FunctionId;
@@ -89,7 +89,7 @@ impl Worker {
                     versions: BTreeMap::new(),
                     latest_version: 0,
                     aliases: BTreeMap::new(),
-                    events: None,
+                    attached: Attached::default(),
                     count: Arc::default(),
                 };
                 state.functions.insert(name.to_string(), new);
@@ -202,15 +202,23 @@ impl Worker {
         Ok(())
     }
 
-    /// Changes how a function's events are retried, and where their results go.
+    /// Changes what is attached to a function, or to a version or an alias of it. After an error all is as
+    /// before.
     ///
     /// # Errors
-    /// No such function.
-    pub fn change_events(&self, name: &str, events: Option<EventConfig>) -> Result<(), ApiError> {
+    /// No such function, version or alias, or the error of `change`.
+    pub fn change_attached<T>(
+        &self,
+        target: &Target,
+        change: impl FnOnce(&mut Attached) -> Result<T, ApiError>,
+    ) -> Result<T, ApiError> {
         let mut state = self.lock();
-        state.function(name)?;
-        state.functions.get_mut(name).expect("found above").events = events;
-        Ok(())
+        let function = state.function(&target.name)?;
+        function.qualified(target.qualifier.as_deref())?;
+        let mut attached = function.attached.clone();
+        let changed = change(&mut attached)?;
+        state.functions.get_mut(&target.name).expect("found above").attached = attached;
+        Ok(changed)
     }
 
     /// Replaces a function's URL by what `change` makes of it.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::Worker;
 use crate::base::error::ApiError;
+use crate::base::resource_policy::ResourcePolicy;
 use crate::code::lambda_layers::{Layer, Layers, OptMount};
 
 impl Worker {
@@ -16,6 +17,19 @@ impl Worker {
     /// Deletes a version of a layer; functions that use it keep it.
     pub fn delete_layer(&self, name: &str, version: u64) {
         self.lock().published.remove(name, version);
+    }
+
+    /// Replaces the policy of a layer's version by what `change` makes of it, and returns the new one.
+    ///
+    /// # Errors
+    /// There is no such version, or the error of `change`.
+    pub fn change_layer_policy(
+        &self,
+        name: &str,
+        version: u64,
+        change: impl FnOnce(Option<ResourcePolicy>) -> Result<Option<ResourcePolicy>, ApiError>,
+    ) -> Result<Option<ResourcePolicy>, ApiError> {
+        self.lock().published.change_policy(name, version, change)
     }
 
     /// Reads from the worker's layers.

@@ -142,7 +142,8 @@ impl Worker {
         self.set_code_gc(true);
     }
 
-    fn restore_one(self: &Arc<Self>, name: &str, stored: StoredFunction) -> Result<()> {
+    fn restore_one(self: &Arc<Self>, name: &str, mut stored: StoredFunction) -> Result<()> {
+        let attached = stored.attached();
         let (id, numbers) = {
             let mut state = self.lock();
             let id = state.new_function_id();
@@ -161,7 +162,7 @@ impl Worker {
             versions,
             latest_version: stored.latest_version,
             aliases: stored.aliases,
-            events: stored.events,
+            attached,
             count: Arc::default(),
         };
         let mut state = self.lock();

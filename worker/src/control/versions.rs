@@ -90,6 +90,7 @@ impl Worker {
             ));
         };
         let function = state.functions.get_mut(name).expect("found above");
+        function.attached.forget(version);
         if let Some(version) = function.versions.remove(&number) {
             self.withdraw(&mut state, &version);
         }
@@ -118,11 +119,14 @@ impl Worker {
                 return Err(name::no_such_function(&format!("{name}:{}", changed.version)));
             }
         }
-        let aliases = &mut state.functions.get_mut(name).expect("found above").aliases;
+        let function = state.functions.get_mut(name).expect("found above");
         match &changed {
-            Some(changed) => aliases.insert(alias.to_string(), changed.clone()),
-            None => aliases.remove(alias),
-        };
+            Some(changed) => drop(function.aliases.insert(alias.to_string(), changed.clone())),
+            None => {
+                function.aliases.remove(alias);
+                function.attached.forget(alias);
+            }
+        }
         Ok(changed)
     }
 }

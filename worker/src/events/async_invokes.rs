@@ -13,7 +13,8 @@ use crate::base::limits;
 use crate::base::name::{self, Target};
 use crate::base::time::now_ms;
 use crate::control::Worker;
-use crate::function::event_config::{self, Condition, after_failure, after_throttle};
+use crate::function::attached::key;
+use crate::function::event_config::{self, Condition, EventConfig, after_failure, after_throttle};
 use crate::invocation::request::{Invocation, Outcome};
 use crate::state::event_store::{EventStore, StoredEvent};
 use crate::state::handover::{Accepting, Predecessor, Report};
@@ -238,9 +239,7 @@ impl Events {
         if self.store.is_some() && self.worker.is_closing() && !matches!(&outcome, Ok(ran) if !ran.failed) {
             return None;
         }
-        let target = name::parse(&event.function).ok();
-        let function = target.and_then(|target| self.worker.function(&target.name).ok());
-        let config = function.and_then(|function| function.events).unwrap_or_default();
+        let config = self.config(event);
         let mut why = Condition::RetriesExhausted;
         let pause = match &outcome {
             Ok(outcome) if !outcome.failed => {
@@ -273,9 +272,42 @@ impl Events {
             tracing::error!("{label} is given up after {} failures", event.failures);
         }
         let attempts = event.failures + u32::from(why == Condition::Success);
-        let next_event =
-            config.destination(why).and_then(|target| follow_up(event, &target, why, attempts, outcome.ok()));
+        let next_event = config
+            .destination(why)
+            .and_then(|target| self.follow_up(event, &target, why, attempts, outcome.ok()));
         Some(Next::Done(next_event.map(Box::new)))
+    }
+
+    /// How the function, version or alias that the event is for wants it retried.
+    fn config(&self, event: &StoredEvent) -> EventConfig {
+        let Ok(target) = name::parse(&event.function) else { return EventConfig::default() };
+        let function = self.worker.function(&target.name);
+        let found = function.ok().and_then(|mut function| function.attached.events.remove(&key(&target)));
+        found.map_or_else(EventConfig::default, |found| found.config)
+    }
+
+    /// The event for another event's destination; none after too many results in a row, unless the
+    /// destination allows loops.
+    fn follow_up(
+        &self,
+        event: &StoredEvent,
+        destination: &Target,
+        condition: Condition,
+        attempts: u32,
+        response: Option<Outcome>,
+    ) -> Option<StoredEvent> {
+        let allows = || self.worker.function(&destination.name).is_ok_and(|one| one.attached.allows_loops);
+        if event.hops >= MOST_HOPS && !allows() {
+            tracing::error!(
+                "{}: {destination} receives no result: functions are each other's destinations in a circle",
+                label(event)
+            );
+            return None;
+        }
+        let of = invocation(event);
+        let payload = event_config::receipt(&of, condition, attempts, response.as_ref());
+        let next = Invocation::new(String::new(), payload.into(), None, Some(&event.trace_id));
+        Some(StoredEvent::new(destination, next, event.hops + 1))
     }
 
     /// Persists an attempt's result. Returns how long to wait for the next one, if this worker is to make
@@ -328,27 +360,6 @@ impl Events {
 
 fn label(event: &StoredEvent) -> String {
     format!("[{}] event {}", event.function, event.id)
-}
-
-/// The event for another event's destination; none after too many results in a row.
-fn follow_up(
-    event: &StoredEvent,
-    destination: &Target,
-    condition: Condition,
-    attempts: u32,
-    response: Option<Outcome>,
-) -> Option<StoredEvent> {
-    if event.hops >= MOST_HOPS {
-        tracing::error!(
-            "{}: {destination} receives no result: functions are each other's destinations in a circle",
-            label(event)
-        );
-        return None;
-    }
-    let of = invocation(event);
-    let payload = event_config::receipt(&of, condition, attempts, response.as_ref());
-    let next = Invocation::new(String::new(), payload.into(), None, Some(&event.trace_id));
-    Some(StoredEvent::new(destination, next, event.hops + 1))
 }
 
 /// Each attempt has the same id, so that the function can recognise it.

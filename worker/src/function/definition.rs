@@ -13,7 +13,7 @@ use crate::base::time::lambda_time;
 use crate::code::Code;
 use crate::code::lambda_layers::{self, OptMount};
 use crate::code::runtime::Runtime;
-use crate::function::event_config::EventConfig;
+use crate::function::attached::Attached;
 use crate::function::http_api::Cors;
 use crate::function::settings::Settings;
 use crate::invocation::counters::Count;
@@ -65,8 +65,8 @@ pub struct Function {
     pub latest_version: u64,
     /// Names for versions.
     pub aliases: BTreeMap<String, Alias>,
-    /// How its `Event` invocations are retried, and where their results go, if that was set.
-    pub events: Option<EventConfig>,
+    /// What callers attach to it, to its versions and aliases.
+    pub attached: Attached,
     /// Its requests since the worker began, by their results.
     pub count: Arc<Count>,
 }

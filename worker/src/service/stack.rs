@@ -10,11 +10,12 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 
 use crate::api;
 use crate::base::error::ApiError;
-use crate::base::name;
+use crate::base::name::{self, Target};
 use crate::code::Code;
 use crate::code::lambda_layers::{Layer, OptMount};
 use crate::code::python_packages;
 use crate::control::{Changed, Worker};
+use crate::function::attached::{EventInvoke, key};
 use crate::function::definition::{Alias, FunctionUrl};
 use crate::function::failed::{Failed, ReasonCode, Refused};
 use crate::function::http_api::HttpApi;
@@ -257,6 +258,7 @@ fn publish(worker: &Worker, layer: DeclaredLayer) -> Result<()> {
             license: layer.license,
             runtimes: layer.runtimes,
             created: SystemTime::now(),
+            policy: None,
         });
     }
     Ok(())
@@ -351,7 +353,6 @@ fn deploy_one(
     }
     worker.reserve(name, declared.reserved)?;
     worker.change_tags(name, |tags| *tags = declared.tags)?;
-    worker.change_events(name, declared.events)?;
     if let Some(alias) = &declared.alias {
         let version = worker.publish(name, None, |_| Ok(()))?.version.clone();
         worker.change_alias(name, alias, |_| {
@@ -359,6 +360,16 @@ fn deploy_one(
             Ok(Some(Alias { version, description, revision }))
         })?;
     }
+    let called = Target { name: name.clone(), qualifier: declared.alias.clone() };
+    worker.change_attached(&called, |attached| {
+        let known = attached.events.remove(&key(&called));
+        if let Some(config) = declared.events {
+            // A configuration that stays keeps its time.
+            let known = known.filter(|known| known.config == config);
+            attached.events.insert(key(&called), known.unwrap_or_else(|| EventInvoke::now(config)));
+        }
+        Ok(())
+    })?;
     worker.change_url(name, |known| {
         // A URL that stays keeps its address.
         let Some(DeclaredUrl { auth_type, streams, cors }) = declared.url else { return Ok(None) };

@@ -11,8 +11,10 @@ use redb::{ReadableDatabase, ReadableTable};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::base::name;
 use crate::code::lambda_layers::Layer;
 use crate::code::{Code, Unpacked};
+use crate::function::attached::{Attached, EventInvoke};
 use crate::function::definition::{Alias, Deployment, Function, FunctionUrl};
 use crate::function::event_config::EventConfig;
 use crate::function::settings::Settings;
@@ -56,7 +58,10 @@ pub(crate) struct StoredFunction {
     pub tags: BTreeMap<String, String>,
     pub aliases: BTreeMap<String, Alias>,
     #[serde(default)]
-    pub events: Option<EventConfig>,
+    pub attached: Attached,
+    /// As workers wrote it before versions and aliases had their own.
+    #[serde(default, skip_serializing)]
+    events: Option<EventConfig>,
 }
 
 impl StoredDeployment {
@@ -88,8 +93,19 @@ impl StoredFunction {
             url: function.url.clone(),
             tags: function.tags.clone(),
             aliases: function.aliases.clone(),
-            events: function.events.clone(),
+            attached: function.attached.clone(),
+            events: None,
         }
+    }
+
+    /// What was attached to it.
+    pub fn attached(&mut self) -> Attached {
+        let mut attached = std::mem::take(&mut self.attached);
+        if let Some(config) = self.events.take() {
+            let modified = self.deployment.modified;
+            attached.events.entry(name::LATEST.into()).or_insert(EventInvoke { config, modified });
+        }
+        attached
     }
 
     fn codes(&mut self) -> impl Iterator<Item = &mut Code> {

@@ -1,0 +1,87 @@
+"""Every operation of Lambda's API, as botocore's model has them: served, or refused by name. The table in
+docs/worker-api.md says which."""
+
+import re
+
+import pytest
+from botocore.exceptions import ClientError
+from calls import create, zipped
+from conftest import ROOT
+
+APP = zipped(app_py="def handler(event, context):\n    return event\n")
+ROW = re.compile(r"^\| `(\w+)` \| (served|none|refused) \|(?: (.*))? \|$", re.M)
+TABLE = {name: (kind, note) for name, kind, note in ROW.findall((ROOT / "docs/worker-api.md").read_text())}
+# Any operation may answer these, which the model lists nowhere.
+GENERAL = {"ValidationException", "InvalidRequestContentException"}
+ARN = "arn:aws:lambda:us-east-1:000000000000:function:every"
+GIVEN = {
+    "FunctionName": "every",
+    "Qualifier": "live",
+    "LayerName": "every",
+    "VersionNumber": 1,
+    "Resource": ARN,
+    "ResourceArn": ARN,
+    "Name": "live",
+    "FunctionVersion": "1",
+    "Principal": "s3.amazonaws.com",
+    "Action": "lambda:InvokeFunction",
+}
+
+
+def made_up(shape):
+    """A value of this shape, with what it needs and no more."""
+    match shape.type_name:
+        case "structure":
+            return {name: GIVEN.get(name, made_up(shape.members[name])) for name in shape.required_members}
+        case "list":
+            return [made_up(shape.member)]
+        case "map":
+            return {"key": "value"}
+        case "string":
+            return shape.enum[0] if shape.enum else "every"
+        case "blob":
+            return b"{}"
+        case "boolean":
+            return False
+        case _:
+            return 1
+
+
+def test_table_lists_each_operation_of_the_model(client):
+    assert set(TABLE) == set(client.meta.service_model.operation_names)
+    assert all(note for kind, note in TABLE.values() if kind != "served"), "each says what there is instead"
+
+
+@pytest.fixture(scope="module")
+def every(running):
+    client = running.client(parameter_validation=False)
+    create(client, "every", APP)
+    client.publish_version(FunctionName="every")
+    client.create_alias(FunctionName="every", Name="live", FunctionVersion="1")
+    client.publish_layer_version(LayerName="every", Content={"ZipFile": APP})
+    return client
+
+
+def order(name):
+    """Calls that delete come last, and of these the function."""
+    return (name == "DeleteFunction", name.startswith("Delete"), name)
+
+
+def test_each_operation_answers_as_the_table_says(every):
+    model = every.meta.service_model
+    for name in sorted(TABLE, key=order):
+        kind, _ = TABLE[name]
+        operation = model.operation_model(name)
+        wanted = made_up(operation.input_shape) if operation.input_shape else {}
+        code, text = None, ""
+        try:
+            every._make_api_call(name, wanted)
+        except ClientError as error:
+            code, text = error.response["Error"]["Code"], error.response["Error"]["Message"]
+        modelled = {
+            shape.metadata.get("error", {}).get("code", shape.name) for shape in operation.error_shapes
+        }
+        assert code is None or code in modelled | GENERAL, (name, code, text)
+        assert (kind == "refused") == text.startswith(f"{name} is not served here: "), (name, code, text)
+        if kind == "none" and code:
+            assert code.endswith("NotFoundException") or "there is no" in text, (name, code, text)
