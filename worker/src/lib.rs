@@ -64,7 +64,9 @@ pub mod function {
     pub(crate) mod definition;
     pub(crate) mod event_config;
     pub(crate) mod failed;
+    pub(crate) mod filters;
     pub(crate) mod http_api;
+    pub(crate) mod queue_source;
     pub(crate) mod schedule;
     pub(crate) mod settings;
     pub(crate) mod template;

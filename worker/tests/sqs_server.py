@@ -12,7 +12,10 @@ import boto3
 
 
 class Queues:
-    """Queues by name. A message has a time from which it is visible; receiving it moves that time."""
+    """Queues by name. A message has a time from which it is visible; receiving it moves that time.
+
+    A name that ends in .fifo is a FIFO queue: while a message of a group is received and not deleted, no
+    later one of the group is, and a message with the deduplication id of an earlier one is dropped."""
 
     def __init__(self, visibility=1):
         self.visibility = visibility
@@ -21,6 +24,7 @@ class Queues:
         self.numbers = itertools.count()
         # Sizes of the received batches, and names in GetQueueUrl calls.
         self.batch_sizes, self.looked_up = [], []
+        self.deduplicated = set()
 
     def bodies(self, name):
         with self.changed:
@@ -38,11 +42,17 @@ class Queues:
         with self.changed:
             identifier = str(next(self.numbers))
             digest = hashlib.md5(wanted["MessageBody"].encode()).hexdigest()
+            seen = (name, wanted.get("MessageDeduplicationId", digest))
+            is_fifo = name.endswith(".fifo")
+            if is_fifo and seen in self.deduplicated:
+                return {"MessageId": identifier, "MD5OfMessageBody": digest}
+            self.deduplicated.add(seen)
             self.messages[name][identifier] = {
                 "MessageId": identifier,
                 "Body": wanted["MessageBody"],
                 "MD5OfBody": digest,
                 "MessageAttributes": wanted.get("MessageAttributes", {}),
+                "group": wanted["MessageGroupId"] if is_fifo else None,
                 "received": 0,
                 "visible": 0,
             }
@@ -54,7 +64,7 @@ class Queues:
         with self.changed:
             while True:
                 now = time.monotonic()
-                ready = [message for message in self.messages[name].values() if message["visible"] <= now]
+                ready = list(self.ready(self.messages[name].values(), now))
                 if ready or now >= ends:
                     break
                 self.changed.wait(min(0.05, ends - now))
@@ -65,9 +75,20 @@ class Queues:
                 message["received"] += 1
                 message["ReceiptHandle"] = f"{message['MessageId']}/{message['received']}"
                 message["Attributes"] = {"ApproximateReceiveCount": str(message["received"])}
+                if message["group"]:
+                    message["Attributes"]["MessageGroupId"] = message["group"]
             if taken:
                 self.batch_sizes.append(len(taken))
             return {"Messages": [dict(message) for message in taken]} if taken else {}
+
+    def ready(self, messages, now):
+        """Those that are visible and come after no invisible one of their group."""
+        waiting = set()
+        for message in messages:
+            if message["visible"] > now:
+                waiting.add(message["group"])
+            elif message["group"] is None or message["group"] not in waiting:
+                yield message
 
     def DeleteMessageBatch(self, name, wanted):
         done = []

@@ -246,7 +246,7 @@ Outputs: {{ Answer: {{ Value: !Sub '${{Word}}!' }} }}""",
         }
   Sends: {variables("V_1: !GetAtt Queue.Arn, V_2: !GetAtt Queue.QueueName")}""",
         {"Plain": {}, "Filters": {}, "Sends": having(V_1=f"{QUEUE}mayfly-orders", V_2="mayfly-orders")},
-        lines=[f"Plain: {NEEDS_QUEUES}", "Filters.Properties.Events.Come: unknown field `FilterCriteria`"],
+        lines=[f"Plain: {NEEDS_QUEUES}", f"Filters: {NEEDS_QUEUES}"],
     ),
     "resolve-dynamic": Case(
         f"""

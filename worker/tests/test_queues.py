@@ -140,6 +140,151 @@ def test_queue_server_restart_and_template_reload(template):
             until(lambda: not again.bodies("missing"), running.log)
 
 
+def filtered(*patterns):
+    filters = [{"Pattern": json.dumps(pattern)} for pattern in patterns]
+    return f", FilterCriteria: {json.dumps({'Filters': filters})}"
+
+
+def test_filters_choose_messages_and_delete_the_others(template):
+    body = {"kind": ["order", {"prefix": "re"}], "price": [{"numeric": [">", 10, "<=", 99.5]}]}
+    either = {"$or": [{"kind": [{"equals-ignore-case": "REFUND"}]}, {"urgent": [{"exists": True}]}]}
+    more = filtered({"body": body}, {"body": either}, {"body": [{"suffix": "!"}]})
+    wanted = [
+        json.dumps({"kind": "order", "price": 11}),
+        json.dumps({"kind": "return", "price": 99.5}),
+        json.dumps({"kind": "refund"}),
+        json.dumps({"urgent": None}),
+        "now!",
+    ]
+    others = [
+        json.dumps({"kind": "order", "price": 10}),
+        json.dumps({"kind": "other", "price": 50}),
+        json.dumps({"kind": "order"}),
+        json.dumps("now!"),
+        "now",
+        "{",
+    ]
+    path = template(ARN.format("orders"), more)
+    with served("orders") as queues, Worker(path, "--queues", queues.address) as running:
+        queues.send("orders", [*others, *wanted])
+        until(lambda: not queues.bodies("orders"), running.log)
+        assert sorted(body for body, *_ in got(running)) == sorted(wanted)
+
+
+def test_fifo_queue_keeps_the_order_of_each_group(template):
+    with served("orders.fifo") as queues:
+        path = template(ARN.format("orders.fifo"), ", BatchSize: 3")
+        with Worker(path, "--queues", queues.address) as running:
+            client = queues.client()
+            for number in range(12):
+                for group in "ab":
+                    client.send_message(
+                        QueueUrl=f"{queues.url}/0/orders.fifo",
+                        MessageBody=f"{group}{number}",
+                        MessageGroupId=group,
+                        MessageDeduplicationId=f"{group}{number // 2}",  # each second one is a duplicate
+                    )
+            until(lambda: not queues.bodies("orders.fifo"), running.log)
+            bodies = [body for body, *_ in got(running)]
+            for group in "ab":
+                own = [body for body in bodies if body[0] == group]
+                assert own == [f"{group}{number}" for number in range(0, 12, 2)]
+
+
+def test_failed_message_of_a_fifo_queue_holds_its_group(template):
+    with served("orders.fifo", visibility=2) as queues:
+        path = template(ARN.format("orders.fifo"), ", BatchSize: 1")
+        with Worker(path, "--queues", queues.address) as running:
+            for body, group in [("poison", "a"), ("later", "a"), ("other", "b")]:
+                queues.send("orders.fifo", [body], MessageGroupId=group, MessageDeduplicationId=body)
+            until(lambda: received_again(running, "poison"), running.log)
+            bodies = [body for body, *_ in got(running)]
+            assert "later" not in bodies and "other" in bodies
+            assert queues.bodies("orders.fifo") == ["later", "poison"]
+
+
+RESOURCE = """
+  Second:
+    Type: AWS::Lambda::EventSourceMapping
+    Properties: {FunctionName: !Ref Consumer.Alias, EventSourceArn: !GetAtt Named.Arn, BatchSize: '2'}
+  Stream: {Type: AWS::Kinesis::Stream}
+  Third:
+    Type: AWS::Lambda::EventSourceMapping
+    Properties: {FunctionName: !Ref Consumer, EventSourceArn: !GetAtt Stream.Arn, StartingPosition: LATEST}
+"""
+
+
+def test_mapping_is_a_resource_of_its_own(template):
+    path = template(ARN.format("orders"))
+    with open(path, "a") as file:
+        file.write(RESOURCE)
+    with served("orders", "some") as queues, Worker(path, "--queues", queues.address) as running:
+        queues.send("some", ["a", "b", "c"])
+        until(lambda: not queues.bodies("some"), running.log)
+        assert {body for body, *_ in got(running)} == {"a", "b", "c"} and max(queues.batch_sizes) <= 2
+        running.wait_for("Resources.Third: it is not served: a Kinesis stream would call the function")
+        listed = running.client().list_event_source_mappings()["EventSourceMappings"]
+        sources = {one["EventSourceArn"].rsplit(":", 1)[1]: one["BatchSize"] for one in listed}
+        assert sources == {"orders": 10, "some": 2}
+
+
+def test_api_adds_changes_and_removes_queues(template, tmp_path):
+    """The calls that Terraform's provider makes for aws_lambda_event_source_mapping."""
+    path, state = template(ARN.format("orders"), ", Enabled: false"), str(tmp_path / "state")
+    arn = ARN.format("some").strip("'")
+    with served("orders", "some") as queues:
+        arguments = [path, "--queues", queues.address, "--state", state]
+        with Worker(*arguments) as running:
+            client = running.client()
+            made = client.create_event_source_mapping(
+                FunctionName="consumer",
+                EventSourceArn=arn,
+                BatchSize=5,
+                FilterCriteria={"Filters": [{"Pattern": json.dumps({"body": ["a", "b"]})}]},
+                ScalingConfig={"MaximumConcurrency": 3},
+                Tags={"team": "a"},
+            )
+            of = {"UUID": made["UUID"]}
+
+            def read():
+                answer = running.client().get_event_source_mapping(**of)
+                answer.pop("ResponseMetadata")
+                return answer
+
+            made.pop("ResponseMetadata")
+            assert read() == made and made["State"] == "Enabled"
+            assert client.list_tags(Resource=made["EventSourceMappingArn"])["Tags"] == {"team": "a"}
+            with pytest.raises(client.exceptions.ResourceConflictException):
+                client.create_event_source_mapping(FunctionName="consumer", EventSourceArn=arn)
+            queues.send("some", ["a", "dropped"])
+            until(lambda: not queues.bodies("some"), running.log)
+            assert [body for body, *_ in got(running)] == ["a"]
+        with Worker(*arguments) as running:
+            client = running.client()
+            assert read() == made, "a plan after a restart"
+            queues.send("some", ["b"])
+            until(lambda: got(running), running.log)
+            changed = client.update_event_source_mapping(**of, Enabled=False, FilterCriteria={})
+            assert (changed["State"], changed["BatchSize"]) == ("Disabled", 5)
+            assert "FilterCriteria" not in changed and read()["State"] == "Disabled"
+            client.tag_resource(Resource=made["EventSourceMappingArn"], Tags={"stage": "test"})
+            client.untag_resource(Resource=made["EventSourceMappingArn"], TagKeys=["team"])
+            assert client.list_tags(Resource=made["EventSourceMappingArn"])["Tags"] == {"stage": "test"}
+            listed = client.list_event_source_mappings(FunctionName="consumer")["EventSourceMappings"]
+            assert [one["UUID"] for one in listed] == [made["UUID"]]
+            assert client.delete_event_source_mapping(**of)["State"] == "Deleting"
+            with pytest.raises(client.exceptions.ResourceNotFoundException):
+                client.get_event_source_mapping(**of)
+            with pytest.raises(
+                client.exceptions.InvalidParameterValueException, match="is no ARN of a queue"
+            ):
+                client.create_event_source_mapping(
+                    FunctionName="consumer", EventSourceArn="arn:aws:kinesis:us-east-1:000000000000:stream/s"
+                )
+            with pytest.raises(client.exceptions.ResourceNotFoundException):
+                client.create_event_source_mapping(FunctionName="missing", EventSourceArn=arn)
+
+
 @pytest.mark.parametrize(
     "more, arguments, reason",
     [
@@ -147,9 +292,9 @@ def test_queue_server_restart_and_template_reload(template):
         ("", ["--queues", "10.0.0.1:9324"], "it must be a loopback address"),
         (", BatchSize: 0", ["--strict", "--queues", "127.0.0.1:9324"], "Events.Come: BatchSize is 0"),
         (
-            ", FilterCriteria: {}",
+            ", FilterCriteria: {Filters: [{Pattern: '{\"body\": 1}'}]}",
             ["--strict", "--queues", "127.0.0.1:9324"],
-            "unknown field `FilterCriteria`",
+            "Events.Come: FilterCriteria: Pattern",
         ),
     ],
 )

@@ -14,7 +14,6 @@ use worker_system::text::shown;
 
 const SIGNING: &str =
     "signatures of code are not checked; --code-from and --image-registry bound where code is from";
-const MAPPINGS: &str = "a template names the queues of a function, in Events of Type SQS";
 const CAPACITY: &str = "all instances run on this machine, in the memory that --memory gives them";
 const PROVISIONED: &str = "an instance starts when a request needs it, and stays for --keep-alive seconds";
 const SCALING: &str = "it is for capacity providers; reserved concurrency bounds a function's instances";
@@ -44,9 +43,6 @@ pub fn answer(api: &Api, call: &Call, named: Named<'_>) -> Result<Answer, ApiErr
             Ok(http::json(200, &json!({ "FunctionName": target()?.name })))
         }
         Op::DeleteFunctionCodeSigningConfig => function().map(|_| http::empty(204)),
-
-        Op::CreateEventSourceMapping => Err(refusal(operation, MAPPINGS)),
-        Op::ListEventSourceMappings => Ok(http::json(200, &json!({ "EventSourceMappings": [] }))),
 
         Op::CreateCapacityProvider => Err(refusal(operation, CAPACITY)),
         Op::ListCapacityProviders => Ok(http::json(200, &json!({ "CapacityProviders": [] }))),

@@ -13,6 +13,7 @@ mod layer_policies;
 mod layers;
 mod list;
 mod logs;
+mod mappings;
 mod metrics;
 mod operations;
 mod page;

@@ -14,6 +14,7 @@ use crate::base::name::Target;
 use crate::code::lambda_layers::Layer;
 use crate::control::{Changed, Worker};
 use crate::function::definition::Function;
+use crate::function::queue_source::id_of;
 use crate::http::Answer;
 
 /// The name in the body of CreateFunction.
@@ -35,6 +36,10 @@ fn changed_by(call: &Call, named: Named<'_>) -> Option<Changed> {
         | Op::DeleteLayerVersion
         | Op::AddLayerVersionPermission
         | Op::RemoveLayerVersionPermission => Some(Changed::Layer(layers::named(first).ok()?.into())),
+        Op::CreateEventSourceMapping | Op::UpdateEventSourceMapping | Op::DeleteEventSourceMapping => {
+            Some(Changed::Mappings)
+        }
+        Op::TagResource | Op::UntagResource if id_of(first).is_some() => Some(Changed::Mappings),
         _ => function(first),
     }
 }
@@ -77,6 +82,7 @@ pub async fn route(api: &Api, call: &Call, named: Named<'_>) -> Result<Answer, A
     let turn = api.changing.clone().lock_owned().await;
     let (function, layers) = match &changed {
         Changed::Function(name) => (api.worker.function(name).ok(), Vec::new()),
+        Changed::Mappings => (None, Vec::new()),
         Changed::Layer(name) => (None, api.worker.layers(|layers| layers.versions(name))),
     };
     let worker = api.worker.clone();

@@ -3,8 +3,8 @@
 use super::call::Call;
 use super::operations::{Named, Operation};
 use super::{
-    Api, absent, event_configs, functions, invoke, layer_policies, layers, list, policies, streams, tags,
-    urls, versions,
+    Api, absent, event_configs, functions, invoke, layer_policies, layers, list, mappings, policies, streams,
+    tags, urls, versions,
 };
 use crate::base::error::ApiError;
 use crate::base::name::Target;
@@ -76,6 +76,12 @@ impl Api {
             Op::TagResource => tags::tag(self, call, first),
             Op::UntagResource => tags::untag(self, call, first),
             Op::ListTags => tags::list(self, first),
+
+            Op::CreateEventSourceMapping => mappings::create(self, call),
+            Op::GetEventSourceMapping => mappings::get(self, first),
+            Op::UpdateEventSourceMapping => mappings::update(self, call, first),
+            Op::DeleteEventSourceMapping => mappings::delete(self, first),
+            Op::ListEventSourceMappings => mappings::list(self, call),
 
             _ => absent::answer(self, call, named),
         }

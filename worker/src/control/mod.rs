@@ -4,6 +4,7 @@ mod actions;
 mod functions;
 mod http_apis;
 mod layers;
+mod mappings;
 pub(crate) mod memory_readings;
 mod persistence;
 pub(crate) mod sampler;
@@ -28,6 +29,7 @@ use crate::control::memory_readings::Readings;
 use crate::function::definition::{Deployment, Function};
 use crate::function::failed::Failed;
 use crate::function::http_api::HttpApi;
+use crate::function::queue_source::Mappings;
 use crate::function::worker_options::Options;
 use crate::instance::{Instance, InstanceContext, Scheduler};
 use crate::invocation::counters::Count;
@@ -66,6 +68,8 @@ pub struct Worker {
     next_request: AtomicU64,
     /// The template's HTTP APIs, by their ids in small letters.
     http_apis: Mutex<BTreeMap<String, Arc<HttpApi>>>,
+    /// The queues that functions are called from.
+    mappings: watch::Sender<Mappings>,
     /// Notified whenever an instance has been removed.
     instance_removed: Notify,
     /// The successor it has handed over to. A call that changes persistent state holds the read lock until
@@ -160,6 +164,7 @@ impl Worker {
             state: Mutex::new(state),
             next_request: AtomicU64::new(1),
             http_apis: Mutex::default(),
+            mappings: watch::Sender::default(),
             instance_removed: Notify::new(),
             handed_over: RwLock::default(),
             accepting: watch::Sender::default(),

@@ -13,6 +13,7 @@ use crate::base::error::ApiError;
 use crate::code::Code;
 use crate::code::lambda_layers::OptMount;
 use crate::function::definition::{Deployment, Function};
+use crate::function::queue_source::Mappings;
 use crate::state::function_store::{
     FunctionStore, StoredDeployment, StoredFunction, StoredLayer, StoredState,
 };
@@ -26,6 +27,8 @@ pub(crate) enum Changed {
     Function(String),
     /// The layer of this name.
     Layer(String),
+    /// The queues that functions are called from.
+    Mappings,
 }
 
 impl Worker {
@@ -36,6 +39,7 @@ impl Worker {
     pub(crate) fn open_state(&self) -> Result<()> {
         if let Some(folder) = &self.options.state {
             let store = FunctionStore::open(folder)?;
+            self.mappings.send_replace(store.mappings()?);
             ensure!(self.function_store.set(store).is_ok(), "the store is opened once");
         }
         Ok(())
@@ -82,7 +86,12 @@ impl Worker {
         if self.function_store.get().is_some() {
             return None;
         }
-        self.lock().functions.keys().find(|name| !of_template.contains(*name)).cloned()
+        let of_caller = |mappings: &Mappings| {
+            let made = mappings.iter().find(|(_, mapping)| !mapping.of_template);
+            made.map(|(id, _)| format!("the event source mapping {id}"))
+        };
+        let function = self.lock().functions.keys().find(|name| !of_template.contains(*name)).cloned();
+        function.or_else(|| self.mappings(of_caller))
     }
 
     /// Whether code is removed with its last user. When the worker ends it stays for the next one.
@@ -102,6 +111,11 @@ impl Worker {
             Changed::Function(name) => {
                 store.put_function(name, || self.lock().functions.get(name).map(StoredFunction::of))
             }
+            Changed::Mappings => store.put_mappings(|| {
+                self.mappings(|all| {
+                    all.clone().into_iter().filter(|(_, mapping)| !mapping.of_template).collect()
+                })
+            }),
             Changed::Layer(name) => store.put_layer(name, || {
                 let (latest, versions) = self.lock().published.history(name)?;
                 Some(StoredLayer {

@@ -18,7 +18,7 @@ use crate::base::limits;
 use crate::base::name::{self, Target};
 use crate::control::Worker;
 use crate::events::sqs::{LONGEST_WAIT, Message, Queues};
-use crate::function::template::QueueSource;
+use crate::function::queue_source::QueueSource;
 use crate::invocation::request::Invocation;
 use worker_system::lock::lock;
 
@@ -26,46 +26,76 @@ use worker_system::lock::lock;
 const PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
-/// All sources that are polled now, by function.
+/// All sources that are polled now.
 pub(crate) struct EventSources {
     worker: Arc<Worker>,
-    running: Mutex<BTreeMap<String, Asked>>,
+    running: Mutex<Running>,
 }
 
-/// The queues of one function.
-struct Asked {
-    sources: Vec<QueueSource>,
-    tasks: Vec<AbortHandle>,
+#[derive(Default)]
+struct Running {
+    is_active: bool,
+    /// By the source's id.
+    polled: BTreeMap<String, Polled>,
+}
+
+/// A source, and the task that polls it.
+struct Polled {
+    target: String,
+    source: QueueSource,
+    task: AbortHandle,
 }
 
 impl EventSources {
-    pub fn new(worker: Arc<Worker>) -> EventSources {
-        EventSources { worker, running: Mutex::default() }
+    /// Follows the worker's sources; polls none until it is active.
+    pub fn new(worker: Arc<Worker>) -> Arc<EventSources> {
+        let mut changes = worker.follow_mappings();
+        let sources = Arc::new(EventSources { worker, running: Mutex::default() });
+        let following = sources.clone();
+        tokio::spawn(async move {
+            while changes.changed().await.is_ok() {
+                following.follow();
+            }
+        });
+        sources
     }
 
-    /// Polls these from now on, and no others. Unchanged ones go on. Received messages are still processed.
-    pub fn set(&self, wanted: BTreeMap<String, Vec<QueueSource>>) {
+    /// Polls the worker's sources, or none any more.
+    pub fn set_active(&self, is_active: bool) {
+        lock(&self.running).is_active = is_active;
+        self.follow();
+    }
+
+    /// Polls the sources that the worker has now, and no others. Unchanged ones go on. Received messages
+    /// are still processed.
+    fn follow(&self) {
         let Some(queues) = self.worker.options.queues.map(|address| Queues { address }) else { return };
         let mut running = lock(&self.running);
-        running.retain(|target, asked| {
-            let stays = wanted.get(target) == Some(&asked.sources);
-            if !stays {
-                asked.tasks.iter().for_each(AbortHandle::abort);
+        let is_active = running.is_active;
+        let mut wanted: BTreeMap<String, (String, QueueSource)> = self.worker.mappings(|mappings| {
+            let enabled = mappings.iter().filter(|(_, mapping)| is_active && mapping.given.is_enabled());
+            let checked = enabled.filter_map(|(id, mapping)| {
+                Some((id.clone(), (mapping.target.clone(), mapping.given.source().ok()?)))
+            });
+            checked.collect()
+        });
+        running.polled.retain(|id, polled| {
+            let same = |(target, source): &(String, QueueSource)| {
+                (target, source) == (&polled.target, &polled.source)
+            };
+            let stays = wanted.get(id).is_some_and(same);
+            if stays {
+                wanted.remove(id);
+            } else {
+                polled.task.abort();
             }
             stays
         });
-        for (target, sources) in wanted {
-            let start = |source: &QueueSource| {
-                let poller = Poller {
-                    worker: self.worker.clone(),
-                    queues,
-                    target: target.clone(),
-                    source: source.clone(),
-                };
-                tokio::spawn(Arc::new(poller).poll()).abort_handle()
-            };
-            let asked = || Asked { tasks: sources.iter().map(start).collect(), sources: sources.clone() };
-            running.entry(target.clone()).or_insert_with(asked);
+        for (id, (target, source)) in wanted {
+            let worker = self.worker.clone();
+            let poller = Poller { worker, queues, target: target.clone(), source: source.clone() };
+            let task = tokio::spawn(Arc::new(poller).poll()).abort_handle();
+            running.polled.insert(id, Polled { target, source, task });
         }
     }
 }
@@ -83,11 +113,14 @@ impl Poller {
         let places = Arc::new(Semaphore::new(self.source.concurrency));
         let mut pause = PAUSE;
         let mut url = None;
+        // A FIFO queue answers a repeated attempt with the same messages, should an answer be lost.
+        let mut attempt = uuid::Uuid::new_v4();
         while !self.worker.is_closing() {
             let place = places.clone().acquire_owned().await.expect("it is never closed");
-            match self.batch(&mut url).await {
+            match self.batch(&mut url, &attempt.to_string()).await {
                 Ok(batch) => {
                     pause = PAUSE;
+                    attempt = uuid::Uuid::new_v4();
                     if let (false, Some(url)) = (batch.is_empty(), url.clone()) {
                         tokio::spawn(self.clone().run(url, batch, place));
                     }
@@ -103,22 +136,43 @@ impl Poller {
     }
 
     /// As many messages as one call takes, or that arrive in time.
-    async fn batch(&self, url: &mut Option<String>) -> Result<Vec<Message>> {
+    async fn batch(&self, url: &mut Option<String>, attempt: &str) -> Result<Vec<Message>> {
         let url = match url {
             Some(url) => url,
             None => url.insert(self.queues.url(&self.source.queue).await?),
         };
         let wanted = self.source.batch_size;
-        let mut batch = self.queues.receive(url, wanted, LONGEST_WAIT).await?;
+        let attempt = self.source.queue.ends_with(".fifo").then_some(attempt);
+        let mut batch = self.receive(url, wanted, LONGEST_WAIT, attempt).await?;
         let ends = Instant::now() + Duration::from_secs(self.source.window_s);
         while !batch.is_empty() && batch.len() < wanted && room_for_more(&batch) {
             let left = ends.saturating_duration_since(Instant::now());
             if left < Duration::from_secs(1) {
                 break;
             }
-            batch.extend(self.queues.receive(url, wanted - batch.len(), left).await?);
+            batch.extend(self.receive(url, wanted - batch.len(), left, attempt).await?);
         }
         Ok(batch)
+    }
+
+    /// Messages that the function is called with. Others are deleted, as on Lambda.
+    async fn receive(
+        &self,
+        url: &str,
+        most: usize,
+        wait: Duration,
+        attempt: Option<&str>,
+    ) -> Result<Vec<Message>> {
+        let messages = self.queues.receive(url, most, wait, attempt).await?;
+        let is_wanted =
+            |message: &Message| self.source.patterns.match_record(&message.record(&self.source.arn));
+        let (wanted, others): (Vec<_>, Vec<_>) = messages.into_iter().partition(is_wanted);
+        let others: Vec<&str> = others.iter().map(|message| message.receipt_handle.as_str()).collect();
+        if let Err(error) = self.queues.delete(url, &others).await {
+            // They are received and compared again.
+            tracing::warn!("[{}] queue {}: {error:#}", self.target, self.source.queue);
+        }
+        Ok(wanted)
     }
 
     async fn run(self: Arc<Self>, url: String, batch: Vec<Message>, place: OwnedSemaphorePermit) {

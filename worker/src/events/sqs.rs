@@ -90,19 +90,28 @@ impl Queues {
             .into())
     }
 
-    /// At most so many messages; none, if none arrives in that time.
+    /// At most so many messages; none, if none arrives in that time. `attempt` is for FIFO queues.
     ///
     /// # Errors
     /// The server cannot be reached, or answers an error.
-    pub async fn receive(&self, url: &str, most: usize, wait: Duration) -> Result<Vec<Message>> {
+    pub async fn receive(
+        &self,
+        url: &str,
+        most: usize,
+        wait: Duration,
+        attempt: Option<&str>,
+    ) -> Result<Vec<Message>> {
         let wait = wait.min(LONGEST_WAIT);
-        let wanted = json!({
+        let mut wanted = json!({
             "QueueUrl": url,
             "MaxNumberOfMessages": most.clamp(1, AT_ONCE),
             "WaitTimeSeconds": wait.as_secs(),
             "AttributeNames": ["All"],
             "MessageAttributeNames": ["All"],
         });
+        if let Some(attempt) = attempt {
+            wanted["ReceiveRequestAttemptId"] = attempt.into();
+        }
         let mut answer = self.call("ReceiveMessage", &wanted, wait + STALL).await?;
         match answer.get_mut("Messages").map(Value::take) {
             None | Some(Value::Null) => Ok(Vec::new()),

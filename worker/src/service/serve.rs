@@ -320,7 +320,7 @@ impl Changing {
     }
 
     async fn give_state(&self, mut successor: Successor) -> Result<Successor> {
-        self.sources.set(Sources::default());
+        self.sources.stop();
         self.worker.set_store_open(false)?;
         self.events.set_store_open(false)?;
         let state = State { begun: self.events.begun(), urls: self.urls() };

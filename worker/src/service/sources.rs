@@ -7,30 +7,40 @@ use crate::control::Worker;
 use crate::events::async_invokes::Events;
 use crate::events::event_sources::EventSources;
 use crate::events::schedules::Schedules;
+use crate::function::queue_source::Mapping;
 use crate::function::schedule::Scheduled;
-use crate::function::template::QueueSource;
 
-/// The queues and schedules of a template, by what they call.
+/// The queues of a template, and its schedules by what they call.
 #[derive(Clone, Default)]
 pub(crate) struct Sources {
-    pub queues: BTreeMap<String, Vec<QueueSource>>,
+    pub queues: Vec<Mapping>,
     pub schedules: BTreeMap<String, Vec<Scheduled>>,
 }
 
-/// Those that run now.
+/// Those that run now, and the queues that callers have added.
 pub(crate) struct Running {
-    queues: EventSources,
+    worker: Arc<Worker>,
+    queues: Arc<EventSources>,
     schedules: Schedules,
 }
 
 impl Running {
+    /// None runs yet.
     pub fn new(worker: &Arc<Worker>, events: &Events) -> Running {
-        Running { queues: EventSources::new(worker.clone()), schedules: Schedules::new(events.clone()) }
+        let (queues, schedules) = (EventSources::new(worker.clone()), Schedules::new(events.clone()));
+        Running { worker: worker.clone(), queues, schedules }
     }
 
-    /// Runs these from now on, and no others. Unchanged ones go on.
+    /// Runs these of the template from now on, and no others of a template. Unchanged ones go on.
     pub fn set(&self, wanted: Sources) {
-        self.queues.set(wanted.queues);
+        self.worker.set_template_mappings(wanted.queues);
+        self.queues.set_active(true);
         self.schedules.set(wanted.schedules);
+    }
+
+    /// Runs none any more, for another worker.
+    pub fn stop(&self) {
+        self.queues.set_active(false);
+        self.schedules.set(BTreeMap::new());
     }
 }

@@ -19,6 +19,7 @@ use crate::function::attached::{EventInvoke, key};
 use crate::function::definition::{Alias, FunctionUrl};
 use crate::function::failed::{Failed, ReasonCode, Refused};
 use crate::function::http_api::HttpApi;
+use crate::function::queue_source::Mapping;
 use crate::function::schedule::Scheduled;
 use crate::function::template::{self, Declared, DeclaredLayer, DeclaredUrl, LATEST_OF_LAYER, Package};
 use crate::function::worker_options::TemplateOptions;
@@ -33,6 +34,7 @@ pub(crate) struct Stack {
     functions: Vec<(Declared, Option<PathBuf>)>,
     http_apis: Vec<HttpApi>,
     schedules: BTreeMap<String, Vec<Scheduled>>,
+    mappings: Vec<Mapping>,
     failed: Vec<Failed>,
     missing: Vec<String>,
     strict: bool,
@@ -70,6 +72,7 @@ impl Stack {
             functions: Vec::new(),
             http_apis: template.http_apis,
             schedules: template.schedules,
+            mappings: template.mappings,
             failed: template.failed,
             missing: template.missing,
             strict: options.strict,
@@ -99,15 +102,12 @@ impl Stack {
         self.http_apis.clone()
     }
 
-    /// The queues and schedules that functions are called from, by the called function, or by its published
-    /// alias.
+    /// The queues and schedules that functions are called from.
     pub fn sources(&self) -> Sources {
-        let with = self.functions().filter(|function| !function.sources.is_empty());
-        let of = |function: &Declared| {
-            let alias = function.alias.as_ref().map(|alias| format!(":{alias}")).unwrap_or_default();
-            (format!("{}{alias}", function.name), function.sources.clone())
-        };
-        Sources { queues: with.map(of).collect(), schedules: self.schedules.clone() }
+        let is_served =
+            |mapping: &&Mapping| self.functions().any(|function| function.name == function_of(mapping));
+        let queues = self.mappings.iter().filter(is_served).cloned().collect();
+        Sources { queues, schedules: self.schedules.clone() }
     }
 
     /// Takes out what this worker cannot serve: functions that need a network or a VM feature that it lacks,
@@ -131,19 +131,23 @@ impl Stack {
                 "AutoPublishAlias needs instances that are processes of this host (no --sandbox vm)",
             )
         };
-        for (mut function, packages) in std::mem::take(&mut self.functions) {
+        for (function, packages) in std::mem::take(&mut self.functions) {
             if let Some(fault) = fault(&function) {
                 self.failed.push(failed(&function, &anyhow!("{fault}")));
                 continue;
             }
-            if !queues && !function.sources.is_empty() {
-                function.sources.clear();
+            let is_its =
+                |mapping: &&Mapping| mapping.given.is_enabled() && function_of(mapping) == function.name;
+            if !queues && self.mappings.iter().any(|mapping| is_its(&mapping)) {
                 self.missing.push(format!(
                     "{}: Events of Type SQS need a server that speaks SQS' API (mayfly up --queues ADDRESS)",
                     function.name
                 ));
             }
             self.functions.push((function, packages));
+        }
+        if !queues {
+            self.mappings.clear();
         }
         Ok(())
     }
@@ -226,6 +230,11 @@ fn made(
     provided.map_err(Refused::of(ReasonCode::Dependency))?;
     let opt = worker.opt(&declared.settings.layers, packages).map_err(plain);
     Ok((code, opt.map_err(Refused::of(ReasonCode::Dependency))?))
+}
+
+/// The name of the function that a queue calls.
+fn function_of(mapping: &Mapping) -> &str {
+    mapping.target.split(':').next().unwrap_or_default()
 }
 
 fn failed(function: &Declared, error: &anyhow::Error) -> Failed {

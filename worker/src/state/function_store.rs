@@ -17,6 +17,7 @@ use crate::code::{Code, Unpacked};
 use crate::function::attached::{Attached, EventInvoke};
 use crate::function::definition::{Alias, Deployment, Function, FunctionUrl};
 use crate::function::event_config::EventConfig;
+use crate::function::queue_source::Mappings;
 use crate::function::settings::Settings;
 use crate::state::state_file::{StateFile, Table};
 
@@ -24,6 +25,10 @@ use crate::state::state_file::{StateFile, Table};
 const FUNCTIONS: Table = Table::new("functions");
 /// By name: a [`StoredLayer`] in JSON.
 const LAYERS: Table = Table::new("layers");
+/// All [`Mappings`] of callers, in JSON, by one name.
+const MAPPINGS: Table = Table::new("mappings");
+/// That name.
+const ALL: &str = "all";
 /// The folder beside it with unpacked code.
 const CODE: &str = "code";
 
@@ -136,7 +141,7 @@ impl FunctionStore {
     /// # Errors
     /// Another worker has it, or it cannot be read or written.
     pub fn open(folder: &Path) -> Result<FunctionStore> {
-        let file = StateFile::open(folder, "functions.redb", &[FUNCTIONS, LAYERS])?;
+        let file = StateFile::open(folder, "functions.redb", &[FUNCTIONS, LAYERS, MAPPINGS])?;
         // An absolute path, which instances find from any folder.
         let code = folder.canonicalize()?.join(CODE);
         std::fs::create_dir_all(&code).with_context(|| format!("cannot make {}", code.display()))?;
@@ -176,6 +181,23 @@ impl FunctionStore {
     /// It could not be written.
     pub fn put_layer(&self, name: &str, now: impl FnOnce() -> Option<StoredLayer>) -> Result<()> {
         self.put(LAYERS, name, now)
+    }
+
+    /// Stores the queues that callers have functions called from.
+    ///
+    /// # Errors
+    /// It could not be written.
+    pub fn put_mappings(&self, now: impl FnOnce() -> Mappings) -> Result<()> {
+        self.put(MAPPINGS, ALL, || Some(now()))
+    }
+
+    /// The queues that callers have functions called from.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn mappings(&self) -> Result<Mappings> {
+        let mut read: BTreeMap<String, Mappings> = self.read(MAPPINGS, &mut 0)?;
+        Ok(read.remove(ALL).unwrap_or_default())
     }
 
     fn put<T: Serialize>(&self, table: Table, name: &str, now: impl FnOnce() -> Option<T>) -> Result<()> {

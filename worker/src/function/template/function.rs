@@ -138,7 +138,7 @@ pub fn read(
     settings.environment.extend(own);
     let package = package(&settings, code, scope, options)?;
     let name = function.to_string();
-    Ok(Declared { name, settings, package, reserved, url, alias, tags, events, sources: Vec::new() })
+    Ok(Declared { name, settings, package, reserved, url, alias, tags, events })
 }
 
 /// A tag as resources of Lambda itself have it.

@@ -13,6 +13,7 @@ mod http_apis;
 mod intrinsics;
 mod layer;
 mod loops;
+mod mappings;
 mod nested;
 mod parameters;
 mod scalars;
@@ -26,7 +27,6 @@ use std::path::Path;
 use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::{Map, Value as Json};
 
-pub use self::events::QueueSource;
 pub use self::function::{DeclaredUrl, Package};
 pub use self::layer::DeclaredLayer;
 use self::scope::Scope;
@@ -34,6 +34,7 @@ use crate::base::name::Target;
 use crate::function::event_config::EventConfig;
 use crate::function::failed::{Failed, Refused};
 use crate::function::http_api::HttpApi;
+use crate::function::queue_source::Mapping;
 use crate::function::schedule::Scheduled;
 use crate::function::settings::Settings;
 use crate::function::worker_options::TemplateOptions;
@@ -93,8 +94,6 @@ pub struct Declared {
     pub tags: BTreeMap<String, String>,
     /// `EventInvokeConfig`.
     pub events: Option<EventConfig>,
-    /// The queues in `Events`.
-    pub sources: Vec<QueueSource>,
 }
 
 /// What a template declares.
@@ -108,6 +107,8 @@ pub struct Template {
     pub http_apis: Vec<HttpApi>,
     /// Its schedules, by what they call.
     pub schedules: BTreeMap<String, Vec<Scheduled>>,
+    /// The queues that its functions are called from.
+    pub mappings: Vec<Mapping>,
     /// The functions that cannot be served.
     pub failed: Vec<Failed>,
     /// Lines about what else cannot be had; functions are served without it, unless the worker is strict.
@@ -199,6 +200,18 @@ impl Reader<'_> {
                     scope.nested(id).and_then(|inner| inner.map_or(Ok(()), |inner| self.stack(&inner)));
                 if let Err(error) = inner {
                     self.template.missing.push(format!("Resources.{id}: {error:#}"));
+                }
+            }
+        }
+        for (id, resource) in resources {
+            if resource.get("Type").is_some_and(|kind| kind == mappings::MAPPING)
+                && self.is_there(id, resource, scope)
+            {
+                let read =
+                    mappings::read(id, resource, scope, |name| self.names().any(|known| known == name));
+                match read {
+                    Ok(mapping) => self.template.mappings.extend(mapping),
+                    Err(error) => self.template.missing.push(format!("Resources.{id}: {error:#}")),
                 }
             }
         }
@@ -308,7 +321,8 @@ impl Reader<'_> {
             function::read(name, properties, scope, &place, self.options).context(place.clone())?;
         function::of_mayfly(resource, &mut declared.settings).with_context(|| format!("Resources.{id}"))?;
         let (sources, missing) = events::sources(&events, scope, &place);
-        declared.sources = sources;
+        let target = Target { name: name.into(), qualifier: declared.alias.clone() };
+        self.template.mappings.extend(sources.into_iter().map(|given| mappings::mapping(&target, given)));
         self.template.missing.extend(missing);
         Ok((declared, events::routes(&events, scope, id)))
     }

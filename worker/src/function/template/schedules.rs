@@ -58,9 +58,9 @@ fn schedule(
     Ok(Some(Scheduled { name, schedule, input, is_scheduler }))
 }
 
-/// Says what would have called the function, for an event of a type that is not served.
-pub fn not_served(kind: &str) -> String {
-    let caller = match kind {
+/// What calls functions by events of a type that is not served.
+pub fn source_of(kind: &str) -> &'static str {
+    match kind {
         "AlexaSkill" => "an Alexa skill",
         "CloudWatchEvent" | "EventBridgeRule" => "an event bus",
         "CloudWatchLogs" => "a log group",
@@ -74,7 +74,12 @@ pub fn not_served(kind: &str) -> String {
         "S3" => "an S3 bucket",
         "SNS" => "an SNS topic",
         _ => "an unknown source",
-    };
+    }
+}
+
+/// Says what would have called the function, for an event of a type that is not served.
+pub fn not_served(kind: &str) -> String {
+    let caller = source_of(kind);
     format!("events of Type {} are not served: {caller} would call the function", kind.escape_debug())
 }
 

@@ -130,6 +130,16 @@ impl Scope {
         value.as_ref().map(text_of).filter(|name| !name.is_empty()).unwrap_or_else(|| id.into())
     }
 
+    /// The name of a queue: that of a FIFO queue ends so, also where CloudFormation makes it up.
+    fn queue_name(&self, id: &str) -> String {
+        let name = self.name_of(id, "QueueName");
+        let is_true = |value: &Json| *value == Json::Bool(true) || value == "true";
+        let given = self.resource(id).and_then(|resource| resource.get("Properties")?.get("FifoQueue"));
+        let is_fifo =
+            given.is_some_and(|given| self.resolve(given, id).ok().flatten().as_ref().is_some_and(is_true));
+        if is_fifo && !name.ends_with(".fifo") { format!("{name}.fifo") } else { name }
+    }
+
     /// The value of a name; none is left out.
     ///
     /// # Errors
@@ -207,10 +217,10 @@ impl Scope {
                 Some(name::arn(&self.name_of(id, "FunctionName")))
             }
             ("AWS::SQS::Queue", "Arn") => {
-                let queue = self.name_of(id, "QueueName");
+                let queue = self.queue_name(id);
                 Some(format!("arn:aws:sqs:{}:{}:{queue}", name::REGION, name::ACCOUNT))
             }
-            ("AWS::SQS::Queue", "QueueName") => Some(self.name_of(id, "QueueName")),
+            ("AWS::SQS::Queue", "QueueName") => Some(self.queue_name(id)),
             ("AWS::IAM::Role", "Arn") => {
                 Some(format!("arn:aws:iam::{}:role/{}", name::ACCOUNT, self.name_of(id, "RoleName")))
             }
