@@ -51,6 +51,7 @@ pub mod invocation {
     pub(crate) mod counters;
     pub(crate) mod logs;
     pub(crate) mod output;
+    pub(crate) mod reasons;
     pub(crate) mod request;
     pub(crate) mod traces;
 }

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 from browser import Browser
-from calls import PYTHON, invoke, until
+from calls import PYTHON, create, invoke, until, zipped
 from conftest import MAYFLY, TEMPLATE, Worker
 
 # Folder for screenshots of the tested pages, for a person to review.
@@ -37,7 +37,7 @@ def picture(browser, name):
         browser.screenshot(pathlib.Path(PICTURES, f"{name}.png"))
 
 
-CHARTS = ["Memory by layer", "Memory of an instance", "Instances", "Requests", "Latency"]
+CHARTS = ["Memory by layer", "Memory of an instance", "Instances", "Requests", "Errors", "Latency"]
 
 
 def test_page_is_complete_without_its_script(served):
@@ -65,8 +65,8 @@ def test_page_renders_in_a_browser(browser, served):
         ".find(row => row[0] === 'probe')"
     )
     # Answered, failed and refused; the runtime; busy, idle, starting or stopping.
-    assert int(row[1]) >= 5 and row[4:6] == ["0", "0"] and row[7] == PYTHON
-    assert sum(map(int, row[10:13])) >= 1
+    assert int(row[1]) >= 5 and row[4:6] == ["0", "0"] and row[6] == PYTHON
+    assert sum(map(int, row[9:12])) >= 1
     picture(browser, "page-wide")
     assert browser.console() == []
     assert all(url.startswith((served.url, "data:")) for url in browser.requested())
@@ -111,6 +111,51 @@ def test_page_fits_any_width(browser, served, width):
     browser.value("document.querySelector('details').open = true")
     assert browser.value("document.documentElement.scrollWidth") <= width
     picture(browser, f"page-{width}")
+
+
+LONG = "a-function-with-a-name-of-sixty-four-letters-as-long-as-they-get"
+FAILS = """
+import os
+def handler(event, context):
+    if event == "exit":
+        os._exit(3)
+    raise ValueError(f"no {event} here: 12345")
+"""
+
+
+def test_page_says_why_calls_fail_and_its_tables_fit(browser):
+    with Worker(TEMPLATE) as running:
+        client = running.client()
+        create(client, LONG, zipped(app_py=FAILS), Timeout=900, MemorySize=512)
+        for event in ["a", "a", "exit"]:
+            assert invoke(client, LONG, event)[1] == "Unhandled"
+        client.put_function_concurrency(FunctionName="neighbour", ReservedConcurrentExecutions=0)
+        with pytest.raises(client.exceptions.TooManyRequestsException):
+            invoke(client, "neighbour")
+
+        def counted():
+            last = running.sample()["outcomes"]
+            return last["failed"] >= 3 and last["throttled"] >= 1
+
+        until(counted, running.log)
+        browser.resize(1440, 1500)
+        browser.open(running.url + "/?minutes=1")
+        rows = browser.value(
+            "[...document.querySelectorAll('#reasons tbody tr')].map(row => row.innerText.split('\\t'))"
+        )
+        reasons = {(name, times): why for name, times, _, why in rows}
+        assert reasons[LONG, "2 times"] == "ValueError: no a here: 12345"
+        assert "Runtime.ExitError" in reasons[LONG, "once"]
+        assert "TooManyRequestsException" in reasons["neighbour", "once"]
+        assert browser.value("document.querySelector('#trouble').innerText").count("ended by itself") == 1
+        browser.value("document.querySelector('details').open = true")
+        wide = browser.value(
+            "[...document.querySelectorAll('.table')].filter(one => one.scrollWidth > one.clientWidth)"
+            ".map(one => one.innerText)"
+        )
+        assert wide == []
+        picture(browser, "page-errors")
+        assert browser.console() == []
 
 
 def test_page_follows_the_colour_scheme(browser, served):

@@ -51,8 +51,24 @@ pub struct Sample {
     pub latency: Latency,
     /// Requests that wait for an instance.
     pub queued: u64,
+    /// How requests have ended since the worker began.
+    pub outcomes: Outcomes,
     /// By name.
     pub functions: BTreeMap<String, FunctionSample>,
+}
+
+/// How requests have ended since the worker began.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Outcomes {
+    /// Answered by the function.
+    pub succeeded: u64,
+    /// The function failed, timed out or ended.
+    pub failed: u64,
+    /// Not run for lack of room (429).
+    pub throttled: u64,
+    /// Not run for another reason.
+    pub refused: u64,
 }
 
 /// The machine's memory.

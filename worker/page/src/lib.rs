@@ -7,6 +7,7 @@
 //! |---|---|
 //! | [`data`] | what a worker publishes about itself, as types and as JSON |
 //! | [`chart`], [`lanes`] | charts over time: stacked areas and lines; events |
+//! | [`errors`] | calls that fail: how many over time, and why |
 //! | [`figures`] | figures computed from samples and events |
 //! | [`view`], [`page`] | the input of the page at `/`; the page |
 //! | [`run`] | a run kept in a file, and its figures |
@@ -15,6 +16,7 @@
 
 pub mod chart;
 pub mod data;
+pub mod errors;
 pub mod figures;
 pub mod lanes;
 pub mod page;

@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use crate::chart::Span;
 use crate::data::{Event, Instance, Layers, Sample};
+use crate::errors::{errors, reasons};
 use crate::figures::{
     Memory, TROUBLE, describe, event_lanes, instances_chart, is_empty, latency, memory, memory_of_each,
     requests, returned_memory,
@@ -32,19 +33,22 @@ pub fn page(view: &View, nonce: &str) -> String {
         memory_of_each(view.samples, span).html(),
         instances_chart(view.samples, span).html(),
         requests(view.samples, span).html(),
+        errors(view.samples, span).html(),
         latency(view.samples, span).html(),
         event_lanes(view.events, span),
     ];
     format!(
         "<!doctype html>\n<html lang=en><meta charset=utf-8><meta name=viewport content=\"width=device-width\">\
          <link rel=icon href=\"data:,\"><title>Mayfly worker</title><style nonce={nonce}>{STYLE}</style>\n\
-         <body><main>{}{}\n<section class=charts>{}</section>{}{}{}\
+         <body><main>{}{}\n<section class=charts>{}</section>{}{}{}{}{}\
          <footer>Figures for Prometheus: <a href=\"/metrics\">/metrics</a>. As JSON: <a href=\"/history\">/history</a>, \
          <a href=\"/events\">/events</a>, <a href=\"/instances\">/instances</a>.</footer></main>\n\
          <script nonce={nonce}>{POINTER}{REFRESH}</script></html>\n",
         header(view),
         tiles(view),
         charts.concat(),
+        reasons(view),
+        trouble(view),
         functions(view),
         last_events(view),
         instances(view.instances),
@@ -160,15 +164,15 @@ fn functions(view: &View) -> String {
         // Its requests wait, and no instance serves them.
         let starves = function.queued > 0 && phase("busy") + phase("idle") == 0;
         let (trouble, warning) = if starves {
-            (" class=trouble", "<td class=words>starves: requests wait, and it has no instance")
+            (" class=trouble", "<p class=words>starves: requests wait, and it has no instance</p>")
         } else {
-            ("", "<td>")
+            ("", "")
         };
         let refusal = requests.last_refusal.as_ref().map(|why| format!(" title=\"{}\"", escape(why)));
         write!(
             rows,
-            "<tr{trouble}><th scope=row><a href=\"/log?function={name}\" title=\"its log\">{name}</a>\
-             <td>{}<td>{}<td>{}<td>{}<td{}>{}{warning}<td>{}<td>{} MiB<td>{reserved}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}",
+            "<tr{trouble}><th scope=row><a href=\"/log?function={name}\" title=\"its log\">{name}</a>{warning}\
+             <td>{}<td>{}<td>{}<td>{}<td{}>{}<td>{}<td>{} MiB<td>{reserved}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}",
             requests.answered,
             time(requests.latency.p50_ms),
             time(requests.latency.p99_ms),
@@ -194,7 +198,6 @@ fn functions(view: &View) -> String {
         "P99",
         "failed",
         "refused",
-        "",
         "runtime",
         "limit",
         "reserved",
@@ -216,20 +219,40 @@ fn table(title: &str, id: &str, heads: &[&str], rows: &str) -> String {
     )
 }
 
+/// The last events that need the operator's attention, if there are any.
+fn trouble(view: &View) -> String {
+    let is_trouble = |event: &&Event| TROUBLE.contains(&event.kind.as_str());
+    let rows = event_rows(view, is_trouble, " class=trouble");
+    if rows.is_empty() { rows } else { event_table("Trouble", "trouble", &rows) }
+}
+
+/// The other events, apart from those that any request causes.
 fn last_events(view: &View) -> String {
-    const SHOWN: usize = 12;
-    let wanted = |event: &&Event| !matches!(event.kind.as_str(), "start" | "stop") && !is_empty(event);
-    let mut rows = String::new();
-    for event in view.events.iter().rev().filter(wanted).take(SHOWN) {
-        let trouble = if TROUBLE.contains(&event.kind.as_str()) { " class=trouble" } else { "" };
-        let ago = span(view.uptime_ms.saturating_sub(event.at_ms));
-        write!(rows, "<tr{trouble}><td>{ago} ago<td class=words>{}", escape(&describe(event))).expect(STRING);
-    }
+    let other = |event: &&Event| {
+        let kind = event.kind.as_str();
+        !matches!(kind, "start" | "stop") && !TROUBLE.contains(&kind) && !is_empty(event)
+    };
+    let mut rows = event_rows(view, other, "");
     if rows.is_empty() {
         rows += "<tr><td class=words>nothing yet";
     }
+    event_table("Last events", "events", &rows)
+}
+
+/// The last events of a kind, the latest first.
+fn event_rows(view: &View, wanted: impl Fn(&&Event) -> bool, class: &str) -> String {
+    const SHOWN: usize = 12;
+    let mut rows = String::new();
+    for event in view.events.iter().rev().filter(wanted).take(SHOWN) {
+        let ago = span(view.uptime_ms.saturating_sub(event.at_ms));
+        write!(rows, "<tr{class}><td>{ago} ago<td class=words>{}", escape(&describe(event))).expect(STRING);
+    }
+    rows
+}
+
+fn event_table(title: &str, id: &str, rows: &str) -> String {
     format!(
-        "<section class=card><h2>Last events</h2><div class=table><table id=events><tbody>{rows}</table></div></section>\n"
+        "<section class=card><h2>{title}</h2><div class=table><table id={id}><tbody>{rows}</table></div></section>\n"
     )
 }
 
@@ -285,6 +308,27 @@ fn instances(instances: &[Instance]) -> String {
 mod tests {
     use super::*;
     use crate::view::{Counts, Function, Requests};
+
+    #[test]
+    fn trouble_is_not_hidden_by_instances_at_rest() {
+        let (layers, event) =
+            (Layers::default(), |kind: &str, at_ms| Event { kind: kind.into(), at_ms, ..Event::default() });
+        let mut events = vec![event("fail", 0)];
+        events.extend((1..500).map(|at_ms| Event { trimmed_bytes: Some(1 << 20), ..event("rest", at_ms) }));
+        let view = View {
+            uptime_ms: 500,
+            minutes: 1,
+            layers: &layers,
+            samples: &[],
+            events: &events,
+            instances: &[],
+            functions: &[],
+            counts: Counts::default(),
+        };
+        assert!(trouble(&view).contains("did not start") && !trouble(&view).contains("at rest"));
+        assert!(last_events(&view).contains("at rest") && !last_events(&view).contains("did not start"));
+        assert_eq!(trouble(&View { events: &events[1..], ..view }), "");
+    }
 
     #[test]
     fn a_waiting_function_without_instance_is_shown_as_starving() {

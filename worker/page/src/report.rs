@@ -5,6 +5,7 @@ use std::fmt::Write;
 
 use crate::chart::{Chart, Series, Span};
 use crate::data::Sample;
+use crate::errors::errors;
 use crate::figures::{Memory, event_lanes, instances_chart, latency, memory, memory_of_each, requests};
 use crate::page::{POINTER, STYLE, layer_states};
 use crate::run::Run;
@@ -111,12 +112,13 @@ fn details(run: &Run) -> String {
         write!(chips, "<li class={}>{}", if on { "on" } else { "off" }, escape(&name)).expect(STRING);
     }
     format!(
-        "<header><h1>{}</h1><ul class=chips>{chips}</ul></header><section class=charts>{}{}{}{}{}{}</section>{}\n",
+        "<header><h1>{}</h1><ul class=chips>{chips}</ul></header><section class=charts>{}{}{}{}{}{}{}</section>{}\n",
         escape(&run.name),
         memory(samples, layers, span).html(),
         memory_of_each(samples, span).html(),
         instances_chart(samples, span).html(),
         requests(samples, span).html(),
+        errors(samples, span).html(),
         latency(samples, span).html(),
         event_lanes(&run.events.events, span),
         functions(run),

@@ -49,8 +49,21 @@ pub struct Requests {
     pub refused: u64,
     /// The reason of the last refusal.
     pub last_refusal: Option<String>,
+    /// Why they failed or were not run.
+    pub reasons: Vec<Reason>,
     /// Of those that were answered.
     pub latency: Percentiles,
+}
+
+/// Why requests fail, as it was the last time.
+#[derive(Clone, Debug, Default)]
+pub struct Reason {
+    /// In words.
+    pub text: String,
+    /// How often.
+    pub count: u64,
+    /// Since the last time.
+    pub ago_ms: u64,
 }
 
 /// Counts since the worker began.

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use hyper::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, HeaderName, HeaderValue};
 use worker_page::page::{self, MINUTES};
-use worker_page::view::{Counts, Function, Percentiles, Requests, View};
+use worker_page::view::{Counts, Function, Percentiles, Reason, Requests, View};
 
 use super::{Api, history};
 use crate::control::Worker;
@@ -70,11 +70,21 @@ fn described(worker: &Worker, function: &crate::function::definition::Function) 
 
 fn requests(count: &Count) -> Requests {
     let last_refusal = lock(&count.last_refusal).clone();
+    let reasons = lock(&count.reasons)
+        .all()
+        .iter()
+        .map(|reason| Reason {
+            text: reason.text.clone(),
+            count: reason.count,
+            ago_ms: reason.last.elapsed().as_millis() as u64,
+        })
+        .collect();
     Requests {
         answered: read(&count.succeeded) + read(&count.failed),
         failed: read(&count.failed),
         refused: read(&count.throttled) + read(&count.refused),
         last_refusal,
+        reasons,
         latency: percentiles(&count.latency),
     }
 }

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use worker_page::data::{self, FunctionSample, Host, Sample};
+use worker_page::data::{self, FunctionSample, Host, Outcomes, Sample};
 
 use crate::base::process_memory::{self, Memory};
 use crate::control::Worker;
@@ -56,7 +57,19 @@ fn sample(worker: &Worker) -> Sample {
         vm: reading.overall.vm,
         latency: worker.history.take_latency(),
         queued: worker.counts().queued.into(),
+        outcomes: outcomes(worker),
         functions,
+    }
+}
+
+fn outcomes(worker: &Worker) -> Outcomes {
+    let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    let count = &worker.count;
+    Outcomes {
+        succeeded: read(&count.succeeded),
+        failed: read(&count.failed),
+        throttled: read(&count.throttled),
+        refused: read(&count.refused),
     }
 }
 

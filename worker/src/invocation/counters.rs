@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::base::error::ApiError;
+use crate::invocation::reasons::Reasons;
 use crate::invocation::request::Outcome;
 use worker_system::lock::lock;
 
@@ -24,6 +25,8 @@ pub struct Count {
     pub refused: AtomicU64,
     /// The reason of the last request that was throttled or refused.
     pub last_refusal: Mutex<Option<String>>,
+    /// Why requests failed or were not run.
+    pub reasons: Mutex<Reasons>,
     /// Times that an instance has done idle work.
     pub idle_work: AtomicU64,
     /// Times that an instance without work was frozen.
@@ -74,6 +77,9 @@ impl Count {
             Err(_) => &self.refused,
         };
         counter.fetch_add(1, Ordering::Relaxed);
+        if !outcome.as_ref().is_ok_and(|outcome| !outcome.failed) {
+            lock(&self.reasons).count(outcome);
+        }
         match outcome {
             Ok(_) => self.latency.add(latency),
             Err(error) => {
