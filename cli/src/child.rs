@@ -13,8 +13,8 @@ use signal_hook::iterator::Signals;
 use tracing::debug;
 
 use crate::failure::{Failure, plain_reason};
+use crate::libraries;
 use crate::program::{self, Obstacle};
-use crate::settings;
 
 /// A command with the heap in its `LD_PRELOAD`, ready to start.
 pub struct Preloaded {
@@ -45,7 +45,7 @@ impl Preloaded {
             }
             None => {}
         }
-        let library = settings::find_library()?;
+        let library = libraries::heap()?;
         let mut preload = library.clone().into_os_string();
         if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|value| !value.is_empty()) {
             preload.push(":");

@@ -3,16 +3,13 @@
 use clap::{Parser, Subcommand};
 
 use crate::manual::ManualArguments;
-use crate::model::bind::BindArguments;
-use crate::model::predict::PredictArguments;
-use crate::model::train::TrainArguments;
+#[cfg(feature = "node")]
 use crate::node::NodeArguments;
-use crate::profile::ProfileArguments;
-use crate::run::RunArguments;
+#[cfg(feature = "objects")]
+use crate::objects::ObjectVerb;
 use crate::share::ShareArguments;
+#[cfg(feature = "sim")]
 use crate::sim::SimArguments;
-use crate::trace::record::TraceArguments;
-use crate::trace::replay::ReplayArguments;
 use crate::vm::VmArguments;
 use crate::worker::load::LoadArguments;
 use crate::worker::report::ReportArguments;
@@ -58,23 +55,24 @@ pub struct Mayfly {
     pub verb: Verb,
 }
 
+/// Whether this build has every verb: the demo's does without most.
+pub const IS_WHOLE: bool = cfg!(all(feature = "node", feature = "objects", feature = "sim"));
+
 /// The verbs.
 #[derive(Subcommand)]
 #[allow(missing_docs)] // each is explained where its arguments are
 pub enum Verb {
-    Run(RunArguments),
-    Profile(ProfileArguments),
-    Train(TrainArguments),
-    Predict(PredictArguments),
-    Bind(BindArguments),
-    Trace(TraceArguments),
-    Replay(ReplayArguments),
+    #[cfg(feature = "objects")]
+    #[command(flatten)]
+    Objects(ObjectVerb),
     Share(ShareArguments),
+    #[cfg(feature = "node")]
     Node(NodeArguments),
     Up(UpArguments),
     Load(LoadArguments),
     Report(ReportArguments),
     Vm(VmArguments),
+    #[cfg(feature = "sim")]
     Sim(SimArguments),
     #[command(hide = true)]
     Manual(ManualArguments),

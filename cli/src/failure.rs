@@ -1,6 +1,6 @@
 //! A failure with an exit code of its own, for `main` to report.
 
-use std::{fmt, io};
+use std::fmt;
 
 /// Failures of `run` and `trace` themselves, apart from those of the program they run.
 pub const OWN_FAILURE: i32 = 125;
@@ -29,7 +29,8 @@ impl fmt::Display for Failure {
 impl std::error::Error for Failure {}
 
 /// The reason alone: "No such file or directory", without Rust's "(os error 2)".
-pub(crate) fn plain_reason(error: &io::Error) -> String {
+#[cfg(feature = "objects")]
+pub(crate) fn plain_reason(error: &std::io::Error) -> String {
     let text = error.to_string();
     match text.find(" (os error") {
         Some(end) => text[..end].to_string(),

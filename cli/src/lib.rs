@@ -1,22 +1,35 @@
 //! The `mayfly` command, verb by verb, and its readers and simulators.
 
+#[cfg(feature = "objects")]
 pub mod child;
 pub mod command;
 pub mod failure;
 pub mod libraries;
 pub mod manual;
+#[cfg(feature = "objects")]
 pub mod model;
+#[cfg(feature = "node")]
 pub mod node;
+#[cfg(feature = "objects")]
+pub mod objects;
+#[cfg(feature = "objects")]
 pub mod process;
+#[cfg(feature = "objects")]
 pub mod profile;
+#[cfg(feature = "objects")]
 pub mod program;
 pub mod progress;
 pub mod quantity;
+#[cfg(feature = "objects")]
 pub mod run;
+#[cfg(feature = "objects")]
 pub mod settings;
 pub mod share;
+#[cfg(feature = "sim")]
 pub mod sim;
+#[cfg(feature = "objects")]
 pub mod statistics;
+#[cfg(feature = "objects")]
 pub mod trace;
 pub mod vm;
 pub mod worker;

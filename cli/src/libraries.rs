@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, bail};
 
 /// The folders to search, the likeliest first.
 ///
@@ -26,4 +26,23 @@ pub fn find(name: &str) -> Result<PathBuf> {
         .map(|place| place.join(name))
         .find(|path| path.is_file())
         .ok_or_else(|| anyhow!("{name} is not in {}, ../lib/mayfly or ../lib", places[0].display()))
+}
+
+/// Finds `libmayfly_heap.so`: `MAYFLY_HEAP_LIB`, else by [`find`].
+///
+/// # Errors
+/// No such file, or a path that `LD_PRELOAD` cannot carry.
+pub fn heap() -> Result<PathBuf> {
+    const NAME: &str = "libmayfly_heap.so";
+    let library = match std::env::var_os("MAYFLY_HEAP_LIB").filter(|value| !value.is_empty()) {
+        Some(given) => std::path::absolute(&given)
+            .ok()
+            .filter(|path| path.is_file())
+            .ok_or_else(|| anyhow!("MAYFLY_HEAP_LIB={}: no such file", Path::new(&given).display()))?,
+        None => find(NAME).map_err(|error| anyhow!("{error}: set MAYFLY_HEAP_LIB"))?,
+    };
+    if library.as_os_str().as_encoded_bytes().iter().any(|byte| b" :\t\n".contains(byte)) {
+        bail!("{}: LD_PRELOAD cannot carry a path with a space or a colon", library.display());
+    }
+    Ok(library)
 }

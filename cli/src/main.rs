@@ -2,39 +2,35 @@
 
 use std::io::IsTerminal;
 
+use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
-use mayfly_cli::command::{Mayfly, Verb};
-use mayfly_cli::failure::{Failure, OWN_FAILURE};
-use mayfly_cli::model::named;
-use mayfly_cli::trace::{driver, on_heap};
+use mayfly_cli::command::{IS_WHOLE, Mayfly, Verb};
+use mayfly_cli::failure::Failure;
 
 /// Lines of the log that may wait for stderr; more are lost.
 const LINES_THAT_WAIT: usize = 4096;
 
 fn main() {
     let arguments: Vec<_> = std::env::args_os().take(5).collect();
-    // Before anything else is allocated: this process's memory is measured.
-    if let [_, verb, slots] = &arguments[..]
-        && verb == on_heap::DRIVER_VERB
-    {
-        std::process::exit(driver::drive(&slots.to_string_lossy()));
-    }
+    #[cfg(feature = "objects")]
+    mayfly_cli::objects::run_helper(&arguments);
     // While there is one thread: it makes namespaces.
     if let [_, verb] = &arguments[..]
         && verb == worker::LAUNCHER_VERB
     {
         std::process::exit(worker::launch());
     }
-    if let [_, verb, file, build_id, out] = &arguments[..]
-        && verb == named::VERB
-    {
-        std::process::exit(named::execute([file, build_id, out]));
-    }
-    let mayfly = Mayfly::parse();
+    let mayfly = Mayfly::try_parse().unwrap_or_else(|error| {
+        if error.kind() == ErrorKind::InvalidSubcommand && !IS_WHOLE {
+            eprintln!("mayfly: this build has only what `make demo` uses: `make build` makes all verbs");
+        }
+        error.exit()
+    });
     let level = match mayfly.verb {
         _ if mayfly.verbose => tracing::Level::DEBUG,
         Verb::Up(_) => tracing::Level::INFO,
         Verb::Share(ref arguments) if arguments.serves() => tracing::Level::INFO,
+        #[cfg(feature = "node")]
         Verb::Node(_) => tracing::Level::INFO,
         _ => tracing::Level::WARN,
     };
@@ -49,20 +45,17 @@ fn main() {
         _ => log.with_ansi(std::io::stderr().is_terminal()).without_time().init(),
     }
     let (outcome, failure_code) = match mayfly.verb {
-        Verb::Run(arguments) => (arguments.execute(), OWN_FAILURE),
-        Verb::Profile(arguments) => (arguments.execute(), OWN_FAILURE),
-        Verb::Predict(arguments) => (arguments.execute(), 1),
-        Verb::Trace(arguments) => (arguments.execute(), OWN_FAILURE),
-        Verb::Bind(arguments) => (arguments.execute(), 1),
-        Verb::Train(arguments) => (arguments.execute(), 1),
-        Verb::Replay(arguments) => (arguments.execute(), 1),
+        #[cfg(feature = "objects")]
+        Verb::Objects(verb) => verb.execute(),
         Verb::Share(arguments) => (arguments.execute(), 1),
+        #[cfg(feature = "node")]
         Verb::Node(arguments) => (arguments.execute(), 1),
         Verb::Up(arguments) => (arguments.execute(), 1),
         Verb::Load(arguments) => (arguments.execute(), 1),
         Verb::Report(arguments) => (arguments.execute(), 1),
         Verb::Vm(arguments) => (arguments.execute(), 1),
-        Verb::Sim(arguments) => (arguments.execute(), OWN_FAILURE),
+        #[cfg(feature = "sim")]
+        Verb::Sim(arguments) => (arguments.execute(), mayfly_cli::failure::OWN_FAILURE),
         Verb::Manual(arguments) => (arguments.execute(Mayfly::command()), 1),
     };
     drop(flushed_when_dropped);

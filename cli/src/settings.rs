@@ -10,7 +10,6 @@ use lifetime::profile::label::CLASS_NAMES;
 use serde::Deserialize;
 
 use crate::failure::plain_reason;
-use crate::libraries;
 
 /// The file that is read if it exists and `--config` names no other.
 const DEFAULT_FILE: &str = "mayfly.toml";
@@ -230,25 +229,6 @@ fn name_of(choice: Option<impl ValueEnum>) -> Option<Value> {
 
 fn number(value: u32) -> Value {
     Value::Text(value.to_string().into())
-}
-
-/// Finds `libmayfly_heap.so`: `MAYFLY_HEAP_LIB`, else by [`libraries::find`].
-///
-/// # Errors
-/// No such file, or a path that `LD_PRELOAD` cannot carry.
-pub fn find_library() -> Result<PathBuf> {
-    const NAME: &str = "libmayfly_heap.so";
-    let library = match std::env::var_os("MAYFLY_HEAP_LIB").filter(|value| !value.is_empty()) {
-        Some(given) => std::path::absolute(&given)
-            .ok()
-            .filter(|path| path.is_file())
-            .ok_or_else(|| anyhow!("MAYFLY_HEAP_LIB={}: no such file", Path::new(&given).display()))?,
-        None => libraries::find(NAME).map_err(|error| anyhow!("{error}: set MAYFLY_HEAP_LIB"))?,
-    };
-    if library.as_os_str().as_encoded_bytes().iter().any(|byte| b" :\t\n".contains(byte)) {
-        bail!("{}: LD_PRELOAD cannot carry a path with a space or a colon", library.display());
-    }
-    Ok(library)
 }
 
 #[cfg(test)]

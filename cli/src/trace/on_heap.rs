@@ -22,7 +22,7 @@ use crate::trace::live_objects::{Change, walk};
 use crate::trace::oracle::Table;
 use crate::trace::placement::{Placement, Summary};
 use crate::trace::simulation::{Curve, Recorded};
-use crate::{settings, statistics};
+use crate::{libraries, statistics};
 
 /// Verb by which this program becomes the driver.
 pub const DRIVER_VERB: &str = "replay-on-the-heap";
@@ -135,7 +135,7 @@ pub fn replay(
         .map_err(|_| anyhow!("{}: more than 4 billion objects alive at once", path.display()))?;
     let mut driver = Command::new(std::env::current_exe()?)
         .args([DRIVER_VERB, &slots.to_string()])
-        .env("LD_PRELOAD", settings::find_library()?)
+        .env("LD_PRELOAD", libraries::heap()?)
         // The driver's own few objects live as long as it does.
         .env("MAYFLY_HEAP_LIFETIMES", "fixed:inf")
         .env_remove("MAYFLY_HEAP_STATS")

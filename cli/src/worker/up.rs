@@ -15,7 +15,7 @@ use worker::sandbox::vm::{Plan, image};
 use worker_pool::Capacity;
 
 use super::reading::Reading;
-use crate::{libraries, settings};
+use crate::libraries;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -249,7 +249,7 @@ fn layers(without: &[Layer], advise: AdviseName) -> Result<Libraries> {
     };
     let mut layers = Libraries { advise: advise_as, ..Libraries::default() };
     if !without.contains(&Layer::Heap) {
-        layers.heap = Some(settings::find_library().context("--without heap does without it")?);
+        layers.heap = Some(libraries::heap().context("--without heap does without it")?);
     }
     if !without.contains(&Layer::Merge) {
         layers.merge =
