@@ -148,19 +148,34 @@ pub fn unmap(address: usize, bytes: usize) {
 
 /// Moves or resizes a mapping and keeps its contents.
 pub fn remap(address: usize, old_bytes: usize, new_bytes: usize) -> Option<usize> {
-    // SAFETY: callers pass a mapping of their own.
-    address_of(unsafe { syscall!(SYS_mremap, address, old_bytes, new_bytes, libc::MREMAP_MAYMOVE) })
+    mremap(address, old_bytes, new_bytes, libc::MREMAP_MAYMOVE)
 }
 
 /// Resizes a mapping where it is and keeps its contents; whether that was possible.
 pub fn resize_mapping(address: usize, old_bytes: usize, new_bytes: usize) -> bool {
+    mremap(address, old_bytes, new_bytes, 0).is_some()
+}
+
+/// By the C library's name, as [`discard`].
+fn mremap(address: usize, old_bytes: usize, new_bytes: usize, flags: i32) -> Option<usize> {
     // SAFETY: callers pass a mapping of their own; without a flag it does not move.
-    address_of(unsafe { syscall!(SYS_mremap, address, old_bytes, new_bytes, 0usize) }).is_some()
+    let at =
+        keep_errno(|| unsafe { libc::mremap(address as *mut libc::c_void, old_bytes, new_bytes, flags) });
+    (at != libc::MAP_FAILED).then_some(at as usize)
 }
 
 /// Returns the memory of a range to the operating system; it reads as zero afterwards.
+///
+/// Unlike other system calls, `madvise` and `mremap` on objects' memory are called by the C library's names.
+/// A page store maps its files over that memory once the program has shared it; it interposes these two, so
+/// that the memory still reads as zero here, and grows there. The functions are called with a lock held: an
+/// interposer may not allocate in them.
 pub fn discard(address: usize, bytes: usize) {
-    if !advise(address, bytes, libc::MADV_DONTNEED) {
+    // SAFETY: the range is the heap's and holds no object.
+    let discarded = keep_errno(|| unsafe {
+        libc::madvise(address as *mut libc::c_void, bytes, libc::MADV_DONTNEED) == 0
+    });
+    if !discarded {
         // Locked memory (mlock) cannot be given back: it must still read as zero.
         // SAFETY: the range is the heap's, holds no object, and is committed.
         unsafe { core::ptr::write_bytes(address as *mut u8, 0, bytes) };

@@ -1,7 +1,8 @@
 // library
 // flags: -ldl
 // A library to be preloaded beside the heap, as libfaketime is: it interposes functions that a heap may use
-// inside, and allocates in each. A heap that calls one of them with a lock held waits for itself.
+// inside, and allocates in each. A heap that calls one of them with a lock held waits for itself. madvise and
+// mremap are not among them: allocators call these with locks held, and libmayfly_merge.so's allocate nothing.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -51,7 +52,6 @@ int munmap(void *at, size_t length) { return NEXT("munmap", int, void *, size_t)
 int mprotect(void *at, size_t length, int protection) {
     return NEXT("mprotect", int, void *, size_t, int)(at, length, protection);
 }
-int madvise(void *at, size_t length, int advice) { return NEXT("madvise", int, void *, size_t, int)(at, length, advice); }
 int open(const char *path, int flags, ...) {
     va_list more;
     va_start(more, flags);

@@ -38,7 +38,7 @@ def count(event, context):
 
 
 def shell(event, context):
-    done = subprocess.run(["sh", "-c", event["command"]], capture_output=True, text=True, timeout=20)
+    done = subprocess.run(["sh", "-c", event["command"]], capture_output=True, text=True, timeout=100)
     return {"code": done.returncode, "out": done.stdout, "err": done.stderr}
 
 
