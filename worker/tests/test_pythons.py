@@ -30,6 +30,8 @@ def handler(event, context):
         "name": context.function_name,
         "preloaded": os.environ.get("LD_PRELOAD", ""),
         "sum": sum(table[:100]) == sum(memoryview(table)[:100]),
+        # What Lambda's client imports to ask for work in a thread.
+        "pool": "concurrent.futures.thread" in sys.modules,
         "event": event,
     }
 """
@@ -88,7 +90,7 @@ def check(running, name, version):
     answer, error = invoke(client, name, {"a": "é"})
     assert error is None, answer
     assert "libmayfly_heap.so" in answer.pop("preloaded")
-    assert answer == {"version": version, "name": name, "sum": True, "event": {"a": "é"}}
+    assert answer == {"version": version, "name": name, "sum": True, "pool": False, "event": {"a": "é"}}
     answer, error = invoke(client, name, {"fails": True})
     assert (error, answer["errorType"]) == ("Unhandled", "KeyError")
     # It rests as any other: its heap returns memory, and named memory is advised.

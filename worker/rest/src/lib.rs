@@ -68,6 +68,11 @@ pub unsafe extern "C" fn mayfly_rest(
     unsafe { libc::malloc_trim(0) };
     let trimmed_bytes = before.saturating_sub(resident_bytes());
     let rest = if merges != 0 { rest::merge(work, named) } else { Rest { complete: 1, ..Rest::default() } };
+    if merges != 0 {
+        // What merging has allocated and freed is free memory again: a heap of some size caches it.
+        // SAFETY: as above.
+        unsafe { libc::malloc_trim(0) };
+    }
     let heap::Held { live_bytes, held_bytes } = heap::held();
     let rest = Rest { trimmed_bytes, heap_live_bytes: live_bytes, heap_held_bytes: held_bytes, ..rest };
     // A failure that ends this merge early will end the next one, too; arriving work need not.

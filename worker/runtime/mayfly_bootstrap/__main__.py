@@ -19,6 +19,7 @@ import time
 
 import runtime_client
 from awslambdaric import __main__ as client
+from awslambdaric.lambda_runtime_client import LambdaRuntimeClient
 
 # The worker freezes an instance that has no work, and thaws it for the rests that it announces here.
 NEXT = (
@@ -244,6 +245,17 @@ class Work:
         return outcome
 
 
+start_client = LambdaRuntimeClient.__init__
+
+
+def start_without_thread(self, address, *_, **__):
+    """From Python 3.12 on Lambda's client asks for work in a thread of its own, because its call, in C, holds
+    up signals. Work.next, in Python, does not. A rest in that thread would leave in memory what the heap
+    caches for the main one, which runs the function."""
+    start_client(self, address)
+
+
+LambdaRuntimeClient.__init__ = start_without_thread
 # mayfly.advise only records regions in this process; its rests share them.
 if "MAYFLY_MERGE_LIBRARY" in os.environ:
     os.environ["MAYFLY_RESTING_PROCESS"] = str(os.getpid())
