@@ -4,7 +4,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH):$(HOME)/.cargo/bin
 API = RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build format lint test flaky suites soak packages bench demo figures docs
+.PHONY: help setup build format lint test flaky suites soak packages bench demo figures docs findings
 
 help: # the list
 	@sed -n 's/^\([a-z]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -84,3 +84,6 @@ figures: build ## draw the figures in docs from bench/results, and fill the page
 	bench/worker/figures
 	bench/sim/figures
 	bench/figures
+
+findings: ## behaviour of others' libraries that surprised us: whether each is still so
+	for one in findings/*.sh; do "$$one" || exit 1; done
