@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use hyper::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, HeaderName, HeaderValue};
+use worker_page::data::Outcomes;
 use worker_page::page::{self, MINUTES};
 use worker_page::view::{Counts, Function, Percentiles, Reason, Requests, View};
 
@@ -95,11 +96,12 @@ fn read(counter: &AtomicU64) -> u64 {
 
 fn counts(worker: &Worker) -> Counts {
     let count = &worker.count;
+    let Outcomes { succeeded, failed, throttled, refused } = sampler::outcomes(worker);
     Counts {
-        succeeded: read(&count.succeeded),
-        failed: read(&count.failed),
-        throttled: read(&count.throttled),
-        refused: read(&count.refused),
+        succeeded,
+        failed,
+        throttled,
+        refused,
         cold_starts: count.cold_start.cumulative().last().copied().unwrap_or(0),
         latency: percentiles(&count.latency),
         cold_start: percentiles(&count.cold_start),

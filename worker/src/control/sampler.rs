@@ -62,7 +62,8 @@ fn sample(worker: &Worker) -> Sample {
     }
 }
 
-fn outcomes(worker: &Worker) -> Outcomes {
+/// How requests have ended since the worker began.
+pub fn outcomes(worker: &Worker) -> Outcomes {
     let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     let count = &worker.count;
     Outcomes {
