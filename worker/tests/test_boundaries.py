@@ -79,7 +79,11 @@ def test_request_has_one_host_and_bounded_headers(worker):
     assert raw(worker, long) == 431
 
 
-def test_idle_connections_do_not_block_new_ones(worker, client):
+def test_idle_connections_block_neither_new_ones_nor_kept_ones(worker, client):
+    kept = http.client.HTTPConnection("127.0.0.1", worker.port, timeout=60)
+    kept.request("GET", "/healthz")
+    assert kept.getresponse().read() == b"ok\n"
+    first = kept.sock
     held = []
     try:
         for _ in range(1100):
@@ -91,8 +95,11 @@ def test_idle_connections_do_not_block_new_ones(worker, client):
             assert worker.get("/healthz") == "ok\n"
             assert invoke(client, "probe", {"do": "count"})[1] is None
             assert time.monotonic() - began < 15
+        kept.request("GET", "/healthz")
+        assert kept.getresponse().read() == b"ok\n"
+        assert kept.sock is first, "the connection from before is still open"
     finally:
-        for connection in held:
+        for connection in [kept, *held]:
             connection.close()
 
 

@@ -1,10 +1,13 @@
 //! Bounds a server's connections, so that idle clients can neither keep others out nor fill its memory.
 //!
 //! A connection *waits* until a request has arrived whole, and again once that is answered; in between it
-//! *works*. If more than [`WAITING`] wait, or more than this process can open, the server closes the one
-//! that has waited for longest: a client that holds hundreds half-open loses those, and all others are
-//! served. Answers that clients have not read yet have at most [`UNTAKEN_BYTES`]: beyond that, the server
-//! closes the connection whose client has read nothing for longest.
+//! *works*. If more than [`WAITING`] wait for their first request, or more than that for another one, the
+//! server closes the one of these that has waited for longest. So a client that holds hundreds half-open
+//! loses those and no others. A connection that was kept alive after an answer is not among them, since its
+//! client may be sending the next request while the server closes it. If this process
+//! can open no more, the server closes one of the more numerous kind. Answers that clients have not read yet
+//! have at most [`UNTAKEN_BYTES`]: beyond that, the server closes the connection whose client has read
+//! nothing for longest.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -15,7 +18,7 @@ use tokio::sync::Notify;
 
 use worker_system::lock::lock;
 
-/// Connections that wait at once.
+/// Connections that wait at once for their first request, and as many for another one.
 const WAITING: usize = 1024;
 /// Connections at once; more are not accepted until one is done.
 const MOST: usize = 4096;
@@ -34,10 +37,15 @@ pub struct Connections {
 struct Known {
     next: u64,
     open: BTreeMap<u64, Open>,
-    /// Numbers of those that wait, in the order in which they began to.
-    waiting: BTreeMap<u64, u64>,
+    /// Those that wait for their first request.
+    new: Queue,
+    /// Those that wait for another one.
+    kept: Queue,
     untaken: usize,
 }
+
+/// Numbers of connections that wait, in the order in which they began to.
+type Queue = BTreeMap<u64, u64>;
 
 #[derive(Debug, Default)]
 struct Open {
@@ -64,8 +72,15 @@ impl Known {
         }
     }
 
-    fn close_longest(&mut self) {
-        if let Some((_, number)) = self.waiting.pop_first() {
+    fn queue(&mut self, kind: Waits) -> &mut Queue {
+        match kind {
+            Waits::New => &mut self.new,
+            Waits::Kept => &mut self.kept,
+        }
+    }
+
+    fn close_longest(&mut self, kind: Waits) {
+        if let Some((_, number)) = self.queue(kind).pop_first() {
             self.close(number);
         }
     }
@@ -92,6 +107,15 @@ impl Known {
         open.untaken -= bytes;
         self.untaken -= bytes;
     }
+}
+
+/// The request for which a connection waits.
+#[derive(Clone, Copy, Debug)]
+enum Waits {
+    /// Its first.
+    New,
+    /// One after others that were answered.
+    Kept,
 }
 
 /// The client of a connection, as long as that is open.
@@ -171,7 +195,7 @@ impl Buf for Part {
 pub struct Connection {
     client: Client,
     /// Its place in the order of those that wait, while it waits.
-    turn: Mutex<Option<u64>>,
+    turn: Mutex<Option<(Waits, u64)>>,
     closed: Arc<Notify>,
 }
 
@@ -196,9 +220,11 @@ impl Connections {
         }
     }
 
-    /// Closes the connection that has waited for longest, after another could not be accepted.
+    /// Closes a connection that has waited for longest, after another could not be accepted.
     pub fn give_way(&self) {
-        lock(&self.known).close_longest();
+        let mut known = lock(&self.known);
+        let kind = if known.new.len() < known.kept.len() { Waits::Kept } else { Waits::New };
+        known.close_longest(kind);
     }
 
     /// Adds a connection from this address, which waits for its first request.
@@ -212,7 +238,7 @@ impl Connections {
         };
         let client = Client { all: self.clone(), number, peer };
         let connection = Connection { client, turn: Mutex::default(), closed };
-        connection.waits();
+        connection.waits_for(Waits::New);
         connection
     }
 }
@@ -220,21 +246,25 @@ impl Connections {
 impl Connection {
     /// From now on it waits for its next request.
     pub fn waits(&self) {
+        self.waits_for(Waits::Kept);
+    }
+
+    fn waits_for(&self, kind: Waits) {
         self.works();
         let mut known = lock(&self.client.all.known);
         let turn = known.now();
-        known.waiting.insert(turn, self.client.number);
-        *lock(&self.turn) = Some(turn);
-        if known.waiting.len() > WAITING {
-            known.close_longest();
+        known.queue(kind).insert(turn, self.client.number);
+        *lock(&self.turn) = Some((kind, turn));
+        if known.queue(kind).len() > WAITING {
+            known.close_longest(kind);
         }
     }
 
     /// Its request has arrived: it is not closed before that is answered.
     pub fn works(&self) {
         let turn = lock(&self.turn).take();
-        if let Some(turn) = turn {
-            lock(&self.client.all.known).waiting.remove(&turn);
+        if let Some((kind, turn)) = turn {
+            lock(&self.client.all.known).queue(kind).remove(&turn);
         }
     }
 
@@ -274,23 +304,37 @@ mod tests {
     }
 
     #[test]
-    fn the_one_that_has_waited_for_longest_is_closed_and_none_that_works() {
+    fn closes_the_longest_waiting_new_connection_and_no_kept_or_working_one() {
         let all = Arc::new(Connections::default());
         let first: Vec<Connection> = (0..3).map(|_| all.add(LOCAL)).collect();
         first[0].works();
-        let many: Vec<Connection> = (0..WAITING - 2).map(|_| all.add(LOCAL)).collect();
-        assert!(first.iter().chain(&many).all(|connection| !is_closed(connection)));
         first[2].waits(); // it has sent a request, and had its answer
+        let many: Vec<Connection> = (0..WAITING - 1).map(|_| all.add(LOCAL)).collect();
+        assert!(first.iter().chain(&many).all(|connection| !is_closed(connection)));
         let one_more = all.add(LOCAL);
         let closed: Vec<bool> = first.iter().map(is_closed).collect();
         assert_eq!(closed, [false, true, false]);
         first[0].waits();
-        assert!(is_closed(&many[0]) && !is_closed(&many[1]) && !is_closed(&one_more));
+        assert!(!many.iter().any(is_closed) && !is_closed(&one_more));
         all.give_way();
-        assert!(is_closed(&many[1]) && !is_closed(&many[2]));
+        assert!(is_closed(&many[0]) && !is_closed(&many[1]));
         drop((first, many, one_more));
         let known = lock(&all.known);
-        assert_eq!((known.open.len(), known.waiting.len()), (0, 0));
+        assert_eq!((known.open.len(), known.new.len(), known.kept.len()), (0, 0, 0));
+    }
+
+    #[test]
+    fn closes_the_longest_waiting_kept_connection_and_no_new_one() {
+        let all = Arc::new(Connections::default());
+        let new = all.add(LOCAL);
+        let answered = |connection: Connection| {
+            connection.waits();
+            connection
+        };
+        let kept: Vec<Connection> = (0..=WAITING).map(|_| answered(all.add(LOCAL))).collect();
+        assert!(is_closed(&kept[0]) && !kept[1..].iter().any(is_closed));
+        all.give_way();
+        assert!(is_closed(&kept[1]) && !is_closed(&kept[2]) && !is_closed(&new));
     }
 
     #[test]
