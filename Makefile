@@ -76,7 +76,7 @@ docs: ## the pages and the Python API as a site: target/site/html, and the crate
 	deploy/site/build
 	$(API)
 
-figures: build ## draw the figures in docs from bench/results, and fill the pages' tables from them
+figures: build ## draw the figures in docs from bench/results, and write docs/numbers from them
 	bench/heap/figures
 	bench/merge/figures
 	bench/vm/figures

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager
+from datetime import date
 from pathlib import Path
 
 from bench.outcome import RESULTS, ROOT, BenchError, Shown, print_shown, say, write
@@ -74,7 +75,13 @@ def choose(
 
 
 def machine(quick: bool, **more) -> dict:
-    facts = {"cpus": os.cpu_count(), "kernel": platform.release().split("-")[0], "commit": commit()}
+    facts = {
+        "cpus": os.cpu_count(),
+        "kernel": platform.release().split("-")[0],
+        "commit": commit(),
+        "date": date.today().isoformat(),
+        "load": round(os.getloadavg()[2], 1),  # of a quarter of an hour, the run itself included
+    }
     return {f"machine.{key}": value for key, value in (facts | {"quick": quick} | more).items()}
 
 

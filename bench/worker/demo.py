@@ -139,7 +139,7 @@ def main() -> int:
                     flat[f"demo.{way}.{name}{kind}"] = round(of(values), 3)
         flat |= machine(options.quick)
         write(KEPT, flat, shown)
-        print(f"\n  Written to {KEPT.relative_to(ROOT)}; bench/figures fills README from it")
+        print(f"\n  Written to {KEPT.relative_to(ROOT)}; bench/figures writes docs/numbers/worker.md from it")
     print(f"\n  Charts of the last round: {REPORT.relative_to(ROOT)}")
     return 0
 

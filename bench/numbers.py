@@ -1,0 +1,223 @@
+"""Writes docs/numbers from bench/results. Each room's tables have a template, bench/tables/ROOM.md. A section
+of it that names its results in a comment,
+
+    <!-- results: node.json -->
+
+    | memory | {gunicorn.plain.memory_mib:,.0f} MiB | {gunicorn.shared.memory_mib:,.0f} MiB |
+
+gets the values of bench/results/node.json, as Python formats them; `:3` is three significant digits, or
+integers. Braces hold keys of that file, or of several files (KEY[5] of a list; `a.*.b` is the sum of all that
+match), and numbers with + - * / between them, computed from left to right, parentheses first. A line with
+`shown.N` is repeated for each goal.
+
+In place of the comment the page says where the numbers come from: commit, date, machine, load and rounds, as
+far as the results have them, and whether the machine was emulated (bench/tables/results.toml).
+
+Below it, the page says whether the sources have changed since. That depends on the history and not only on
+the results: a check of it would fail with the next commit to a room, and in a clone without history. So it is
+written when this runs, `--check` leaves it out, and `--stale` lists the results that are older now."""
+
+import argparse
+import fnmatch
+import json
+import operator
+import re
+import subprocess
+import sys
+import textwrap
+import tomllib
+
+from bench.outcome import RESULTS, ROOT, BenchError
+
+TEMPLATES = ROOT / "bench" / "tables"
+PAGES = ROOT / "docs" / "numbers"
+INNERMOST = re.compile(r"\(([^()]*)\)")
+FIGURE = re.compile(r"\{([^{}:]+):([^{}]+)\}")
+SECTION = re.compile(r"^(?=## )", re.M)
+NAMED = re.compile(r"<!-- results: ([^\n]+) -->\n")
+OLDER = "**Older than the code**:"
+OLDER_LINE = re.compile(rf"^{re.escape(OLDER)}[^\n]*\n\n", re.M)
+OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
+WIDTH = 110
+
+
+def value(expression: str, results: dict) -> float:
+    def term(word: str) -> float:
+        name, _, index = word.rstrip("]").partition("[")
+        if name in results:
+            return results[name][int(index)] if index else results[name]
+        if same := fnmatch.filter(results, word):
+            return sum(results[name] for name in same)
+        try:
+            return float(word)
+        except ValueError:
+            raise BenchError(f"no such figure: {word}") from None
+
+    if expression in results:  # also where its name has spaces
+        return results[expression]
+    while inner := INNERMOST.search(expression):
+        expression = expression.replace(inner[0], repr(value(inner[1], results)))
+    first, *rest = expression.split()
+    found = term(first)
+    for sign, word in zip(rest[::2], rest[1::2], strict=True):
+        found = OPERATORS[sign](found, term(word))
+    return found
+
+
+def formatted(figure: float | str, how: str) -> str:
+    """The figure as text, with a minus that is as wide as a digit."""
+    if isinstance(figure, bool):
+        figure = "met" if figure else "**falls short**"
+    if how == "3":
+        how = ",.0f" if figure >= 100 else ".3g"
+    text = format(figure, how)
+    return text if isinstance(figure, str) else text.replace("-", "−")
+
+
+def nearest(expression: str, results: dict, names: tuple[str, ...]) -> set:
+    """What the results have under one of these names nearest to the keys: `a.b.rounds` for `a.b.c.ms`."""
+    found = set()
+    for key in re.findall(r"[\w.-]+", expression):
+        parts = key.split(".")
+        for length in range(len(parts), 0, -1):
+            here = [".".join([*parts[:length], name]) for name in names]
+            if values := [results[name] for name in here if name in results]:
+                found |= set(values)
+                break
+    return found
+
+
+def span(values: set, otherwise: str) -> str:
+    if not values:
+        return otherwise
+    return f"{min(values):g}" if len(values) == 1 else f"{min(values):g} to {max(values):g}"
+
+
+def source(name: str, results: dict, about: dict, section: str) -> str:
+    """Where the figures of one file come from."""
+    keys = " ".join(key for key, _ in FIGURE.findall(section))
+    commit = recorded_commit(results)
+    commit, dirty = (commit or "").removesuffix("-dirty"), (commit or "").endswith("-dirty")
+    cpus, kernel = results.get("machine.cpus"), results.get("machine.kernel")
+    load = nearest(keys, results, ("load", "load_before"))
+    load = load or {value for key, value in results.items() if key == "machine.load"}
+    rounds = nearest(keys, results, ("rounds",))
+    if "{shown." in section:  # goals are computed from all rounds
+        rounds |= {value for key, value in results.items() if key.endswith(".rounds")}
+    facts = [
+        f"commit {commit}{' with changes' if dirty else ''}" if commit else "commit not recorded",
+        f"date {results.get('machine.date', 'not recorded')}",
+        f"{cpus} processors, Linux {kernel}" if cpus else "machine not recorded",
+        f"load {span(load, 'not recorded')}",
+        f"rounds {span(rounds, 'not recorded')}",
+        about["machine"],
+    ]
+    by = about["command"]
+    if results.get("machine.quick"):
+        by += " --quick"
+    text = f"From `bench/results/{name}` by `{by}`: {'; '.join(facts)}."
+    return "\n".join(textwrap.wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False))
+
+
+def recorded_commit(results: dict) -> str | None:
+    return results.get("machine.commit") or results.get("made_with.commit")
+
+
+def git(*command: str) -> str | None:
+    ran = subprocess.run(["git", "-C", str(ROOT), *command], capture_output=True, text=True)
+    return ran.stdout.strip() if ran.returncode == 0 else None
+
+
+def changed_since(name: str, results: dict, about: dict) -> list[str]:
+    """Which folders of the sources have changed since these results were measured; where their commit is not
+    in the history, since they were committed."""
+    commit = (recorded_commit(results) or "").removesuffix("-dirty")
+    if not commit or git("cat-file", "-e", f"{commit}^{{commit}}") is None:
+        commit = git("log", "-1", "--format=%H", "--", f"bench/results/{name}")
+    without = [":(exclude,glob)**/*.md", ":(exclude,glob)**/tests/**"]
+    return [
+        folder
+        for folder in about["sources"]
+        if commit and git("log", "-1", "--format=%h", f"{commit}..HEAD", "--", folder, *without)
+    ]
+
+
+def filled(template: str, abouts: dict, history: bool) -> str:
+    """The page with the figures of the results, and what the history says of their age."""
+
+    def fill(section: str) -> str:
+        named = NAMED.search(section)
+        if not named:
+            return section
+        results, origin = {}, []
+        for name in named[1].split():
+            if name not in abouts:
+                raise BenchError(f"bench/tables/results.toml says nothing about {name}")
+            own = json.loads((RESULTS / name).read_text())
+            results |= own
+            origin.append(source(name, own, abouts[name], section))
+            if history and (older := changed_since(name, own, abouts[name])):
+                origin.append(f"{OLDER} {', '.join(f'`{folder}`' for folder in older)} changed since.")
+        goals = sum(key.endswith(".what") for key in results if key.startswith("shown."))
+        each = lambda line: "\n".join(line[0].replace("shown.N", f"shown.{n}") for n in range(goals))  # noqa: E731
+        section = re.sub(r".*shown\.N\..*", each, section)
+        section = FIGURE.sub(lambda figure: formatted(value(figure[1], results), figure[2]), section)
+        return section.replace(named[0], "\n\n".join(origin) + "\n")
+
+    return "".join(map(fill, SECTION.split(template)))
+
+
+def comparable(page: str) -> str:
+    return OLDER_LINE.sub("", page)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; fail if a page differs from the results"
+    )
+    parser.add_argument(
+        "--stale", action="store_true", help="list the results that are older than what they measure"
+    )
+    options = parser.parse_args()
+    abouts = tomllib.loads((TEMPLATES / "results.toml").read_text())
+    if options.stale:
+        for name, about in abouts.items():
+            results = json.loads((RESULTS / name).read_text())
+            if older := changed_since(name, results, about):
+                print(f"{name}: {', '.join(older)} changed since; measure again with {about['command']}")
+        return 0
+    templates = sorted(TEMPLATES.glob("*.md"))
+    differ, tables = [], 0
+    for template in templates:
+        text, page = template.read_text(), PAGES / template.name
+        tables += len(NAMED.findall(text))
+        try:
+            right = filled(text, abouts, history=not options.check)
+        except (BenchError, OSError) as error:
+            print(f"figures: {template.relative_to(ROOT)}: {error}", file=sys.stderr)
+            return 1
+        there = page.read_text() if page.exists() else ""
+        if comparable(right) != comparable(there):
+            differ.append(str(page.relative_to(ROOT)))
+        if right != there and not options.check:
+            page.parent.mkdir(exist_ok=True)
+            page.write_text(right)
+    names = {template.name for template in templates}
+    orphans = [str(path.relative_to(ROOT)) for path in sorted(PAGES.glob("*.md")) if path.name not in names]
+    if orphans:
+        print(f"figures: no template in bench/tables: {', '.join(orphans)}", file=sys.stderr)
+        return 1
+    if options.check and differ:
+        print(
+            f"figures: not as bench/results has it: {', '.join(differ)}; run bench/figures", file=sys.stderr
+        )
+        return 1
+    print(f"{tables} tables, {'as in bench/results' if not differ else 'written: ' + ', '.join(differ)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
