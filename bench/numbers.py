@@ -36,7 +36,7 @@ FIGURE = re.compile(r"\{([^{}:]+):([^{}]+)\}")
 SECTION = re.compile(r"^(?=## )", re.M)
 NAMED = re.compile(r"<!-- results: ([^\n]+) -->\n")
 OLDER = "**Older than the code**:"
-OLDER_LINE = re.compile(rf"^{re.escape(OLDER)}[^\n]*\n\n", re.M)
+OLDER_TEXT = re.compile(rf"^{re.escape(OLDER)}.*?\n\n", re.M | re.S)
 OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
 WIDTH = 110
 
@@ -116,6 +116,10 @@ def source(name: str, results: dict, about: dict, section: str) -> str:
     if results.get("machine.quick"):
         by += " --quick"
     text = f"From `bench/results/{name}` by `{by}`: {'; '.join(facts)}."
+    return wrapped(text)
+
+
+def wrapped(text: str) -> str:
     return "\n".join(textwrap.wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False))
 
 
@@ -128,18 +132,17 @@ def git(*command: str) -> str | None:
     return ran.stdout.strip() if ran.returncode == 0 else None
 
 
-def changed_since(name: str, results: dict, about: dict) -> list[str]:
-    """Which folders of the sources have changed since these results were measured; where their commit is not
-    in the history, since they were committed."""
+def age(name: str, results: dict, about: dict) -> tuple[str, list[str]]:
+    """The date of the commit that was measured, or of the results' own commit if that is not in the history,
+    and which folders of the sources have changed since."""
     commit = (recorded_commit(results) or "").removesuffix("-dirty")
     if not commit or git("cat-file", "-e", f"{commit}^{{commit}}") is None:
         commit = git("log", "-1", "--format=%H", "--", f"bench/results/{name}")
     without = [":(exclude,glob)**/*.md", ":(exclude,glob)**/tests/**"]
-    return [
-        folder
-        for folder in about["sources"]
-        if commit and git("log", "-1", "--format=%h", f"{commit}..HEAD", "--", folder, *without)
-    ]
+    if not commit:
+        return "", []
+    changed = lambda folder: git("log", "-1", "--format=%h", f"{commit}..HEAD", "--", folder, *without)  # noqa: E731
+    return git("log", "-1", "--format=%cs", commit) or "", list(filter(changed, about["sources"]))
 
 
 def filled(template: str, abouts: dict, history: bool) -> str:
@@ -156,8 +159,10 @@ def filled(template: str, abouts: dict, history: bool) -> str:
             own = json.loads((RESULTS / name).read_text())
             results |= own
             origin.append(source(name, own, abouts[name], section))
-            if history and (older := changed_since(name, own, abouts[name])):
-                origin.append(f"{OLDER} {', '.join(f'`{folder}`' for folder in older)} changed since.")
+            date, older = age(name, own, abouts[name]) if history else ("", [])
+            if older:
+                folders = ", ".join(f"`{folder}`" for folder in older)
+                origin.append(wrapped(f"{OLDER} the commit is of {date}; {folders} changed since."))
         goals = sum(key.endswith(".what") for key in results if key.startswith("shown."))
         each = lambda line: "\n".join(line[0].replace("shown.N", f"shown.{n}") for n in range(goals))  # noqa: E731
         section = re.sub(r".*shown\.N\..*", each, section)
@@ -168,7 +173,7 @@ def filled(template: str, abouts: dict, history: bool) -> str:
 
 
 def comparable(page: str) -> str:
-    return OLDER_LINE.sub("", page)
+    return OLDER_TEXT.sub("", page)
 
 
 def main() -> int:
@@ -186,22 +191,27 @@ def main() -> int:
     if options.stale:
         for name, about in abouts.items():
             results = json.loads((RESULTS / name).read_text())
-            if older := changed_since(name, results, about):
-                print(f"{name}: {', '.join(older)} changed since; measure again with {about['command']}")
+            date, older = age(name, results, about)
+            if older:
+                print(f"{name}, of {date}: {', '.join(older)} changed; measure again with {about['command']}")
         return 0
+    # A clone without history cannot tell a table's age, and leaves what a page says of it.
+    history = not options.check and git("rev-parse", "--is-shallow-repository") == "false"
     templates = sorted(TEMPLATES.glob("*.md"))
     differ, tables = [], 0
     for template in templates:
         text, page = template.read_text(), PAGES / template.name
         tables += len(NAMED.findall(text))
         try:
-            right = filled(text, abouts, history=not options.check)
+            right = filled(text, abouts, history)
         except (BenchError, OSError) as error:
             print(f"figures: {template.relative_to(ROOT)}: {error}", file=sys.stderr)
             return 1
         there = page.read_text() if page.exists() else ""
         if comparable(right) != comparable(there):
             differ.append(str(page.relative_to(ROOT)))
+        elif not history:
+            continue
         if right != there and not options.check:
             page.parent.mkdir(exist_ok=True)
             page.write_text(right)
