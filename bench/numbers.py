@@ -11,7 +11,8 @@ match), and numbers with + - * / between them, computed from left to right, pare
 `shown.N` is repeated for each goal.
 
 In place of the comment the page says where the numbers come from: commit, date, machine, load and rounds, as
-far as the results have them, and whether the machine was emulated (bench/tables/results.toml).
+far as the results have them, and whether the machine was emulated (bench/tables/results.toml). A section with
+`<!-- by hand: not emulated -->` has numbers whose results were not kept, and says so.
 
 Below it, the page says whether the sources have changed since. That depends on the history and not only on
 the results: a check of it would fail with the next commit to a room, and in a clone without history. So it is
@@ -35,6 +36,7 @@ INNERMOST = re.compile(r"\(([^()]*)\)")
 FIGURE = re.compile(r"\{([^{}:]+):([^{}]+)\}")
 SECTION = re.compile(r"^(?=## )", re.M)
 NAMED = re.compile(r"<!-- results: ([^\n]+) -->\n")
+BY_HAND = re.compile(r"<!-- by hand: ([^\n]+) -->\n")
 OLDER = "**Older than the code**:"
 OLDER_TEXT = re.compile(rf"^{re.escape(OLDER)}.*?\n\n", re.M | re.S)
 OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
@@ -149,6 +151,10 @@ def filled(template: str, abouts: dict, history: bool) -> str:
     """The page with the figures of the results, and what the history says of their age."""
 
     def fill(section: str) -> str:
+        if by_hand := BY_HAND.search(section):
+            facts = f"commit, date, machine, load and rounds not recorded; {by_hand[1]}"
+            text = f"Written by hand from results that were not kept: {facts}."
+            return section.replace(by_hand[0], f"{wrapped(text)}\n")
         named = NAMED.search(section)
         if not named:
             return section
@@ -201,7 +207,7 @@ def main() -> int:
     differ, tables = [], 0
     for template in templates:
         text, page = template.read_text(), PAGES / template.name
-        tables += len(NAMED.findall(text))
+        tables += len(NAMED.findall(text)) + len(BY_HAND.findall(text))
         try:
             right = filled(text, abouts, history)
         except (BenchError, OSError) as error:
