@@ -5,6 +5,7 @@ pub mod child;
 pub mod command;
 pub mod failure;
 pub mod libraries;
+pub mod live;
 pub mod manual;
 #[cfg(feature = "objects")]
 pub mod model;

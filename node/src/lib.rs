@@ -10,7 +10,7 @@
 //!   trust_domain ─ page_stores ─ cgroup   a page store for each trust domain, in a cgroup of its own
 //!   profiler ─ upload_queue ─ storage     lifetime profiles, into a data set: a folder or a bucket
 //!   containers, load_check, shared_memory, model_coverage   running containers, seen from outside
-//!   agent ─ nri_handler, metrics ─ http                     all of it, for runtimes, people and Prometheus
+//!   agent ─ nri_handler, memory, metrics ─ http             all of it, for runtimes, people and Prometheus
 //! ```
 //!
 //! Layers, from the bottom up; each imports from those before it only (`tests/modules` checks it): [`base`],
@@ -63,9 +63,10 @@ pub mod observe {
 }
 
 pub mod service {
-    //! The agent: its settings, handlers and metrics.
+    //! The agent: its settings, handlers, metrics and memory report.
     pub mod agent;
     pub mod http;
+    pub mod memory;
     pub mod metrics;
     pub mod nri_handler;
     pub mod run;
@@ -73,6 +74,7 @@ pub mod service {
 }
 
 pub use base::request::Name;
+pub use service::memory::{ContainerMemory, NodeMemory, StoreMemory};
 pub use service::run::run;
 pub use service::settings::Settings;
 

@@ -6,12 +6,14 @@ import pathlib
 import random
 import re
 import signal
+import socket
+import subprocess
 import time
 
 import pytest
 from podman4 import CDI
 
-from node import PAGES, Agent, run, scratch, shared, until
+from node import BIN, MIB, PAGES, Agent, run, scratch, shared, until
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +49,43 @@ def test_static_programs_run_unchanged(podman, agent, libc):
     assert podman.run(libc, "/bin/pages-static", "8", "1", "0", devices=["heap=online", "share=web"]) == plain
 
 
+def top_shows(agent, names):
+    """`mayfly node top` has each container's heap, memory and saving, and what they save by domain."""
+
+    def found():
+        memory = json.loads(run(BIN / "mayfly", "node", "top", "--json", "--agent", agent.address))
+        by_name = {one["container"]: one for one in memory["containers"]}
+        # The agent looks for containers with CDI devices every five seconds.
+        return all(name[:12] in by_name for name in names) and (memory, by_name)
+
+    memory, by_name = until(found, lambda: f"not all containers are found: {agent.log()}")
+    one, two, three = (by_name[name[:12]] for name in names)
+    assert [each["domain"] for each in (one, two, three)] == ["device web", "device web", "device other"]
+    assert [each["heap"] for each in (one, two, three)] == [None, "online", None]
+    for each in (one, two):
+        assert each["shared_mapped_bytes"] > 56 * MIB and each["shared_bytes"] < 40 * MIB
+    store = next(store for store in memory["stores"] if store["domain"] == "device web")
+    assert store["is_up"] and store["limit_bytes"] >= 1024 * MIB
+    # This host's cgroups may be without the memory controller.
+    charged = [each["charged_bytes"] for each in (one, two, three, store)]
+    assert all(value is None or value > 0 for value in charged), charged
+    table = run(BIN / "mayfly", "node", "top", "--agent", agent.address)
+    containers, stores = table.split("\n\n")
+    rows = {row.split()[2]: row.split() for row in containers.splitlines()[1:]}
+    assert rows[names[1][:12]][3:6] == ["online", "device", "web"]
+    saved = {row.split()[1]: float(row.split()[-1]) for row in stores.splitlines()[1:]}
+    assert 40 < saved["web"] < 80 and saved["other"] < 8, table
+
+
+def test_top_names_the_address_without_an_agent():
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+        command = [BIN / "mayfly", "node", "top", "--once", "--agent", address]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and f"no agent answers at {address}" in done.stderr, done
+
+
 @pytest.mark.parametrize("libc", ["glibc", "musl"])
 def test_a_domain_shares_and_another_does_not(podman, agent, libc):
     words = [PAGES, "64", "7", "300"]
@@ -68,6 +107,7 @@ def test_a_domain_shares_and_another_does_not(podman, agent, libc):
         metrics = agent.metrics()
         assert metrics['mayfly_node_store_up{domain="device web",namespace=""}'] == 1
         assert metrics['mayfly_share_clients{domain="device web",namespace=""}'] >= 2
+        top_shows(agent, [name for name, _ in names])
         for name, _ in names:
             podman("stop", "--time", "60", name)
             assert "good 16" in podman("logs", name)
@@ -75,8 +115,9 @@ def test_a_domain_shares_and_another_does_not(podman, agent, libc):
         podman.end(*(name for name, _ in names))
 
 
-def test_the_fleet_dashboard_names_existing_metrics(podman, agent):
-    page = pathlib.Path(__file__).resolve().parents[2] / "deploy/grafana-fleet.json"
+@pytest.mark.parametrize("file", ["grafana-fleet.json", "prometheus-node-alerts.yaml"])
+def test_the_dashboard_and_alerts_name_existing_metrics(podman, agent, file):
+    page = pathlib.Path(__file__).resolve().parents[2] / "deploy" / file
     named = set(re.findall(r"\bmayfly_[a-z_]+", page.read_text())) - {"mayfly_fleet"}
     assert len(named) > 8
 

@@ -1,12 +1,13 @@
 //! `mayfly share top`: the store's contents and the programs that use it, as live tables, or once as JSON.
 
-use std::io::{IsTerminal, Write};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result};
 use clap::Args;
 use merge::client::connection::Connection;
 use serde_json::{Map, Value};
+
+use crate::live::{LiveArguments, printable};
 
 /// Show what the page store holds and which programs use it: live tables, or once as JSON
 ///
@@ -18,12 +19,8 @@ pub struct TopArguments {
     /// One JSON object, and no table
     #[arg(long)]
     json: bool,
-    /// The table once, and no more
-    #[arg(long)]
-    once: bool,
-    /// Seconds from one table to the next
-    #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
-    every: f64,
+    #[command(flatten)]
+    live: LiveArguments,
 }
 
 struct Sample {
@@ -40,10 +37,8 @@ fn mib(pages: f64) -> String {
     format!("{:.1}", pages / 256.0)
 }
 
-/// A name that a program or a container has chosen, without control characters that a terminal would obey.
 fn shown(of: &Value, name: &str) -> String {
-    let text = of.get(name).and_then(Value::as_str).unwrap_or("?");
-    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+    printable(of.get(name).and_then(Value::as_str).unwrap_or("?"))
 }
 
 fn domains(status: &Value) -> &[Value] {
@@ -181,29 +176,24 @@ impl TopArguments {
     /// There is no store.
     pub fn execute(self) -> Result<i32> {
         let mut connection = Connection::open()?;
-        let mut now = sample(&mut connection)?;
         if self.json {
-            println!("{}", flat(&now));
+            println!("{}", flat(&sample(&mut connection)?));
             return Ok(0);
         }
-        let is_live = std::io::stdout().is_terminal() && !self.once;
         let mut before = None;
-        loop {
-            let clear = if is_live { "\x1b[H\x1b[2J" } else { "" };
-            let mut out = std::io::stdout().lock();
-            if write!(out, "{clear}{}", table(&now, before.as_ref())).and_then(|()| out.flush()).is_err()
-                || !is_live
-            {
-                return Ok(0);
-            }
-            std::thread::sleep(Duration::from_secs_f64(self.every.clamp(0.1, 3600.0)));
-            before = Some(std::mem::replace(&mut now, sample(&mut connection)?));
-        }
+        self.live.show(|| {
+            let now = sample(&mut connection)?;
+            let text = table(&now, before.as_ref());
+            before = Some(now);
+            Ok(text)
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn at(offered: u64, at: Instant) -> Sample {

@@ -104,15 +104,25 @@ impl Drop for Cgroup {
     }
 }
 
-/// The processes of a container: those of its cgroup, a path from the root, and of the cgroups below it.
-pub fn processes_below(path: &str) -> Vec<u32> {
+/// The folder of a container's cgroup, a path from the root.
+fn folder_of(path: &str) -> Option<PathBuf> {
     let roots = ["/sys/fs/cgroup/memory", "/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
     // An agent in a cgroup namespace of its own sees the cgroups outside it with this prefix.
     let path = path.trim_start_matches("/..");
-    let folder =
-        roots.iter().map(|root| PathBuf::from(format!("{root}{path}"))).find(|folder| folder.is_dir());
+    roots.iter().map(|root| PathBuf::from(format!("{root}{path}"))).find(|folder| folder.is_dir())
+}
+
+/// Bytes charged to a container's cgroup, a path from the root; `None` if it has ended.
+pub fn charged_bytes(path: &str) -> Option<u64> {
+    let folder = folder_of(path)?;
+    let read = |name: &str| fs::read_to_string(folder.join(name)).ok()?.trim().parse().ok();
+    read("memory.current").or_else(|| read("memory.usage_in_bytes"))
+}
+
+/// The processes of a container: those of its cgroup, a path from the root, and of the cgroups below it.
+pub fn processes_below(path: &str) -> Vec<u32> {
     let mut found = Vec::new();
-    let mut folders: Vec<PathBuf> = folder.into_iter().collect();
+    let mut folders: Vec<PathBuf> = folder_of(path).into_iter().collect();
     while let Some(folder) = folders.pop() {
         let text = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
         found.extend(text.lines().filter_map(|line| line.parse::<u32>().ok()));

@@ -56,6 +56,16 @@ pub enum Heap {
     Model(Name),
 }
 
+impl fmt::Display for Heap {
+    /// As an annotation requests it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Heap::Online => f.write_str("online"),
+            Heap::Model(name) => write!(f, "model={name}"),
+        }
+    }
+}
+
 impl FromStr for Heap {
     type Err = String;
 
@@ -172,6 +182,7 @@ mod tests {
             read(&[(HEAP, "model=web-7"), (SHARE, "namespace"), (PROFILE, "60"), ("other", "x")]);
         assert_eq!(errors, Vec::<String>::new());
         assert_eq!(request.heap, Some(Heap::Model("web-7".parse().unwrap())));
+        assert_eq!(request.heap.map(|heap| heap.to_string()).as_deref(), Some("model=web-7"));
         assert_eq!((request.share, request.profile), (Some(Share::Namespace), Some(Duration::from_secs(60))));
         assert!(read(&[("mayfly.dev/else", "online")]).0.is_empty());
     }

@@ -7,7 +7,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use crate::base::request::Name;
+use crate::base::request::{Heap, Name};
 use crate::domains::trust_domain::TrustDomain;
 use crate::inject::artifacts::Artifacts;
 use crate::inject::injection::{MARK, ROOT};
@@ -29,12 +29,22 @@ pub struct InjectedContainer {
     pub name: String,
     /// The trust domain in which it shares pages.
     pub domain: Option<TrustDomain>,
-    /// The injected model.
-    pub model: Option<Name>,
+    /// Where the lifetimes of its injected heap come from; `None` without the heap.
+    pub heap: Option<Heap>,
     /// Whether the agent has seen that its program does not believe the model.
     pub is_model_doubted: bool,
     /// Its memory cgroup, once it has one.
     pub cgroup: Option<String>,
+}
+
+impl InjectedContainer {
+    /// The injected model.
+    pub fn model(&self) -> Option<&Name> {
+        match &self.heap {
+            Some(Heap::Model(name)) => Some(name),
+            _ => None,
+        }
+    }
 }
 
 impl std::fmt::Display for InjectedContainer {
@@ -103,7 +113,11 @@ fn from_variables(process: u32, id: &str, cgroup: &str, variables: &[u8]) -> Opt
     let container = InjectedContainer {
         name: id.get(..SHORT_ID).unwrap_or(id).to_owned(),
         domain: share.and_then(|name| name.parse().ok()).map(TrustDomain::Device),
-        model: heap.and_then(|heap| heap.strip_prefix("model.")?.parse().ok()),
+        // A device without a valid model's name has the heap, which then learns online.
+        heap: heap.map(|heap| {
+            let model = heap.strip_prefix("model.").and_then(|name| name.parse().ok());
+            model.map_or(Heap::Online, Heap::Model)
+        }),
         cgroup: Some(cgroup.to_owned()),
         ..InjectedContainer::default()
     };
@@ -144,11 +158,12 @@ mod tests {
         let found = |text: &[u8]| from_variables(1, &"ab".repeat(32), "/docker/ab", text);
         let both = found(b"A=b\0MAYFLY_NODE_HEAP=model.web-7\0MAYFLY_NODE_SHARE=shop\0").unwrap();
         assert_eq!(both.libraries, ["libmayfly_heap.so", "libmayfly_merge_auto.so"]);
-        assert_eq!(both.container.model.map(|name| name.to_string()).as_deref(), Some("web-7"));
+        assert_eq!(both.container.model().map(Name::as_str), Some("web-7"));
         assert_eq!(both.container.domain, Some(TrustDomain::Device("shop".parse().unwrap())));
         assert_eq!(both.container.name, "abababababab");
         let odd = found(b"MAYFLY_NODE_HEAP=model.../x\0MAYFLY_NODE_SHARE=\xff\0").unwrap();
-        assert_eq!((odd.container.model, odd.libraries.len()), (None, 1));
+        assert_eq!((odd.container.heap, odd.libraries.len()), (Some(Heap::Online), 1));
+        assert_eq!(found(b"MAYFLY_NODE_SHARE=shop\0").unwrap().container.heap, None);
         assert!(found(b"gunicorn: worker\0").is_none());
     }
 }

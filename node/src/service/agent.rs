@@ -136,7 +136,7 @@ impl Agent {
 
     fn check_model_coverage(&self) {
         for (id, container) in self.containers() {
-            let (Some(model), false) = (&container.model, container.is_model_doubted) else { continue };
+            let (Some(model), false) = (container.model(), container.is_model_doubted) else { continue };
             let Some(coverage) =
                 model_coverage::of_container(&container, &self.artifacts).filter(|one| one.is_doubted)
             else {
@@ -250,17 +250,15 @@ impl Agent {
     ) {
         let process = (container.process != 0).then_some(container.process);
         let cgroup = process.and_then(merge::daemon::cgroup_of_process);
-        let model = match &request.heap {
-            Some(Heap::Model(name)) => Some(name.clone()),
-            _ => None,
-        };
+        // A profile samples the heap, which then learns online.
+        let heap = request.heap.clone().or_else(|| request.profile.map(|_| Heap::Online));
         let recorded = InjectedContainer {
             namespace: pod.namespace.clone(),
             pod: pod.name.clone(),
             pod_id: pod.id.clone(),
             name: container.name.clone(),
             domain,
-            model,
+            heap,
             is_model_doubted: false,
             cgroup,
         };

@@ -1,4 +1,4 @@
-//! `GET /metrics` and `GET /healthz`.
+//! `GET /metrics`, `GET /memory` and `GET /healthz`.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -16,10 +16,14 @@ use tokio::sync::Semaphore;
 /// Connections at a time, and how long each may take.
 const MAX_CONNECTIONS: usize = 32;
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
+const PATHS: &str = "GET /metrics, /memory or /healthz\n";
 
-/// Serves until it is dropped. `metrics` makes the text for /metrics; it may block.
-pub async fn serve(listener: TcpListener, metrics: impl Fn() -> String + Send + Sync + 'static) {
-    let metrics: Arc<dyn Fn() -> String + Send + Sync> = Arc::new(metrics);
+/// Makes the text of a path other than /healthz, if there is such a path; it may block.
+type Texts = dyn Fn(&str) -> Option<String> + Send + Sync;
+
+/// Serves until it is dropped. `texts` makes the text of a path, and may block.
+pub async fn serve(listener: TcpListener, texts: impl Fn(&str) -> Option<String> + Send + Sync + 'static) {
+    let texts: Arc<Texts> = Arc::new(texts);
     let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
         let Ok((stream, _)) = listener.accept().await else {
@@ -27,9 +31,9 @@ pub async fn serve(listener: TcpListener, metrics: impl Fn() -> String + Send + 
             continue;
         };
         let Ok(permit) = permits.clone().try_acquire_owned() else { continue };
-        let metrics = metrics.clone();
+        let texts = texts.clone();
         tokio::spawn(async move {
-            let service = service_fn(|request| respond(request, metrics.clone()));
+            let service = service_fn(|request| respond(request, texts.clone()));
             let mut http = hyper::server::conn::http1::Builder::new();
             http.timer(TokioTimer::new()).header_read_timeout(CONNECTION_TIMEOUT).keep_alive(false);
             let connection = http.serve_connection(TokioIo::new(stream), service);
@@ -39,22 +43,23 @@ pub async fn serve(listener: TcpListener, metrics: impl Fn() -> String + Send + 
     }
 }
 
-async fn respond(
-    request: Request<Incoming>,
-    metrics: Arc<dyn Fn() -> String + Send + Sync>,
-) -> Result<Response<Full<Bytes>>, Infallible> {
+async fn respond(request: Request<Incoming>, texts: Arc<Texts>) -> Result<Response<Full<Bytes>>, Infallible> {
     let (status, text) = match (request.method(), request.uri().path()) {
-        (&Method::GET, "/metrics") => match tokio::task::spawn_blocking(move || metrics()).await {
-            Ok(text) => (StatusCode::OK, text),
-            Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
-        },
         (&Method::GET, "/healthz") => (StatusCode::OK, "ok\n".into()),
-        (&Method::GET, _) => (StatusCode::NOT_FOUND, "GET /metrics or /healthz\n".into()),
-        _ => (StatusCode::METHOD_NOT_ALLOWED, "GET /metrics or /healthz\n".into()),
+        (&Method::GET, path) => {
+            let path = path.to_owned();
+            match tokio::task::spawn_blocking(move || texts(&path)).await {
+                Ok(Some(text)) => (StatusCode::OK, text),
+                Ok(None) => (StatusCode::NOT_FOUND, PATHS.into()),
+                Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
+            }
+        }
+        _ => (StatusCode::METHOD_NOT_ALLOWED, PATHS.into()),
     };
+    let kind = if text.starts_with('{') { "application/json" } else { "text/plain; version=0.0.4" };
     let mut response = Response::new(Full::from(text));
     *response.status_mut() = status;
-    let kind = hyper::header::HeaderValue::from_static("text/plain; version=0.0.4");
+    let kind = hyper::header::HeaderValue::from_static(kind);
     response.headers_mut().insert(hyper::header::CONTENT_TYPE, kind);
     Ok(response)
 }

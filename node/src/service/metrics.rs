@@ -3,12 +3,11 @@
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::base::cgroup;
 use crate::domains::trust_domain::TrustDomain;
 use crate::observe::containers::InjectedContainer;
 use crate::observe::model_coverage::{self, ModelCoverage};
-use crate::observe::shared_memory;
 use crate::service::agent::Agent;
+use crate::service::memory::{ContainerMemory, container_memory};
 
 /// All metrics as Prometheus' text.
 pub fn text(agent: &Agent) -> String {
@@ -133,47 +132,40 @@ impl Families {
 }
 
 fn containers(agent: &Agent, out: &mut Text) {
-    let containers = agent.containers();
-    let sharing: Vec<_> = containers.values().filter(|container| container.domain.is_some()).collect();
     out.head("containers", "gauge", "Running containers with an injection");
-    // The runtime reports no container whose creation failed afterwards; such have no cgroup.
-    let running = containers.values().filter(|container| container.cgroup.is_some());
-    out.line("containers", &[], running.count() as u64);
-    let measured: Vec<_> = sharing
-        .iter()
-        .map(|container| {
-            let processes = container.cgroup.iter().flat_map(|path| cgroup::processes_below(path));
-            (container, shared_memory::of_processes(&processes.collect::<Vec<_>>()))
-        })
-        .collect();
-    for (name, help) in [
-        (
-            "container_shared_mapped_bytes",
-            "A store's pages that a container maps: private memory without the store",
-        ),
-        (
-            "container_shared_bytes",
-            "The same, each page divided by the processes that map it: what the container takes",
-        ),
-    ] {
+    let containers = container_memory(agent);
+    out.line("containers", &[], containers.len() as u64);
+    let mut gauge = |name: &str, help: &str, value: fn(&ContainerMemory) -> Option<u64>| {
         out.head(name, "gauge", help);
-        for (container, shared) in &measured {
+        for container in &containers {
             let labels = [
                 ("namespace", container.namespace.as_str()),
                 ("pod", container.pod.as_str()),
-                ("container", container.name.as_str()),
+                ("container", container.container.as_str()),
             ];
-            let bytes = if name.contains("mapped") { shared.mapped_bytes } else { shared.proportional_bytes };
-            out.line(name, &labels, bytes);
+            if let Some(value) = value(container) {
+                out.line(name, &labels, value);
+            }
         }
-    }
+    };
+    gauge("container_charged_bytes", "Memory charged to the container's own cgroup", |one| one.charged_bytes);
+    gauge(
+        "container_shared_mapped_bytes",
+        "A store's pages that a container maps: private memory without the store",
+        |one| one.shared_mapped_bytes,
+    );
+    gauge(
+        "container_shared_bytes",
+        "The same, each page divided by the processes that map it: what the container takes",
+        |one| one.shared_bytes,
+    );
 }
 
 fn models(agent: &Agent, out: &mut Text) {
     let containers = agent.containers();
     let coverage = |container: &InjectedContainer| model_coverage::of_container(container, agent.artifacts());
     let coverages: Vec<_> =
-        containers.values().filter_map(|one| Some((one, one.model.as_ref()?, coverage(one)?))).collect();
+        containers.values().filter_map(|one| Some((one, one.model()?, coverage(one)?))).collect();
     let mut gauge = |name: &str, help: &str, value: fn(&ModelCoverage) -> u64| {
         out.head(name, "gauge", help);
         for (container, model, coverage) in &coverages {

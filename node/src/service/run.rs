@@ -13,6 +13,7 @@ use crate::profiles::profiler::Profiler;
 use crate::profiles::storage::Storage;
 use crate::profiles::upload_queue::UploadQueue;
 use crate::service::agent::Agent;
+use crate::service::memory::NodeMemory;
 use crate::service::settings::Settings;
 use crate::service::{http, metrics};
 
@@ -49,7 +50,11 @@ pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(
                 .await
                 .with_context(|| format!("cannot serve metrics at {address}"))?;
             let agent = agent.clone();
-            tokio::spawn(http::serve(listener, move || metrics::text(&agent)))
+            tokio::spawn(http::serve(listener, move |path| match path {
+                "/metrics" => Some(metrics::text(&agent)),
+                "/memory" => Some(NodeMemory::measure(&agent).json()),
+                _ => None,
+            }))
         }
         None => tokio::spawn(std::future::pending()),
     };

@@ -1,13 +1,16 @@
-//! `mayfly node`: the agent of a node, in the foreground.
+//! `mayfly node`: the agent of a node, in the foreground; `mayfly node top` shows its containers' memory.
+
+pub mod top;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use clap::Args;
+use clap::{Args, Subcommand};
 use node::{Name, Settings};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
+use self::top::TopArguments;
 use crate::libraries;
 use crate::quantity::parse_bytes;
 
@@ -18,6 +21,7 @@ Examples:
   mayfly node --models /etc/mayfly/models       also mayfly.dev/heap=model.NAME for each NAME.mayfly-model there
   podman run --device mayfly.dev/heap=online --device mayfly.dev/share=web IMAGE
   mayfly node --profiles s3://bucket/profiles   profiles into a bucket, by AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL and so on
+  mayfly node top                               who shares, and how much that saves, as a live table
   curl -s 127.0.0.1:9117/metrics
 
 Annotations of a pod (containerd 2 or CRI-O, by NRI):
@@ -30,8 +34,14 @@ Containers mount folders in --data, which stay when the agent ends; `mayfly node
 
 /// Give containers the heap and page sharing, by CDI and NRI
 #[derive(Args)]
-#[command(after_long_help = EXAMPLES, after_help = "Examples and annotations: mayfly node --help")]
+#[command(
+    args_conflicts_with_subcommands = true,
+    after_long_help = EXAMPLES,
+    after_help = "Examples and annotations: mayfly node --help"
+)]
 pub struct NodeArguments {
+    #[command(subcommand)]
+    verb: Option<Verb>,
     /// The agent's folder, at the same path for the agent and for the container runtime
     #[arg(long, value_name = "FOLDER", default_value = "/var/lib/mayfly/node")]
     data: PathBuf,
@@ -60,12 +70,17 @@ pub struct NodeArguments {
     /// Memory that each trust domain's store may hold
     #[arg(long, value_name = "SIZE", default_value = "4GiB", value_parser = parse_bytes)]
     store_limit: u64,
-    /// The address of GET /metrics and /healthz, which are not protected
+    /// The address of GET /metrics, /memory and /healthz, which are not protected
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9117")]
     listen: SocketAddr,
     /// Remove the folders that containers mount and the CDI specifications, and exit
     #[arg(long)]
     clean: bool,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    Top(TopArguments),
 }
 
 impl NodeArguments {
@@ -74,6 +89,9 @@ impl NodeArguments {
     /// # Errors
     /// Libraries are missing, or a folder or address cannot be used.
     pub fn execute(self) -> Result<i32> {
+        if let Some(Verb::Top(top)) = self.verb {
+            return top.execute();
+        }
         let cdi = (self.cdi.as_os_str() != "none").then_some(self.cdi);
         if self.clean {
             node::clean(&self.data, cdi.as_deref())?;
