@@ -276,7 +276,7 @@ process.on("beforeExit", () => {
 let requestId;
 for (const [name, level] of [["log", "INFO"], ["info", "INFO"], ["debug", "DEBUG"], ["trace", "TRACE"], ["warn", "WARN"], ["error", "ERROR"]]) {
   console[name] = (...values) =>
-    fs.writeSync(1, `${new Date().toISOString()}\t${requestId ?? "undefined"}\t${level}\t${util.format(...values)}\n`);
+    writeWhole(`${new Date().toISOString()}\t${requestId ?? "undefined"}\t${level}\t${util.format(...values)}\n`);
 }
 
 let handler;
@@ -288,3 +288,22 @@ try {
   process.exit(1);
 }
 await serve(handler);
+// Node.js makes a pipe non-blocking once anything uses process.stdout. A full pipe then refuses what console prints, and
+// process.exit drops what process.stdout holds back.
+for (const output of [process.stdout, process.stderr]) output._handle?.setBlocking?.(true);
+
+const wakesNever = new Int32Array(new SharedArrayBuffer(4));
+
+// Returns once the pipe has taken all of it. A child that shares the pipe may make it non-blocking at any time.
+function writeWhole(text) {
+  const bytes = Buffer.from(text);
+  for (let at = 0; at < bytes.length; ) {
+    try {
+      at += fs.writeSync(1, bytes, at);
+    } catch (error) {
+      if (error.code !== "EAGAIN") throw error;
+      Atomics.wait(wakesNever, 0, 0, 1);
+    }
+  }
+}
+

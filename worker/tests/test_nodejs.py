@@ -6,7 +6,7 @@ import shutil
 import subprocess
 
 import pytest
-from calls import create, invoke, zipped
+from calls import create, invoke, until, zipped
 
 
 def version():
@@ -120,6 +120,53 @@ def test_layer_packages_can_be_required(node):
     files = {"index.js": "const shared = require('shared'); exports.handler = async () => shared;"}
     made(node, "layered", files=files, Layers=[arn])
     assert invoke(node, "layered", {}) == ("of a layer", None)
+
+
+LOUD = """
+import { spawnSync } from 'node:child_process';
+export const handler = async ({ child, lines, length, exit }) => {
+  process.stdout.write('begun\\n');
+  const code = "process.stdout.write('a child\\\\n')";
+  if (child) spawnSync(process.execPath, ['-e', code], { stdio: 'inherit' });
+  for (let line = 0; line < lines; line++) console.log(String(line).padStart(length, '.'));
+  if (exit) {
+    process.stdout.write('x'.repeat(length) + '\\n');
+    process.exit(3);
+  }
+  return lines;
+};
+"""
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"lines": 40, "length": 5000},
+        {"lines": 1, "length": 200_000},
+        {"lines": 40, "length": 5000, "child": True},
+        {"lines": 2, "length": 90_000, "exit": True},
+    ],
+)
+def test_full_pipe_loses_no_output(node, running, event):
+    """A pipe takes 64 KiB, and Node.js makes it non-blocking once something uses process.stdout."""
+    name = f"loud-{event['lines']}-{'child' in event}"
+    made(node, name, files={"index.mjs": LOUD})
+    answer, error = invoke(node, name, event)
+    if "exit" in event:
+        assert answer["errorMessage"].endswith("exit status 3")
+    else:
+        assert (answer, error) == (event["lines"], None)
+    logs, length = running.client(service="logs"), event["length"]
+    wanted = [str(line).rjust(length, ".") for line in range(event["lines"])]
+    wanted += ["x" * length] if "exit" in event else []
+
+    def printed():
+        events = logs.filter_log_events(logGroupName=f"/aws/lambda/{name}")["events"]
+        texts = [event["message"].rsplit("\t", 1)[-1] for event in events]
+        return [text for text in texts if len(text) == length][-len(wanted) :]
+
+    until(lambda: printed() == wanted, lambda: [len(text) for text in printed()])
+    node.delete_function(FunctionName=name)
 
 
 def test_large_events_and_answers(node):

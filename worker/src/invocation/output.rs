@@ -12,8 +12,8 @@ use crate::base::limits::LOG_TAIL_BYTES;
 use crate::invocation::logs::Stream;
 use worker_system::lock::lock;
 
-/// Lines are cut after this many bytes.
-const LINE_BYTES: usize = 8 * 1024;
+/// Lines are cut after this many bytes, as in CloudWatch.
+const LINE_BYTES: usize = 256 * 1024;
 /// Bytes of one instance that are shown in one second; more are counted, not shown.
 const SHOWN_BYTES_A_SECOND: usize = 256 * 1024;
 /// Bytes of one instance that are read in one second; then it waits in `write`.
