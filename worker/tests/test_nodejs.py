@@ -169,6 +169,20 @@ def test_full_pipe_loses_no_output(node, running, event):
     node.delete_function(FunctionName=name)
 
 
+def test_long_errors_keep_their_type_and_text(node):
+    made(
+        node,
+        "long",
+        files={
+            "index.js": "exports.handler = async (event) => { throw new RangeError('y'.repeat(event)); };"
+        },
+    )
+    for length in [70_000, 300_000, 1_200_000]:
+        answer, error = invoke(node, "long", length)
+        assert (error, answer["errorType"]) == ("Unhandled", "RangeError"), str(answer)[:500]
+        assert answer["errorMessage"] == "y" * length
+
+
 def test_large_events_and_answers(node):
     made(node, "large", files={"index.js": "exports.handler = async (event) => event;"})
     text = "é" * 1_000_000

@@ -18,6 +18,16 @@ def handler(event, context):
 """
 
 
+LONG = """
+calls = 0
+
+def handler(event, context):
+    global calls
+    calls += 1
+    raise ValueError("y" * event + str(calls))
+"""
+
+
 def test_function_receives_its_context(client):
     context = base64.b64encode(json.dumps({"custom": {"k": "é"}}).encode()).decode()
     answer, error = invoke(client, "probe", {"do": "echo"}, ClientContext=context)
@@ -71,13 +81,24 @@ def test_function_ends_at_its_timeout(client):
 
 
 def test_answer_size_is_limited(client):
-    answer, error = invoke(client, "probe", {"do": "large", "bytes": 6 * 1024 * 1024 - 2})
-    assert error is None and len(answer) == 6 * 1024 * 1024 - 2
-    answer, error = invoke(client, "probe", {"do": "large", "bytes": 6 * 1024 * 1024 - 1})
+    most = 6 * 1024 * 1024 + 100 - len('""')
+    answer, error = invoke(client, "probe", {"do": "large", "bytes": most})
+    assert error is None and len(answer) == most
+    answer, error = invoke(client, "probe", {"do": "large", "bytes": most + 1})
     assert (error, answer["errorType"]) == ("Unhandled", "Function.ResponseSizeTooLarge")
 
 
 def test_idle_instance_is_reused(client):
+def test_long_errors_keep_their_type_text_and_instance(client):
+    """Lambda's client in Python repeats a description of up to 1 MiB in a header."""
+    create(client, "long", zipped(app_py=LONG))
+    for calls, length in enumerate([60_000, 70_000, 300_000, 1_000_000, 1_200_000], 1):
+        answer, error = invoke(client, "long", length)
+        assert (error, answer["errorType"]) == ("Unhandled", "ValueError"), str(answer)[:500]
+        assert answer["errorMessage"] == "y" * length + str(calls), "the same instance"
+    client.delete_function(FunctionName="long")
+
+
     first, _ = invoke(client, "single", {"do": "count"})
     second, _ = invoke(client, "single", {"do": "count"})
     assert (second["pid"], second["calls"]) == (first["pid"], first["calls"] + 1)

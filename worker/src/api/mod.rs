@@ -119,7 +119,7 @@ pub(crate) async fn serve(
                 let (api, connection) = (api.clone(), connections.add(peer.ip()));
                 tokio::spawn(async move {
                     tokio::select! {
-                        () = http::serve(stream, |request| handle(api.clone(), &connection, request)) => {}
+                        () = http::serve(stream, http::HEADER_BYTES, |request| handle(api.clone(), &connection, request)) => {}
                         () = connection.closed() => {}
                     }
                 });

@@ -15,8 +15,10 @@ pub const TIMEOUT_S: RangeInclusive<u32> = 1..=900;
 pub const DEFAULT_TIMEOUT_S: u32 = 3;
 /// Size of `/tmp`, `EphemeralStorage.Size`, in MiB.
 pub const EPHEMERAL_MIB: RangeInclusive<u32> = 512..=10_240;
-/// Payload and answer of a synchronous invocation.
+/// Payload of a synchronous invocation.
 pub const PAYLOAD_BYTES: usize = 6 * 1024 * 1024;
+/// Its answer, or the description of its error: Lambda grants answers 100 bytes more.
+pub const ANSWER_BYTES: usize = PAYLOAD_BYTES + 100;
 /// An answer that is streamed.
 pub const STREAM_BYTES: usize = 200 * 1024 * 1024;
 /// Payload of an asynchronous invocation.

@@ -83,7 +83,7 @@ const STALL: Duration = Duration::from_secs(10);
 /// The longest time in which a client reads nothing of an answer.
 pub const UNTAKEN: Duration = Duration::from_secs(30);
 /// All headers of one request together.
-const HEADER_BYTES: usize = 64 * 1024;
+pub const HEADER_BYTES: usize = 64 * 1024;
 const HEADER_COUNT: usize = 100;
 const KIB: usize = 1024;
 
@@ -97,14 +97,15 @@ pub fn close_untaken(stream: &TcpStream, after: Duration) -> io::Result<()> {
 }
 
 /// Serves one connection until it is closed. The caller may drop the future at any time, which closes it.
-pub async fn serve<S, F, A>(stream: S, handler: F)
+/// A request has at most `header_bytes` of headers.
+pub async fn serve<S, F, A>(stream: S, header_bytes: usize, handler: F)
 where
     S: AsyncRead + AsyncWrite + Unpin,
     F: Fn(Request<Incoming>) -> A,
     A: Future<Output = Answer>,
 {
     let service = service_fn(|request| {
-        let wrong = broken_rule(&request);
+        let wrong = broken_rule(&request, header_bytes);
         let answer = wrong.is_none().then(|| handler(request));
         async move {
             Ok::<_, Infallible>(match (wrong, answer) {
@@ -117,7 +118,7 @@ where
     let served = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEADERS)
-        .max_buf_size(HEADER_BYTES)
+        .max_buf_size(header_bytes)
         .max_headers(HEADER_COUNT)
         .serve_connection(TokioIo::new(stream), service)
         .await;
@@ -129,23 +130,26 @@ where
 
 /// Refuses what HTTP's own rules forbid: a request of version 1.1 names one host (RFC 9112 §3.2). Also
 /// enforces the bound on headers, which the parser's buffer enforces only roughly.
-fn broken_rule(request: &Request<Incoming>) -> Option<Answer> {
+fn broken_rule(request: &Request<Incoming>, header_bytes: usize) -> Option<Answer> {
     let headers = request.headers();
-    let refused = |status, text: &'static str| Some(answer(status, "text/plain", text));
+    let refused = |status, text: &str| Some(answer(status, "text/plain", text.to_string()));
     let hosts = headers.get_all(HOST).iter().count();
     if hosts > 1 || (hosts == 0 && request.version() == Version::HTTP_11) {
         return refused(400, "a request must have one Host header\n");
     }
-    if !are_bounded(headers) {
-        return refused(431, "all headers together may have 65536 bytes\n");
+    if bytes_of(headers) > header_bytes {
+        return refused(431, &format!("all headers together may have {header_bytes} bytes\n"));
     }
     None
 }
 
 /// Whether these headers are no longer than those of a request may be.
 pub fn are_bounded(headers: &HeaderMap) -> bool {
-    let bytes = headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4);
-    bytes.sum::<usize>() <= HEADER_BYTES
+    bytes_of(headers) <= HEADER_BYTES
+}
+
+fn bytes_of(headers: &HeaderMap) -> usize {
+    headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum()
 }
 
 /// Why a body could not be read.

@@ -23,8 +23,8 @@ use crate::instance::{Instance, Misuse};
 use crate::invocation::request::{Invocation, Outcome};
 use worker_system::text::shown;
 
-/// The longest description of an error; the rest is cut off.
-const ERROR_BYTES: usize = 256 * 1024;
+/// The longest description of why a runtime cannot start: several requests may send one at once.
+const INIT_ERROR_BYTES: usize = 1024 * 1024;
 /// The header of an answer that is streamed.
 const MODE: &str = "lambda-runtime-function-response-mode";
 const REST_BYTES: usize = 4096;
@@ -103,9 +103,9 @@ async fn response(instance: &Instance, id: &str, request: Request<Incoming>) -> 
     if http::header(request.headers(), MODE) == Some("streaming") {
         return streamed(instance, id, request).await;
     }
-    match http::read_alone(request.into_body(), limits::PAYLOAD_BYTES).await {
+    match http::read_alone(request.into_body(), limits::ANSWER_BYTES).await {
         Ok(payload) => accepted(instance.answer(id, payload, false)),
-        Err(BodyError::TooLong) => too_large(instance, id, limits::PAYLOAD_BYTES),
+        Err(BodyError::TooLong) => too_large(instance, id, limits::ANSWER_BYTES),
         Err(_) => message(400, "InvalidRequest", "the body is incomplete"),
     }
 }
@@ -121,7 +121,7 @@ fn too_large(instance: &Instance, id: &str, limit: usize) -> Answer {
 /// once if the caller has not asked for pieces. The runtime sends an error in the middle as trailers.
 async fn streamed(instance: &Instance, id: &str, request: Request<Incoming>) -> Answer {
     let Some(invocation) = instance.invocation(id) else { return refused(&Misuse::State) };
-    let limit = if invocation.stream.is_some() { limits::STREAM_BYTES } else { limits::PAYLOAD_BYTES };
+    let limit = if invocation.stream.is_some() { limits::STREAM_BYTES } else { limits::ANSWER_BYTES };
     if let Some(stream) = &invocation.stream {
         let kind = http::header(request.headers(), "content-type").unwrap_or("application/octet-stream");
         stream.begin(kind).await;
@@ -198,7 +198,7 @@ async fn error(instance: &Instance, id: &str, request: Request<Incoming>) -> Ans
         Ok(answering) => answering,
         Err(misuse) => return unread(request, refused(&misuse)).await,
     };
-    match described_error(request).await {
+    match described_error(request, limits::ANSWER_BYTES).await {
         Ok(payload) => accepted(instance.answer(id, payload, true)),
         Err(answer) => answer,
     }
@@ -208,7 +208,7 @@ async fn init_error(instance: &Instance, request: Request<Incoming>) -> Answer {
     if !instance.is_starting() {
         return unread(request, refused(&Misuse::State)).await;
     }
-    match described_error(request).await {
+    match described_error(request, INIT_ERROR_BYTES).await {
         Ok(payload) => accepted(instance.init_failed(payload)),
         Err(answer) => answer,
     }
@@ -226,12 +226,13 @@ async fn idle_work(instance: &Instance, request: Request<Incoming>) -> Answer {
     }
 }
 
-/// The body if it is JSON, or else a description made of the header that names the error.
-async fn described_error(request: Request<Incoming>) -> Result<Bytes, Answer> {
+/// The body if it is JSON and has at most `limit` bytes, or else a description made of the header that names
+/// the error.
+async fn described_error(request: Request<Incoming>, limit: usize) -> Result<Bytes, Answer> {
     let kind = http::header(request.headers(), "lambda-runtime-function-error-type")
         .unwrap_or("Runtime.UnknownReason")
         .to_string();
-    match http::read_alone(request.into_body(), ERROR_BYTES).await {
+    match http::read_alone(request.into_body(), limit).await {
         Ok(body) if serde_json::from_slice::<serde::de::IgnoredAny>(&body).is_ok() => Ok(body),
         Ok(_) | Err(BodyError::TooLong) => Ok(json!({ "errorType": kind }).to_string().into()),
         Err(_) => Err(message(400, "InvalidRequest", "the body is incomplete")),

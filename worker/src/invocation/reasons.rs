@@ -12,7 +12,7 @@ const MOST: usize = 16;
 /// The most characters of a reason.
 const LENGTH: usize = 200;
 /// A longer answer is not parsed: it is no description of an error.
-const PARSED_BYTES: usize = 64 * 1024;
+const PARSED_BYTES: usize = 1024 * 1024;
 
 /// A reason, as it was the last time.
 #[derive(Clone, Debug)]

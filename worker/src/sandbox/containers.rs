@@ -19,7 +19,7 @@ use crate::function::worker_options::Options;
 use crate::http;
 use crate::sandbox::environment::{self, ProgramSpec, Sharing};
 use crate::sandbox::interface::{
-    BoxFuture, CONNECTIONS, Ended, Handler, Kind, Maker, Order, Overall, Sandbox,
+    BoxFuture, CONNECTIONS, Ended, Handler, Kind, Maker, Order, Overall, RUNTIME_HEADER_BYTES, Sandbox,
 };
 use crate::sandbox::network::{self, Outside};
 use worker_container::cgroup::{Cgroup, Hierarchy, Limits};
@@ -239,7 +239,7 @@ impl Instance {
                     let _ = stream.set_nodelay(true); // answers are short and waited for
                     let handler = handler.clone();
                     connections.spawn(async move {
-                        http::serve(stream, |request| handler(request)).await;
+                        http::serve(stream, RUNTIME_HEADER_BYTES, |request| handler(request)).await;
                         drop(place);
                     });
                 }

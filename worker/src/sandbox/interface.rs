@@ -25,6 +25,9 @@ use worker_pool::{FunctionId, InstanceId};
 
 /// Connections to one instance's Runtime API at once.
 pub(crate) const CONNECTIONS: usize = 16;
+/// Headers of one request to the Runtime API: clients repeat the description of an error in one of up to
+/// 1 MiB, beside the others.
+pub(crate) const RUNTIME_HEADER_BYTES: usize = 1024 * 1024 + 64 * 1024;
 
 /// A boxed future, for the methods of trait objects.
 pub(crate) type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;

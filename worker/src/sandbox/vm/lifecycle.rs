@@ -22,7 +22,9 @@ use crate::base::process_memory::Memory;
 use crate::function::settings::Settings;
 use crate::http;
 use crate::sandbox::environment::{self, ProgramSpec, Sharing};
-use crate::sandbox::interface::{Bind, BoxFuture, Ended, Ending, Handler, Order, RUNTIME_PORT, Sandbox};
+use crate::sandbox::interface::{
+    Bind, BoxFuture, Ended, Ending, Handler, Order, RUNTIME_HEADER_BYTES, RUNTIME_PORT, Sandbox,
+};
 use crate::sandbox::network;
 
 /// How often the guest is asked for what an instance has printed.
@@ -140,7 +142,9 @@ impl Instance {
             let stream = listener.accept().await;
             while connections.try_join_next().is_some() {}
             let handler = handler.clone();
-            connections.spawn(async move { http::serve(stream, |request| handler(request)).await });
+            connections.spawn(async move {
+                http::serve(stream, RUNTIME_HEADER_BYTES, |request| handler(request)).await;
+            });
         }
     }
 
