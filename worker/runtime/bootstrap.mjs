@@ -4,6 +4,7 @@
 
 import fs from "node:fs";
 import http from "node:http";
+import nodeModule from "node:module";
 import path from "node:path";
 import stream from "node:stream";
 import util from "node:util";
@@ -52,6 +53,54 @@ function sendError(below, error) {
   const report = described(error);
   const kind = report.errorType.replace(/[^\x20-\x7e]/g, "?");
   return call("POST", below, JSON.stringify(report), { "Lambda-Runtime-Function-Error-Type": kind });
+}
+
+// ---- packages of layers ----
+
+// `import` ignores NODE_PATH. Lambda's runtimes find the packages there all the same, after the function's own.
+const isAbsent = (name, error) => error?.code === "ERR_MODULE_NOT_FOUND" && !/^(\.{0,2}\/|[a-z0-9+.-]+:|#)/i.test(name);
+
+function hooksOf(parents) {
+  const resolve = (name, context, next) => {
+    let absent;
+    for (const parentURL of [context.parentURL, ...parents]) {
+      try {
+        return next(name, { ...context, parentURL });
+      } catch (error) {
+        if (!isAbsent(name, error)) throw error;
+        absent ??= error;
+      }
+    }
+    throw absent;
+  };
+  return { resolve };
+}
+
+// The same for Node.js before 22.15, which runs hooks in a thread of their own.
+const IN_A_THREAD = `
+const isAbsent = ${isAbsent};
+let parents;
+export const initialize = (given) => void (parents = given);
+export async function resolve(name, context, next) {
+  let absent;
+  for (const parentURL of [context.parentURL, ...parents]) {
+    try {
+      return await next(name, { ...context, parentURL });
+    } catch (error) {
+      if (!isAbsent(name, error)) throw error;
+      absent ??= error;
+    }
+  }
+  throw absent;
+}
+`;
+
+function findPackagesOfLayers() {
+  const folders = (env.NODE_PATH ?? "").split(":").filter((folder) => path.basename(folder) === "node_modules" && fs.existsSync(folder));
+  if (folders.length === 0) return;
+  const parents = folders.map((folder) => pathToFileURL(`${path.dirname(folder)}/`).href);
+  if (nodeModule.registerHooks) nodeModule.registerHooks(hooksOf(parents));
+  else nodeModule.register?.(`data:text/javascript,${encodeURIComponent(IN_A_THREAD)}`, { data: parents });
 }
 
 // ---- the handler ----
@@ -273,21 +322,6 @@ process.on("beforeExit", () => {
 
 // ---- the log: time, request and level before each line ----
 
-let requestId;
-for (const [name, level] of [["log", "INFO"], ["info", "INFO"], ["debug", "DEBUG"], ["trace", "TRACE"], ["warn", "WARN"], ["error", "ERROR"]]) {
-  console[name] = (...values) =>
-    writeWhole(`${new Date().toISOString()}\t${requestId ?? "undefined"}\t${level}\t${util.format(...values)}\n`);
-}
-
-let handler;
-try {
-  handler = await load(env._HANDLER);
-} catch (error) {
-  console.error("Uncaught Exception", JSON.stringify(described(error)));
-  await sendError("init/error", error);
-  process.exit(1);
-}
-await serve(handler);
 // Node.js makes a pipe non-blocking once anything uses process.stdout. A full pipe then refuses what console prints, and
 // process.exit drops what process.stdout holds back.
 for (const output of [process.stdout, process.stderr]) output._handle?.setBlocking?.(true);
@@ -307,3 +341,19 @@ function writeWhole(text) {
   }
 }
 
+let requestId;
+for (const [name, level] of [["log", "INFO"], ["info", "INFO"], ["debug", "DEBUG"], ["trace", "TRACE"], ["warn", "WARN"], ["error", "ERROR"]]) {
+  console[name] = (...values) =>
+    writeWhole(`${new Date().toISOString()}\t${requestId ?? "undefined"}\t${level}\t${util.format(...values)}\n`);
+}
+
+let handler;
+try {
+  findPackagesOfLayers();
+  handler = await load(env._HANDLER);
+} catch (error) {
+  console.error("Uncaught Exception", JSON.stringify(described(error)));
+  await sendError("init/error", error);
+  process.exit(1);
+}
+await serve(handler);

@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 from calls import create, invoke, until, zipped
+from test_layer_runtimes import programs
 
 
 def version():
@@ -120,6 +121,44 @@ def test_layer_packages_can_be_required(node):
     files = {"index.js": "const shared = require('shared'); exports.handler = async () => shared;"}
     made(node, "layered", files=files, Layers=[arn])
     assert invoke(node, "layered", {}) == ("of a layer", None)
+
+
+def test_layer_packages_can_be_imported(node):
+    packages = {
+        "nodejs/node_modules/shared/index.js": "module.exports = 'of a layer';",
+        "nodejs/node_modules/two/package.json": '{"exports": {"import": "./m.mjs", "require": "./c.js"}}',
+        "nodejs/node_modules/two/m.mjs": "import it from 'shared'; export const two = `${it}, imported`;",
+        "nodejs/node_modules/two/c.js": "exports.two = 'required';",
+        "nodejs/node_modules/own/index.js": "module.exports = 'of a layer';",
+    }
+    content = zipped(**packages)
+    arn = node.publish_layer_version(LayerName="modules", Content={"ZipFile": content})["LayerVersionArn"]
+    code = """
+import { createRequire } from 'node:module';
+import own from 'own';
+import { two } from 'two';
+export const handler = async () => [two, own, createRequire(import.meta.url)('two').two];
+export const nothing = (event, context, callback) => { setTimeout(() => {}, 5); };
+"""
+    own = {"node_modules/own/index.js": "module.exports = 'own';"}
+    made(node, "importing", files={"index.mjs": code, **own}, Layers=[arn])
+    assert invoke(node, "importing", {}) == (["of a layer, imported", "own", "required"], None)
+    made(node, "idles", "index.nothing", files={"index.mjs": code, **own}, Layers=[arn])
+    assert invoke(node, "idles", {}) == (None, None), "hooks leave the event loop empty"
+    made(node, "lacks", files={"index.mjs": "import 'nowhere'; export const handler = 1;"}, Layers=[arn])
+    answer, error = invoke(node, "lacks", {})
+    assert (error, answer["errorType"]) == ("Unhandled", "Runtime.ImportModuleError"), answer
+    assert "'nowhere'" in answer["errorMessage"]
+
+
+def test_wrapper_starts_the_runtime(node):
+    wrapper = '#!/bin/sh\nexport WRAPPED="$#"\nexec "$@"\n'
+    arn = node.publish_layer_version(LayerName="wrapper", Content={"ZipFile": programs(wrapper=wrapper)})
+    variables = {"AWS_LAMBDA_EXEC_WRAPPER": "/opt/wrapper"}
+    code = {"index.js": "exports.handler = async () => process.env.WRAPPED;"}
+    settings = {"Layers": [arn["LayerVersionArn"]], "Environment": {"Variables": variables}}
+    made(node, "wrapped", files=code, **settings)
+    assert invoke(node, "wrapped", {}) == ("3", None), "the program, its heap's size and the bootstrap"
 
 
 LOUD = """

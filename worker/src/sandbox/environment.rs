@@ -23,12 +23,15 @@ const HEAP: &str = "/var/mayfly/lib/libmayfly_heap.so";
 const MERGE: &str = "/var/mayfly/lib/libmayfly_merge.so";
 const REST: &str = "/var/mayfly/lib/libmayfly_rest.so";
 /// No huge pages: most of a small instance's would be unused.
+const PYTHON_PATH: &str = "PYTHONPATH";
 const HEAP_PAGES: &str = "base";
 /// The folder with the page store's socket.
 const STORE: &str = "/var/mayfly/store";
 /// Lambda's own client of the Runtime API.
 const CLIENT: &str = "awslambdaric";
 /// The first host user that instances run as, if the worker is root; far from the host's own users.
+/// Names the program that starts the runtime: its arguments are the runtime's command line.
+const WRAPPER: &str = "AWS_LAMBDA_EXEC_WRAPPER";
 const FIRST_USER: u32 = 2_000_000_000;
 const USERS: u64 = 1_000_000;
 
@@ -72,8 +75,8 @@ pub(crate) fn program_spec(order: &Order, options: &Options, folder: &Path, shar
         binds.push(bind(&endpoint.folder, STORE));
     }
     let libraries = &options.libraries;
-    let command = match &settings.runtime {
-        Runtime::Provided(_) | Runtime::Image => vec![format!("{TASK}/bootstrap")],
+    let mut command = match &settings.runtime {
+        Runtime::Provided(_) | Runtime::Image => vec![bootstrap_of(order)],
         Runtime::Node(program, _) => {
             // What is left is for buffers, code and the stack.
             let heap = format!("--max-old-space-size={}", u64::from(settings.memory_mib) * 3 / 4);
@@ -86,6 +89,11 @@ pub(crate) fn program_spec(order: &Order, options: &Options, folder: &Path, shar
         }
     };
     if is_python(settings) {
+    // A function's own runtime, as an image's, heeds it or not.
+    let wrapper = settings.environment.get(WRAPPER).filter(|path| !path.is_empty());
+    if let (Some(wrapper), Runtime::Node(..) | Runtime::Python(..)) = (wrapper, &settings.runtime) {
+        command.insert(0, wrapper.clone());
+    }
         binds.push(bind(&folder.join(runtime_files::PACKAGES), PACKAGES));
         binds.extend(options.python.of(&settings.runtime).map(|client| bind(&client, RUNTIME)));
     }
@@ -101,6 +109,15 @@ pub(crate) fn program_spec(order: &Order, options: &Options, folder: &Path, shar
 }
 
 /// Only the image, and the heap, which is one library for glibc and musl of any version. Where
+/// The program of a function that brings its own runtime, in its code or in a layer.
+fn bootstrap_of(order: &Order) -> String {
+    // A link may lead to what only the instance has.
+    let has = |folder: &Path| folder.join("bootstrap").symlink_metadata().is_ok();
+    let of_layers = order.deployment.opt.folder.as_deref().is_some_and(has);
+    let place = if of_layers && !has(&order.deployment.code.folder) { "/opt" } else { TASK };
+    format!("{place}/bootstrap")
+}
+
 /// [`may_share`] allows it, the bootstrap tries whether the libraries for idle work and merging fit the
 /// image's own.
 fn of_image(
@@ -152,7 +169,7 @@ fn of_image(
     variables.extend(about(order));
     variables.extend(deployment.settings.environment.clone());
     if shares {
-        let path = variables.entry("PYTHONPATH".into()).or_default();
+        let path = variables.entry(PYTHON_PATH.into()).or_default();
         *path = joined(&[&in_image(BOOTSTRAP_OF_IMAGES), path]);
     }
     for bind in &mut binds {
@@ -258,8 +275,11 @@ fn variables(order: &Order, options: &Options, sharing: Sharing) -> Vec<(String,
     variables.extend(sharing_variables(order, options, sharing, is_python(settings)));
     let mut add = |name: &str, value: String| variables.push((name.to_string(), value));
     let version = settings.runtime.name();
-    // A function that advises runs where nothing is merged, too.
-    let path = format!("/opt/python:/opt/python/lib/{version}/site-packages:{RUNTIME}:{PACKAGES}");
+    // The function's own folders come first, and its runtime and layers stay. A function that advises runs
+    // where nothing is merged, too.
+    let own = settings.environment.get(PYTHON_PATH).map_or("", String::as_str);
+    let layers = format!("/opt/python/lib/{version}/site-packages:/opt/python");
+    let path = joined(&[own, &layers, RUNTIME, PACKAGES]);
     let mut preloaded = Vec::new();
     if !matches!(sharing, Sharing::No) {
         preloaded.push(REST);
@@ -269,7 +289,7 @@ fn variables(order: &Order, options: &Options, sharing: Sharing) -> Vec<(String,
         add("MAYFLY_HEAP_PAGES", HEAP_PAGES.into());
     }
     match &settings.runtime {
-        Runtime::Python(..) => add("PYTHONPATH", path),
+        Runtime::Python(..) => add(PYTHON_PATH, path),
         Runtime::Node(_, name) => {
             let folder = name.trim_end_matches(".x").replace("nodejs", "node");
             add("NODE_PATH", format!("/opt/nodejs/{folder}/node_modules:/opt/nodejs/node_modules:{TASK}"));
@@ -280,9 +300,11 @@ fn variables(order: &Order, options: &Options, sharing: Sharing) -> Vec<(String,
         add("LD_PRELOAD", preloaded.join(":"));
     }
     // The function's own may replace those that Lambda does not reserve.
-    variables.retain(|(name, _)| !settings.environment.contains_key(name));
-    variables.extend(settings.environment.iter().map(|(name, value)| (name.clone(), value.clone())));
-    variables
+    let mut all: BTreeMap<String, String> = variables.into_iter().collect();
+    let keeps = |name: &str| name == PYTHON_PATH && is_python(settings);
+    let own = settings.environment.iter().filter(|(name, _)| !keeps(name));
+    all.extend(own.map(|(name, value)| (name.clone(), value.clone())));
+    all.into_iter().collect()
 }
 
 /// The variables that set how an instance shares pages; `rests` if mayfly_bootstrap runs it.
