@@ -37,7 +37,8 @@ def test_function_receives_its_context(client):
     environment = answer["environment"]
     assert environment["GREETING"] == "hello world"
     assert environment["AWS_LAMBDA_FUNCTION_NAME"] == "probe" and environment["_HANDLER"] == "app.handler"
-    assert re.fullmatch(r"Root=1-[0-9a-f]{8}-[0-9a-f]{24};Sampled=0", environment["_X_AMZN_TRACE_ID"])
+    trace = r"Root=1-[0-9a-f]{8}-[0-9a-f]{24};Parent=[0-9a-f]{16};Sampled=0"
+    assert re.fullmatch(trace, environment["_X_AMZN_TRACE_ID"])
     assert environment["LD_PRELOAD"].endswith("libmayfly_heap.so")
 
 
@@ -88,7 +89,6 @@ def test_answer_size_is_limited(client):
     assert (error, answer["errorType"]) == ("Unhandled", "Function.ResponseSizeTooLarge")
 
 
-def test_idle_instance_is_reused(client):
 def test_long_errors_keep_their_type_text_and_instance(client):
     """Lambda's client in Python repeats a description of up to 1 MiB in a header."""
     create(client, "long", zipped(app_py=LONG))
@@ -99,6 +99,7 @@ def test_long_errors_keep_their_type_text_and_instance(client):
     client.delete_function(FunctionName="long")
 
 
+def test_idle_instance_is_reused(client):
     first, _ = invoke(client, "single", {"do": "count"})
     second, _ = invoke(client, "single", {"do": "count"})
     assert (second["pid"], second["calls"]) == (first["pid"], first["calls"] + 1)

@@ -227,6 +227,7 @@ impl Worker {
                 return Err(ApiError::new(503, "ServiceException", "the worker is being stopped"));
             }
             let span = self.traces.as_ref().map(|traces| traces.begin(target, &mut invocation));
+            invocation.name_parent();
             let (invocation, arrived) = (Arc::new(invocation), Instant::now());
             let waiting = Waiting { invocation, arrived, span, own, reply };
             state.waiting.insert(request, waiting);

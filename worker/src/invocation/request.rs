@@ -88,6 +88,17 @@ impl Invocation {
     }
 }
 
+    /// Names a parent in its trace, unless one is named: on Lambda each function has one, and tracing
+    /// libraries rely on that.
+    pub fn name_parent(&mut self) {
+        let Some(root) = self.trace_id.find("Root=").filter(|_| !self.trace_id.contains("Parent=")) else {
+            return;
+        };
+        let end = self.trace_id[root..].find(';').map_or(self.trace_id.len(), |length| root + length);
+        let random = uuid::Uuid::new_v4().simple().to_string();
+        self.trace_id.insert_str(end, &format!(";Parent={random:.16}"));
+    }
+
 /// What a function answered, or how it failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
@@ -192,3 +203,19 @@ mod tests {
         assert_ne!(Invocation::new(String::new(), Bytes::new(), None, Some(&long)).trace_id, long);
     }
 }
+
+    #[test]
+    fn trace_names_one_parent() {
+        let named = |given: &str| {
+            let mut invocation = Invocation::new(String::new(), Bytes::new(), None, Some(given));
+            invocation.name_parent();
+            invocation.trace_id
+        };
+        let new = named("Root=1-0-1;Sampled=0");
+        let digits = new.strip_prefix("Root=1-0-1;Parent=").unwrap().strip_suffix(";Sampled=0").unwrap();
+        assert!(digits.len() == 16 && digits.bytes().all(|byte| byte.is_ascii_hexdigit()), "{new}");
+        assert_eq!(named("Sampled=1;Root=y").len(), "Sampled=1;Root=y;Parent=0123456789abcdef".len());
+        for kept in ["Root=y;Parent=z;Sampled=1", "", ";;", "Sampled=1"] {
+            assert_eq!(named(kept), kept);
+        }
+    }
