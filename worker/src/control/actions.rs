@@ -116,7 +116,8 @@ impl Scheduler for Worker {
             if let (Action::FailedStart { request, .. }, Some(known)) = (action, &known)
                 && let Some(waiting) = state.waiting.remove(request)
             {
-                waiting.answer(known.take_failure(), &self.count);
+                let failure = known.take_failure(&waiting.invocation);
+                waiting.answer(failure, &self.count);
             }
         }
         self.carry_out(&mut state, actions);

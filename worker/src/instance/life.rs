@@ -12,7 +12,7 @@ use crate::base::error::ApiError;
 use crate::base::limits;
 use crate::instance::runtime_api;
 use crate::invocation::output::Output;
-use crate::invocation::request::{Figures, Outcome, report_line};
+use crate::invocation::request::{End, Figures, Invocation, Outcome, init_report_line, report_line};
 use crate::sandbox::interface::{Ended, Handler};
 use worker_pool::RequestId;
 
@@ -53,6 +53,7 @@ impl Instance {
             }
         };
         self.until_it_ends(ending).await;
+        self.report_failed_start();
         self.shut_extensions_down(&**sandbox).await;
         // While it is still served: a runtime that is about to end does not notice it.
         sandbox.end().await;
@@ -68,7 +69,9 @@ impl Instance {
             () = self.stop.notified() => *lock(&self.phase) = Phase::Ended,
             () = self.still_starting_after(init) => {
                 let message = format!("Error: Init phase timed out after {} seconds", init.as_secs());
-                *lock(&self.failure) = Some(Ok(Outcome::error("Sandbox.Timedout", &message)));
+                let timed_out = Some(End::TimedOut(init.as_secs() as u32));
+                let outcome = Outcome { end: timed_out, ..Outcome::error("Sandbox.Timedout", &message) };
+                *lock(&self.failure) = Some(Ok(outcome));
                 tracing::warn!("{}: {message}", self.label());
             }
         }
@@ -96,18 +99,9 @@ impl Instance {
                 self.report(work, Outcome::error(kind, &message));
             }
             Phase::Init | Phase::Waiting(_) if !self.was_ready() => {
-                let mut failure = lock(&self.failure);
                 // The runtime's own error is better.
-                if failure.is_none() {
-                    *failure = Some(Ok(Outcome::error(kind, &format!("Error: {ending}{cause}"))));
-                }
-                let tail = self.output.get().map(|output| {
-                    output.catch_up();
-                    output.tail()
-                });
-                if let (Some(Ok(outcome)), Some(tail)) = (failure.as_mut(), tail) {
-                    outcome.log_tail = tail;
-                }
+                lock(&self.failure)
+                    .get_or_insert_with(|| Ok(Outcome::error(kind, &format!("Error: {ending}{cause}"))));
             }
             Phase::Answered(timer) => timer.abort(),
             Phase::Init | Phase::Waiting(_) | Phase::Ended => {}
@@ -147,19 +141,59 @@ impl Instance {
 
     /// Answers the caller and writes the log's last lines.
     pub(super) fn report(&self, work: Work, mut outcome: Outcome) {
+        let end = outcome.end.take();
         let figures = Figures {
             duration: work.since.elapsed(),
             init: lock(&self.init).take(),
             memory_mib: self.deployment.settings.memory_mib,
             peak_bytes: self.peak_bytes(),
+            end: end.as_ref().map(End::status),
         };
-        let id = &work.invocation.id;
         if let Some(output) = self.output.get() {
             output.catch_up();
-            output.say(&format!("END RequestId: {id}"));
-            output.say(&report_line(id, &figures));
+            say_end(output, &work.invocation.id, end.as_ref(), &figures);
             outcome.log_tail = output.tail();
         }
         self.scheduler.answer(self.id, work.request, Ok(outcome));
     }
+
+    /// Writes to the function's log that it could not start.
+    fn report_failed_start(&self) {
+        let status = match &*lock(&self.failure) {
+            Some(Ok(outcome)) if !self.was_ready() => outcome.status(),
+            _ => return,
+        };
+        if let Some(output) = self.output.get() {
+            output.catch_up();
+            output.say(&init_report_line(self.age(), &status));
+            *lock(&self.failed_start) = Some(Figures {
+                duration: self.age(),
+                init: None,
+                memory_mib: self.deployment.settings.memory_mib,
+                peak_bytes: self.peak_bytes(),
+                end: Some(status),
+            });
+        }
+    }
+
+    /// Why it could not start, once it has ended: the answer to this request, which waited for it. Writes
+    /// the lines that the function's log has for each request.
+    pub(crate) fn take_failure(&self, invocation: &Invocation) -> Result<Outcome, ApiError> {
+        let failure = lock(&self.failure).take();
+        let unknown = || Err(ApiError::service("the instance ended while it started"));
+        let mut outcome = failure.unwrap_or_else(unknown)?;
+        if let (Some(output), Some(figures)) = (self.output.get(), lock(&self.failed_start).take()) {
+            output.say(&self.start_line(invocation));
+            say_end(output, &invocation.id, outcome.end.take().as_ref(), &figures);
+            outcome.log_tail = output.tail();
+        }
+        Ok(outcome)
+    }
+}
+
+/// Writes a request's last lines.
+fn say_end(output: &Output, id: &str, end: Option<&End>, figures: &Figures) {
+    end.into_iter().flat_map(|end| end.lines(id)).for_each(|line| output.say(&line));
+    output.say(&format!("END RequestId: {id}"));
+    output.say(&report_line(id, figures));
 }

@@ -25,7 +25,7 @@ use crate::function::definition::Deployment;
 use crate::invocation::counters::Count;
 use crate::invocation::logs::{Logs, Stream};
 use crate::invocation::output::Output;
-use crate::invocation::request::{Invocation, Outcome};
+use crate::invocation::request::{Figures, Invocation, Outcome};
 use crate::sandbox::history::{self, History};
 use crate::sandbox::interface::{Maker, Order, Sandbox};
 use worker_pool::{InstanceId, RequestId};
@@ -95,6 +95,8 @@ pub struct Instance {
     sandbox: OnceLock<Arc<dyn Sandbox>>,
     /// Why it could not start: the answer for the request that waited for it.
     failure: Mutex<Option<Result<Outcome, ApiError>>>,
+    /// The figures of that start, for the request's line of them.
+    failed_start: Mutex<Option<Figures>>,
     answering_ends: Notify,
     extensions: Mutex<extensions::Extensions>,
     idle: Mutex<idle::Idle>,
@@ -136,6 +138,7 @@ impl Instance {
             output: OnceLock::new(),
             sandbox: OnceLock::new(),
             failure: Mutex::new(None),
+            failed_start: Mutex::new(None),
             answering_ends: Notify::new(),
             extensions: Mutex::default(),
             idle: Mutex::default(),
@@ -177,13 +180,6 @@ impl Instance {
     /// How long it took to start, once it has.
     pub fn start_time(&self) -> Option<Duration> {
         self.started_in.get().copied()
-    }
-
-    /// Why it could not start, once it has ended.
-    pub fn take_failure(&self) -> Result<Outcome, ApiError> {
-        lock(&self.failure)
-            .take()
-            .unwrap_or_else(|| Err(ApiError::service("the instance ended while it started")))
     }
 
     /// Asks it to end.
@@ -250,8 +246,12 @@ impl Instance {
         if let Some(output) = self.output.get() {
             output.catch_up();
             output.begin();
-            output.say(&format!("START RequestId: {} Version: {}", invocation.id, self.deployment.version));
+            output.say(&self.start_line(invocation));
         }
+    }
+
+    fn start_line(&self, invocation: &Invocation) -> String {
+        format!("START RequestId: {} Version: {}", invocation.id, self.deployment.version)
     }
 
     /// The runtime is about to send the answer to this request. The worker reads its body only once this
@@ -290,7 +290,7 @@ impl Instance {
 
     /// The runtime has answered (`POST /invocation/ID/response` or `/error`).
     pub(crate) fn answer(&self, id: &str, payload: Bytes, failed: bool) -> Result<(), Misuse> {
-        self.finish(id, Outcome { payload, failed, log_tail: Vec::new() })
+        self.finish(id, Outcome::answered(payload, failed))
     }
 
     /// The invocation that it has, if it is this one.
@@ -326,7 +326,7 @@ impl Instance {
         if !matches!(&*lock(&self.phase), Phase::Init) {
             return Err(Misuse::State);
         }
-        *lock(&self.failure) = Some(Ok(Outcome { payload, failed: true, log_tail: Vec::new() }));
+        *lock(&self.failure) = Some(Ok(Outcome::answered(payload, true)));
         Ok(())
     }
 

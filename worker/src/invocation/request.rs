@@ -1,9 +1,10 @@
 //! One invocation: what the caller sent, what comes back, and the lines that Lambda's log has for it.
 
 use std::fmt::Write;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
+use serde::Deserialize;
 use serde_json::json;
 use tokio::sync::mpsc;
 
@@ -86,7 +87,6 @@ impl Invocation {
         };
         Invocation { id: id.to_string(), payload, client_context, arn, trace_id, stream: None }
     }
-}
 
     /// Names a parent in its trace, unless one is named: on Lambda each function has one, and tracing
     /// libraries rely on that.
@@ -98,6 +98,7 @@ impl Invocation {
         let random = uuid::Uuid::new_v4().simple().to_string();
         self.trace_id.insert_str(end, &format!(";Parent={random:.16}"));
     }
+}
 
 /// What a function answered, or how it failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -108,21 +109,56 @@ pub struct Outcome {
     pub failed: bool,
     /// The end of its log.
     pub log_tail: Vec<u8>,
+    /// Why the worker ended the call, where the function did not answer it.
+    pub end: Option<End>,
+}
+
+/// The most characters of an error's type in a line of figures.
+const KIND: usize = 200;
+
+/// Why the worker ended a call, as the function's log has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum End {
+    /// It took longer than the function's `Timeout`, in seconds.
+    TimedOut(u32),
+    /// Another reason: Lambda's name for it, and a sentence.
+    Error(String, String),
 }
 
 impl Outcome {
+    /// Lambda's fields for a failure in a line of figures.
+    pub fn status(&self) -> String {
+        /// An error as runtimes describe it.
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Described {
+            error_type: String,
+        }
+        match &self.end {
+            Some(end) => end.status(),
+            None => {
+                let described = serde_json::from_slice::<Described>(&self.payload);
+                status_of(described.as_ref().map_or("Runtime.Unknown", |known| &known.error_type))
+            }
+        }
+    }
+
+    /// What the function answered, or how it describes its failure.
+    pub fn answered(payload: Bytes, failed: bool) -> Outcome {
+        Outcome { payload, failed, log_tail: Vec::new(), end: None }
+    }
+
     /// An error as Lambda describes it.
     pub fn error(kind: &str, message: &str) -> Outcome {
         let payload = json!({ "errorType": kind, "errorMessage": message }).to_string().into();
-        Outcome { payload, failed: true, log_tail: Vec::new() }
+        let end = Some(End::Error(kind.into(), message.into()));
+        Outcome { end, ..Outcome::answered(payload, true) }
     }
 
     /// The function did not answer in time.
     pub fn timed_out(id: &str, timeout_s: u32) -> Outcome {
-        Outcome::error(
-            "Sandbox.Timedout",
-            &format!("RequestId: {id} Error: Task timed out after {timeout_s}.00 seconds"),
-        )
+        let message = format!("RequestId: {id} Error: Task timed out after {timeout_s}.00 seconds");
+        Outcome { end: Some(End::TimedOut(timeout_s)), ..Outcome::error("Sandbox.Timedout", &message) }
     }
 
     /// The runtime did not finish the stream that it had begun.
@@ -139,8 +175,37 @@ impl Outcome {
     }
 }
 
+impl End {
+    /// The lines that name it in the log of this request.
+    pub fn lines(&self, id: &str) -> [String; 2] {
+        match self {
+            End::TimedOut(seconds) => {
+                let now = humantime::format_rfc3339_millis(SystemTime::now());
+                [format!("{now} {id} Task timed out after {seconds}.00 seconds"), String::new()]
+            }
+            End::Error(kind, message) if message.starts_with("RequestId: ") => {
+                [message.clone(), kind.clone()]
+            }
+            End::Error(kind, message) => [format!("RequestId: {id} {message}"), kind.clone()],
+        }
+    }
+
+    /// Lambda's fields for it in a line of figures.
+    pub fn status(&self) -> String {
+        match self {
+            End::TimedOut(_) => "Status: timeout\t".into(),
+            End::Error(kind, _) => status_of(kind),
+        }
+    }
+}
+
+fn status_of(kind: &str) -> String {
+    let kind: String = kind.chars().map(|c| if c.is_control() { ' ' } else { c }).take(KIND).collect();
+    format!("Status: error\tError Type: {kind}\t")
+}
+
 /// The figures of Lambda's `REPORT` line.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Figures {
     /// From dispatch to answer.
     pub duration: Duration,
@@ -150,6 +215,8 @@ pub struct Figures {
     pub memory_mib: u32,
     /// The most memory that the instance has used.
     pub peak_bytes: Option<u64>,
+    /// Lambda's fields for why the worker ended the call.
+    pub end: Option<String>,
 }
 
 /// Lambda's `REPORT` line.
@@ -169,7 +236,12 @@ pub fn report_line(id: &str, figures: &Figures) -> String {
     if figures.init.is_some() {
         add(format_args!("Init Duration: {:.2} ms\t", ms(init)));
     }
-    line
+    line + figures.end.as_deref().unwrap_or_default()
+}
+
+/// Lambda's line of a start that failed after this time.
+pub fn init_report_line(after: Duration, status: &str) -> String {
+    format!("INIT_REPORT Init Duration: {:.2} ms\tPhase: init\t{status}", after.as_secs_f64() * 1e3)
 }
 
 #[cfg(test)]
@@ -183,6 +255,7 @@ mod tests {
             init: None,
             memory_mib: 128,
             peak_bytes: Some((40 << 20) + 1),
+            end: None,
         };
         assert_eq!(
             report_line("x", &figures),
@@ -192,6 +265,11 @@ mod tests {
         let line = report_line("x", &figures);
         assert!(line.contains("Billed Duration: 102 ms\t"), "{line}");
         assert!(line.ends_with("Init Duration: 100.00 ms\t"), "{line}");
+        figures.end = Some(Outcome::timed_out("x", 3).status());
+        assert!(report_line("x", &figures).ends_with("Init Duration: 100.00 ms\tStatus: timeout\t"));
+        figures.end = Some(Outcome::error("Runtime.ExitError", "it left").status());
+        let line = report_line("x", &figures);
+        assert!(line.ends_with("ms\tStatus: error\tError Type: Runtime.ExitError\t"), "{line}");
     }
 
     #[test]
@@ -202,7 +280,6 @@ mod tests {
         let long = "x".repeat(TRACE_BYTES + 1);
         assert_ne!(Invocation::new(String::new(), Bytes::new(), None, Some(&long)).trace_id, long);
     }
-}
 
     #[test]
     fn trace_names_one_parent() {
@@ -219,3 +296,4 @@ mod tests {
             assert_eq!(named(kept), kept);
         }
     }
+}
