@@ -112,6 +112,7 @@ pub(crate) mod api;
 pub mod service {
     //! The process: start, signals, handover and end, and deploying a template.
     pub(crate) mod http_apis;
+    pub(crate) mod open_files;
     pub(crate) mod serve;
     pub(crate) mod sources;
     pub(crate) mod stack;

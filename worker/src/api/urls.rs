@@ -17,6 +17,7 @@ use crate::base::error::ApiError;
 use crate::base::limits;
 use crate::base::name::{self, Target};
 use crate::base::time::lambda_time;
+use crate::control::stopping;
 use crate::function::definition::FunctionUrl;
 use crate::function::http_api::Cors;
 use crate::gateway::request::Received;
@@ -153,7 +154,10 @@ pub async fn answer(
     parts: Parts,
     body: Incoming,
 ) -> Result<Answer, ApiError> {
-    let none = || ApiError::new(404, "ResourceNotFoundException", "there is no such function URL");
+    let none = || match api.worker.is_closing() {
+        true => stopping(),
+        false => ApiError::new(404, "ResourceNotFoundException", "there is no such function URL"),
+    };
     let find =
         || api.worker.function_at(&endpoint.id).and_then(|function| Some((function.url.clone()?, function)));
     let (url, _) = find().ok_or_else(none)?;

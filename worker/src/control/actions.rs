@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{State, Worker};
+use super::{State, Worker, stopping};
 use worker_page::data::Event;
 
 use crate::base::error::ApiError;
@@ -149,6 +149,7 @@ fn refusal_error(refusal: Refusal, invocation: &Invocation, state: &State) -> Ap
             "Rate Exceeded: instances did not start in time, {} start at once (--burst)",
             capacity.starting
         )),
+        Refusal::Removed if state.closing => stopping(),
         Refusal::Removed => ApiError::not_found(format!("Function not found: {}", invocation.arn)),
     }
 }

@@ -224,7 +224,7 @@ impl Worker {
             let id = function.qualified(target.qualifier.as_deref())?.function;
             let own = function.count.clone();
             if state.closing {
-                return Err(ApiError::new(503, "ServiceException", "the worker is being stopped"));
+                return Err(stopping());
             }
             let span = self.traces.as_ref().map(|traces| traces.begin(target, &mut invocation));
             invocation.name_parent();
@@ -325,6 +325,11 @@ impl Worker {
     }
 }
 
+/// The worker accepts nothing any more. Clients try again, and reach the next worker.
+pub(crate) fn stopping() -> ApiError {
+    ApiError::new(503, "ServiceException", "the worker is being stopped")
+}
+
 impl State {
     fn new_function_id(&mut self) -> FunctionId {
         let id = self.next_function;
@@ -335,6 +340,8 @@ impl State {
     fn function(&self, name: &str) -> Result<&Function, ApiError> {
         self.functions.get(name).ok_or_else(|| match self.failed.get(name) {
             Some(failed) => failed.refusal(),
+            // It may be one that is removed as the worker ends.
+            None if self.closing => stopping(),
             None => name::no_such_function(name),
         })
     }

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::TcpSocket;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -26,6 +26,7 @@ use crate::sandbox::environment;
 use crate::sandbox::interface::Maker;
 use crate::sandbox::vm::{Part, Plan, VmDomain, VmDomains};
 use crate::service::http_apis;
+use crate::service::open_files::open_many_files;
 use crate::service::sources::{Running, Sources};
 use crate::service::stack::{self, Ready, Stack};
 use crate::service::systemd;
@@ -185,28 +186,33 @@ pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
             ready(address);
             http_apis::log(&worker, address);
         });
-        let outcome = tokio::select! {
-            outcome = serving => outcome,
-            _ = terminate.recv() => Ok(()),
-            _ = interrupt.recv() => Ok(()),
+        let mut serving = pin!(serving);
+        let served = tokio::select! {
+            outcome = &mut serving => Some(outcome),
+            _ = terminate.recv() => None,
+            _ = interrupt.recv() => None,
         };
-        let outcome = tokio::select! {
-            () = worker.close(GRACE) => outcome,
+        // Until the end it goes on to serve: a connection that nothing accepts would wait for an answer.
+        let refuses = async {
+            match served {
+                Some(_) => std::future::pending().await,
+                None => serving.await,
+            }
+        };
+        let closed = tokio::select! {
+            () = worker.close(GRACE) => Ok(()),
+            Err(error) = refuses => Err(error),
             _ = interrupt.recv() => Err(anyhow!("interrupted twice")),
         };
+        let outcome = served.unwrap_or(Ok(())).and(closed);
+        let ending = worker.clone();
         let close = move || {
             maker.close();
-            worker.close_traces();
+            ending.close_traces();
         };
         tokio::task::spawn_blocking(close).await?;
         outcome
     })
-}
-
-/// Raises the limit of open files to the most allowed: a thousand silent clients use up a shell's default.
-fn open_many_files() {
-    let limit = getrlimit(Resource::Nofile);
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
 /// Must be called within a runtime.
@@ -376,18 +382,4 @@ fn parts(worker: &Worker, functions: &[&Ready]) -> Vec<Part> {
     parts.dedup_by(|one, other| one.source == other.source);
     let named = |(number, part): (usize, Part)| Part { name: number.to_string(), ..part };
     parts.into_iter().enumerate().map(named).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn all_files_may_be_open_that_the_host_allows() {
-        let limit = getrlimit(Resource::Nofile);
-        let fewer = limit.maximum.map_or(Some(1024), |most| Some(most - 1));
-        setrlimit(Resource::Nofile, Rlimit { current: fewer, ..limit }).unwrap();
-        open_many_files();
-        assert_eq!(getrlimit(Resource::Nofile).current, limit.maximum);
-    }
 }
