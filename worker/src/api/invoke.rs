@@ -15,6 +15,12 @@ use crate::invocation::traces;
 /// The most bytes of a decoded client context.
 const CLIENT_CONTEXT_BYTES: usize = 3583;
 
+/// Headers that ask for what there is not: a caller shall not believe to have it.
+const REFUSED: [(&str, &str, &str); 2] = [
+    ("x-amz-tenant-id", "TenantId", "an instance serves all callers of its function"),
+    ("x-amz-durable-execution-name", "DurableExecutionName", "there are no durable executions"),
+];
+
 pub async fn invoke(api: &Api, call: &Call, target: &Target) -> Result<Answer, ApiError> {
     let headers = &call.parts.headers;
     let kind = header(headers, "x-amz-invocation-type").unwrap_or("RequestResponse");
@@ -79,6 +85,11 @@ fn check_event(call: &Call) -> Result<(), ApiError> {
 /// What the function is called with.
 pub fn invocation(call: &Call, target: &Target) -> Result<Invocation, ApiError> {
     let headers = &call.parts.headers;
+    for (name, parameter, reason) in REFUSED {
+        if headers.contains_key(name) {
+            return Err(ApiError::invalid_parameter(format!("{parameter} is not served here: {reason}")));
+        }
+    }
     let trace = header(headers, "x-amzn-trace-id").map(str::to_string);
     let trace = trace.or_else(|| traces::of_traceparent(header(headers, "traceparent")?));
     Ok(Invocation::new(

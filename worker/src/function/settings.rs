@@ -51,7 +51,7 @@ const OF_THE_CALL: [&str; 2] = ["Publish", "RevisionId"];
 
 /// Settings that are not supported, and why. They are refused, as are unknown ones, so that no caller
 /// believes to have them; their default is accepted.
-const REFUSED: [(&str, &str); 9] = [
+const REFUSED: [(&str, &str); 12] = [
     ("DeadLetterConfig", "events that failed are only logged"),
     ("VpcConfig", "there is no such network"),
     ("TracingConfig", "there is no X-Ray"),
@@ -61,6 +61,9 @@ const REFUSED: [(&str, &str); 9] = [
     ("SnapStart", "there is no SnapStart"),
     ("LoggingConfig", "logs are plain text on the worker's stderr"),
     ("RuntimeManagementConfig", "the runtime is the host's"),
+    ("TenancyConfig", "an instance serves all callers of its function"),
+    ("DurableConfig", "there are no durable executions"),
+    ("CapacityProviderConfig", "all instances run on this machine, each for one request at a time"),
 ];
 
 /// `Environment`.

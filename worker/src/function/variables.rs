@@ -27,6 +27,9 @@ const RESERVED_VARIABLES: [&str; 16] = [
     "LAMBDA_RUNTIME_DIR",
 ];
 
+/// With it, Lambda's clients in Go and Rust ask for several requests at once, of which they would lose some.
+pub const MAX_CONCURRENCY: &str = "AWS_LAMBDA_MAX_CONCURRENCY";
+
 /// Checks a function's own variables.
 ///
 /// # Errors
@@ -58,6 +61,9 @@ pub fn fault_of(name: &str) -> Option<&'static str> {
         && bytes.all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
     if !letters {
         return Some("name variables by a letter, then letters, digits and _");
+    }
+    if name == MAX_CONCURRENCY {
+        return Some("not ask for several requests at once: an instance serves one at a time");
     }
     RESERVED_VARIABLES.contains(&name).then_some("not set what Lambda itself sets")
 }

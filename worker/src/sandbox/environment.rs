@@ -8,6 +8,7 @@ use crate::code::python_packages::{self, RUNTIME};
 use crate::code::runtime::Runtime;
 use crate::code::runtime_files;
 use crate::function::settings::Settings;
+use crate::function::variables::MAX_CONCURRENCY;
 use crate::function::worker_options::{Advise, Libraries, Options};
 use crate::sandbox::interface::{Bind, Order, RUNTIME_PORT};
 use worker_container::page_store::Endpoint;
@@ -22,16 +23,16 @@ const PATH: &str = "/usr/local/bin:/usr/bin:/bin:/opt/bin";
 const HEAP: &str = "/var/mayfly/lib/libmayfly_heap.so";
 const MERGE: &str = "/var/mayfly/lib/libmayfly_merge.so";
 const REST: &str = "/var/mayfly/lib/libmayfly_rest.so";
-/// No huge pages: most of a small instance's would be unused.
 const PYTHON_PATH: &str = "PYTHONPATH";
+/// No huge pages: most of a small instance's would be unused.
 const HEAP_PAGES: &str = "base";
 /// The folder with the page store's socket.
 const STORE: &str = "/var/mayfly/store";
 /// Lambda's own client of the Runtime API.
 const CLIENT: &str = "awslambdaric";
-/// The first host user that instances run as, if the worker is root; far from the host's own users.
 /// Names the program that starts the runtime: its arguments are the runtime's command line.
 const WRAPPER: &str = "AWS_LAMBDA_EXEC_WRAPPER";
+/// The first host user that instances run as, if the worker is root; far from the host's own users.
 const FIRST_USER: u32 = 2_000_000_000;
 const USERS: u64 = 1_000_000;
 
@@ -88,12 +89,12 @@ pub(crate) fn program_spec(order: &Order, options: &Options, folder: &Path, shar
             vec![program, "-m".into(), module.into(), settings.handler.clone()]
         }
     };
-    if is_python(settings) {
     // A function's own runtime, as an image's, heeds it or not.
     let wrapper = settings.environment.get(WRAPPER).filter(|path| !path.is_empty());
     if let (Some(wrapper), Runtime::Node(..) | Runtime::Python(..)) = (wrapper, &settings.runtime) {
         command.insert(0, wrapper.clone());
     }
+    if is_python(settings) {
         binds.push(bind(&folder.join(runtime_files::PACKAGES), PACKAGES));
         binds.extend(options.python.of(&settings.runtime).map(|client| bind(&client, RUNTIME)));
     }
@@ -108,7 +109,6 @@ pub(crate) fn program_spec(order: &Order, options: &Options, folder: &Path, shar
     }
 }
 
-/// Only the image, and the heap, which is one library for glibc and musl of any version. Where
 /// The program of a function that brings its own runtime, in its code or in a layer.
 fn bootstrap_of(order: &Order) -> String {
     // A link may lead to what only the instance has.
@@ -118,6 +118,7 @@ fn bootstrap_of(order: &Order) -> String {
     format!("{place}/bootstrap")
 }
 
+/// Only the image, and the heap, which is one library for glibc and musl of any version. Where
 /// [`may_share`] allows it, the bootstrap tries whether the libraries for idle work and merging fit the
 /// image's own.
 fn of_image(
@@ -161,6 +162,8 @@ fn of_image(
         variables.insert("MAYFLY_HEAP_PAGES".into(), HEAP_PAGES.into());
     }
     variables.extend(image.environment.iter().cloned());
+    // An image for Lambda's managed instances runs here as any other.
+    variables.remove(MAX_CONCURRENCY);
     if libraries.heap.is_some() {
         // After what the image itself preloads.
         let preloaded = variables.entry("LD_PRELOAD".into()).or_default();
