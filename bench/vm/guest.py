@@ -1,5 +1,6 @@
 """A VM under test, driven through `mayfly vm boot` and its control socket: a JSON line in, one out."""
 
+import base64
 import json
 import os
 import socket
@@ -157,7 +158,7 @@ class Guest:
 
     def output(self, name: str, start: int = 0) -> tuple[str, int]:
         answer = self.ask("output", instance=name, **{"from": start})
-        return answer["text"], answer["next"]
+        return base64.b64decode(answer["bytes"]).decode(errors="replace"), answer["next"]
 
     def shell(self, script: str) -> str:
         """Runs a script as root in the guest, outside all partitions."""

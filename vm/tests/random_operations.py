@@ -3,6 +3,7 @@ predicts the result of each. After every step the model, the host's record and t
 
 `vm/tests/run` does 120 steps, `bench/vm/soak` 10,000."""
 
+import base64
 import random
 import sys
 import time
@@ -218,7 +219,8 @@ class Agreement:
     # Comparisons.
 
     def output(self, name: str) -> str:
-        return self.must({"verb": "output", "instance": name, "from": 0})["text"]
+        bytes_of = self.must({"verb": "output", "instance": name, "from": 0})["bytes"]
+        return base64.b64decode(bytes_of).decode(errors="replace")
 
     def actual_states(self) -> list[str]:
         return [partition["state"] for partition in self.must({"verb": "status"})["partitions"]]

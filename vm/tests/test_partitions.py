@@ -1,15 +1,17 @@
 """A VM and its partitions as docs/vm.md describes them: plugged and unplugged, instances confined to theirs,
 and wrong requests refused in one line."""
 
+import contextlib
 import fcntl
 import json
 import os
 import pathlib
 import re
 import socket
+import subprocess
 import tempfile
 
-from command import BOOT, MIB, PARTITIONS, SIZE_MIB, ask, check
+from command import BOOT, MIB, PARTITIONS, PATIENCE, SIZE_MIB, ask, check
 
 
 def test_invalid_requests_are_refused_in_one_line(host):
@@ -152,6 +154,28 @@ def test_run_prints_output_and_returns_exit_code(vm):
     check(vm.states() == ["absent"] * PARTITIONS, vm("list"))
 
 
+def test_run_passes_output_on_whole_and_unchanged(vm):
+    """More than the agent keeps, and no text."""
+    block, count = bytes(range(256)) * 4096, 8
+    script = f"import sys\nfor _ in range({count}): sys.stdout.buffer.write(bytes(range(256)) * 4096)"
+    command = [vm.program, "vm", "run", "--", "python3", "-c", script]
+    done = subprocess.run(command, env=vm.environment, capture_output=True, timeout=PATIENCE)
+    check(done.returncode == 0 and not done.stderr, done.returncode, done.stderr)
+    check(done.stdout == block * count, "bytes:", len(done.stdout), "of", len(block) * count)
+    check(vm.states() == ["absent"] * PARTITIONS, vm("list"))
+
+
+def test_run_fails_if_its_reader_ends(vm):
+    command = [vm.program, "vm", "run", "--", "yes"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, env=vm.environment, **pipes) as running:
+        check(running.stdout.read(4) == b"y\ny\n")
+        running.stdout.close()
+        line = running.stderr.read()
+        check(running.wait(PATIENCE) == 125 and b"cannot write the output" in line, running.returncode, line)
+    check(vm.states() == ["absent"] * PARTITIONS, vm("list"))
+
+
 NAMES = """
 import socket
 server = socket.create_server(("localhost", 0))
@@ -180,6 +204,16 @@ def test_supervisor_survives_garbage_on_control_socket(vm):
     with socket.socket(socket.AF_UNIX) as line:
         line.connect(path)
         line.sendall(b"half a reques")
+    # Longer than a request may be: one answer, and the end.
+    with socket.socket(socket.AF_UNIX) as line:
+        line.connect(path)
+        with contextlib.suppress(OSError):
+            line.sendall(b"[" * (3 << 20) + b"\n")
+        answer = b""
+        with contextlib.suppress(ConnectionResetError):
+            while part := line.recv(1000):
+                answer += part
+        check(answer.count(b"\n") <= 1 and b"not a request" in answer, answer)
     check(vm.status()["guest"]["state"] == "up")
 
 

@@ -58,6 +58,7 @@ impl Program {
             cwd: self.cwd,
             cpus: self.cpus,
             vcpus_milli: self.vcpus,
+            waits_for_reader: false,
             confinement: None,
         }
     }
@@ -173,18 +174,19 @@ impl RunArguments {
         let plugged: Plugged = client.ask(&Command::Plug { partition: None })?;
         let partition = plugged.partition;
         let instance = format!("run-{}", std::process::id());
-        let spawn = self.program.spawn(instance.clone(), &[partition]);
+        let mut spawn = self.program.spawn(instance.clone(), &[partition]);
+        spawn.waits_for_reader = true;
         let ran = run_in_partition(&mut client, spawn, &interrupted, json);
         // In every case: unplug the partition.
         if ran.is_err() {
             let _ = client.ask::<ExitReason>(&Command::Stop { instance, grace_ms: 0 });
         }
         let unplugged = unplug(&mut client, partition);
-        let (spawned, reason, text) = ran?;
+        let (spawned, reason, output) = ran?;
         let unplugged = unplugged?;
         if json {
             print_json(&json!({
-                "exit": reason, "output": text, "plugged": plugged, "spawned": spawned, "unplugged": unplugged,
+                "exit": reason, "output": String::from_utf8_lossy(&output), "plugged": plugged, "spawned": spawned, "unplugged": unplugged,
             }))?;
         } else if times {
             eprintln!("partition {partition} plugged in {}", quantity::duration(plugged.total_ns as f64));
@@ -214,18 +216,24 @@ fn run_in_partition(
     spawn: Spawn,
     interrupted: &AtomicBool,
     quiet: bool,
-) -> Result<(Spawned, ExitReason, String)> {
+) -> Result<(Spawned, ExitReason, Vec<u8>)> {
     let spawned: Spawned = client.ask(&Command::Spawn { outside: false, spawn })?;
     let instance = spawned.instance.clone();
-    let mut all = String::new();
+    let mut all = Vec::new();
     let mut from = 0;
     loop {
         let timeout_ms = POLL.as_millis() as u64;
         let reason: Option<ExitReason> =
             client.ask(&Command::Wait { instance: instance.clone(), timeout_ms })?;
-        // After the end, for the last output.
-        while show_more(client, &instance, &mut from, quiet.then_some(&mut all))? == Shown::Something {}
+        // The instance waits while the agent keeps as much output as it can, so this reads all there is.
+        let mut show = || show_more(client, &instance, &mut from, quiet.then_some(&mut all));
+        while show()? == Shown::Something {}
         if let Some(reason) = reason {
+            // Its processes have ended; the agent may still read what is left in the pipe. An agent that died
+            // has lost that.
+            while reason != ExitReason::AgentLost && show()? != Shown::All {
+                std::thread::sleep(POLL / 10);
+            }
             if reason == ExitReason::Overflow {
                 eprintln!("mayfly: {instance} needed more memory than its partition has and was killed");
             }
@@ -249,7 +257,7 @@ fn show_more(
     client: &mut Client,
     instance: &str,
     from: &mut u64,
-    into: Option<&mut String>,
+    into: Option<&mut Vec<u8>>,
 ) -> Result<Shown> {
     let output: Output = client.ask(&Command::Output { instance: instance.to_string(), from: *from })?;
     if output.from > *from {
@@ -260,13 +268,16 @@ fn show_more(
     }
     *from = output.next;
     match into {
-        Some(all) => all.push_str(&output.text),
+        Some(all) => all.extend(&output.bytes),
         None => {
-            print!("{}", output.text);
-            std::io::stdout().flush()?;
+            let mut stdout = std::io::stdout();
+            stdout
+                .write_all(&output.bytes)
+                .and_then(|()| stdout.flush())
+                .context("cannot write the output")?;
         }
     }
-    Ok(match (output.text.is_empty(), output.ended) {
+    Ok(match (output.bytes.is_empty(), output.ended) {
         (false, _) => Shown::Something,
         (true, true) => Shown::All,
         (true, false) => Shown::Nothing,
@@ -303,7 +314,7 @@ impl OutputArguments {
     pub fn execute(self) -> Result<i32> {
         let mut client = self.vm.connect()?;
         let mut from = 0;
-        let mut all = String::new();
+        let mut all = Vec::new();
         loop {
             let into = self.vm.json.then_some(&mut all);
             match show_more(&mut client, &self.instance, &mut from, into)? {
@@ -313,7 +324,7 @@ impl OutputArguments {
             }
         }
         if self.vm.json {
-            print_json(&json!({ "output": all }))?;
+            print_json(&json!({ "output": String::from_utf8_lossy(&all) }))?;
         }
         Ok(0)
     }

@@ -84,6 +84,7 @@ impl Instance {
         drop(self.input.lock().expect("not poisoned").take());
         let group = &self.group;
         let all_ended = group.kill().and_then(|()| group.wait_empty(KILL_PATIENCE));
+        self.output.stop_waiting();
         drop(std::mem::take(&mut *self.channels.lock().expect("not poisoned")));
         let reason = match status {
             // Only the out-of-memory killer increments this counter.
@@ -193,7 +194,7 @@ pub fn start(
             return Err(refusal(ErrorKind::CannotStart, message));
         }
     };
-    let output = Arc::new(Output::default());
+    let output = Arc::new(Output::new(order.waits_for_reader));
     let filled = Arc::clone(&output);
     let reading = Builder::new().stack_size(STACK_BYTES).spawn(move || filled.fill(reader));
     if let Err(error) = reading {

@@ -86,11 +86,20 @@ fn describe() -> Agent {
     }
 }
 
+/// A request of which only the id can be read.
+#[derive(serde::Deserialize)]
+struct WithId {
+    id: u64,
+}
+
 fn take(server: &Arc<Server>, text: &[u8]) {
     let request: Request = match serde_json::from_slice(text) {
         Ok(request) => request,
         Err(error) => {
-            return server.reply(0, Err(refusal(ErrorKind::Malformed, format!("not a request: {error}"))));
+            // With its id, so that the host does not wait for an answer to an operation unknown here.
+            let id = serde_json::from_slice(text).map_or(0, |WithId { id }| id);
+            let message = format!("not a request that this agent knows: {error}");
+            return server.reply(id, Err(refusal(ErrorKind::Malformed, message)));
         }
     };
     let id = request.id;
@@ -199,7 +208,7 @@ impl Server {
             Operation::Output { instance, from } => {
                 let excerpt = self.instances.output(&instance)?.read(from);
                 Ok(Answer::Output {
-                    text: excerpt.text,
+                    bytes: excerpt.bytes,
                     from: excerpt.from,
                     next: excerpt.next,
                     ended: excerpt.ended,

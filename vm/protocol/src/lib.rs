@@ -5,6 +5,7 @@
 //!
 //! Partitions are numbered from 0; [`Layout::node_of`] returns the NUMA node of each.
 
+pub mod bytes;
 pub mod frame;
 pub mod layout;
 pub mod message;
@@ -18,7 +19,7 @@ pub use message::*;
 pub use stats::{Merged, NodeStats, Stats};
 
 /// Incremented with every change that an older peer would misunderstand.
-pub const VERSION: u32 = 8;
+pub const VERSION: u32 = 9;
 
 /// The virtio-serial port: `/dev/virtio-ports/org.mayfly.agent` in the guest.
 pub const PORT: &str = "org.mayfly.agent";

@@ -66,7 +66,8 @@ pub enum Operation {
     Output {
         /// Which one.
         instance: String,
-        /// 0: all that is still kept.
+        /// 0: all that is still kept. If the instance waits for its reader, older output has been read, and
+        /// is discarded.
         from: u64,
     },
     /// Writes to an instance's standard input. Answer: [`Answer::Done`].
@@ -129,6 +130,10 @@ pub struct Spawn {
     /// How much of their time it may use, in thousandths of a vCPU (HotMem Table 1); all by default.
     #[serde(default)]
     pub vcpus_milli: Option<u32>,
+    /// Whether it waits when it has written as much output as the agent keeps, until the host has read some.
+    /// By default the agent discards the oldest, for output that may have no reader.
+    #[serde(default)]
+    pub waits_for_reader: bool,
     /// Set for a worker's function: it sees its own code, may call the host, and does not own its root.
     #[serde(default)]
     pub confinement: Option<Box<Confinement>>,
@@ -289,9 +294,10 @@ pub enum Answer {
     Stats(Stats),
     /// To [`Operation::Output`].
     Output {
-        /// The output kept from there on, at most 256 KiB; bytes that are not UTF-8 are replaced.
-        text: String,
-        /// Where `text` starts: later than requested if older output was discarded.
+        /// The output kept from there on, at most 256 KiB.
+        #[serde(with = "crate::bytes")]
+        bytes: Vec<u8>,
+        /// Where `bytes` start: later than requested if older output was discarded.
         from: u64,
         /// Where to continue.
         next: u64,

@@ -28,6 +28,7 @@ fn requests() -> impl Strategy<Value = Request> {
                     cwd,
                     cpus: vec![0, 1],
                     vcpus_milli: Some(500),
+                    waits_for_reader: false,
                     confinement: None,
                 })
             }),

@@ -83,6 +83,7 @@ fn spawn_of(instance: u32, more: Option<u32>) -> Spawn {
         cwd: None,
         cpus: vec![],
         vcpus_milli: None,
+        waits_for_reader: false,
         confinement: None,
     }
 }

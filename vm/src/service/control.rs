@@ -82,9 +82,10 @@ pub enum Command {
 /// Part of what an instance wrote.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Output {
-    /// What it wrote.
-    pub text: String,
-    /// Where `text` starts: later than requested if older output was discarded.
+    /// What it wrote, in JSON as base64.
+    #[serde(with = "vm_protocol::bytes")]
+    pub bytes: Vec<u8>,
+    /// Where `bytes` start: later than requested if older output was discarded.
     pub from: u64,
     /// Where to continue.
     pub next: u64,

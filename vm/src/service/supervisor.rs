@@ -140,7 +140,14 @@ fn serve(stream: UnixStream, vm: &Vm, ending: &Sender<Ending>) {
             Ok(0) | Err(_) => return,
             Ok(_) => {}
         }
+        // The rest of a request that is too long would be taken for the next one, and each answer from then
+        // on for that of the request before: the connection ends here.
+        let is_whole = text.ends_with(b"\n");
         let reply = match serde_json::from_slice(&text) {
+            _ if !is_whole => Reply::Error(format!(
+                "not a request: a line of at most {} MiB, with its end",
+                MAX_REQUEST_BYTES >> 20
+            )),
             Err(error) => Reply::Error(format!("not a request: {error}")),
             Ok(Command::Down) => {
                 let _ = ending.send(Ending::Requested("requested by mayfly vm down".to_string()));
@@ -154,7 +161,7 @@ fn serve(stream: UnixStream, vm: &Vm, ending: &Sender<Ending>) {
         };
         let Ok(mut line) = serde_json::to_vec(&reply) else { return };
         line.push(b'\n');
-        if writer.write_all(&line).is_err() {
+        if writer.write_all(&line).is_err() || !is_whole {
             return;
         }
     }

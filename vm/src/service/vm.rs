@@ -209,7 +209,7 @@ impl Vm {
         match self
             .ask(Operation::Output { instance: instance.to_string(), from }, "return an instance's output")?
         {
-            Answer::Output { text, from, next, ended } => Ok(Output { text, from, next, ended }),
+            Answer::Output { bytes, from, next, ended } => Ok(Output { bytes, from, next, ended }),
             other => Err(unexpected(&other)),
         }
     }

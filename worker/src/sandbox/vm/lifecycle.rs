@@ -261,6 +261,7 @@ fn spawn_order(vm: &PartitionedVm, order: &Order, name: &str, address: Option<Ip
         cwd: Some(folder),
         cpus: Vec::new(),
         vcpus_milli: settings.processors.map(|processors| (processors * 1000.0).ceil() as u32),
+        waits_for_reader: false,
         confinement: Some(Box::new(Confinement {
             user,
             port: RUNTIME_PORT,
@@ -308,10 +309,10 @@ async fn fetch_output(running: Arc<Running>, name: String, pipe: pipe::Sender) {
         tokio::time::sleep(OUTPUT_EVERY).await;
         let wanted = name.clone();
         let Ok(piece) = ask(&running, move |vm| vm.output(&wanted, from)).await else { return };
-        let mut text = piece.text.as_bytes();
-        while !text.is_empty() {
-            match pipe.try_write(text) {
-                Ok(count) => text = &text[count..],
+        let mut bytes = &piece.bytes[..];
+        while !bytes.is_empty() {
+            match pipe.try_write(bytes) {
+                Ok(count) => bytes = &bytes[count..],
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
                     if pipe.writable().await.is_err() {
                         return;
