@@ -20,6 +20,20 @@ import node
 from node import oci_archive, run, scratch, until
 
 
+def pytest_collection_modifyitems(items):
+    """Without libraries for musl, its programs run unchanged: tests of injections into them are left out."""
+    if pathlib.Path(node.musl_libraries()).is_dir():
+        return
+    for item in items:
+        parameters = getattr(item, "callspec", None)
+        if item.get_closest_marker("musl") or (parameters and parameters.params.get("libc") == "musl"):
+            item.add_marker(pytest.mark.skip(reason="no Rust for musl, so no libraries for it"))
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "musl: injects the libraries for musl")
+
+
 @pytest.fixture(scope="session")
 def programs():
     with node.scratch() as folder:

@@ -182,6 +182,7 @@ def test_kills_at_random_moments_harm_no_other_container(podman, agent):
         assert "good 8" in podman("logs", name), f"seed {seed}"
 
 
+@pytest.mark.musl
 def test_containers_start_without_the_agent(podman, agent):
     agent.kill()
     try:

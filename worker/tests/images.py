@@ -53,9 +53,9 @@ def layer(*entries, form=tarfile.PAX_FORMAT):
                 archive.add(content, info, filter=plain)
                 continue
             info = member(info) if isinstance(info, str) else info
-            # A header may claim another size than the content's.
+            # A header may claim another size than the content's, which `addfile` refuses from Python 3.13 on.
             info.size = info.size or len(content)
-            archive.addfile(info)
+            made.write(info.tobuf(archive.format, archive.encoding, archive.errors))
             made.write(content)
             made.write(b"\0" * (-len(content) % tarfile.BLOCKSIZE))
             archive.offset = made.tell()
