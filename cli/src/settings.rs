@@ -127,8 +127,8 @@ pub struct HeapSettings {
     /// How the heap allocates huge pages [default: thp]
     #[arg(long)]
     pub pages: Option<Pages>,
-    /// Empty huge pages that stay mapped; with 0 all are released at once, as in the paper [default: an
-    /// eighth of those in use]
+    /// Empty huge pages that stay mapped; with 0 all are released at once, as in the paper [default: a
+    /// quarter of those in use]
     #[arg(long, value_name = "N")]
     pub retain: Option<u32>,
 }

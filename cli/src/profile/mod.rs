@@ -41,7 +41,7 @@ Examples:
   mayfly profile --leaks -- ./app                     objects that it never freed
   mayfly profile --from server.profile --frees        the callers that free each context's objects
   mayfly profile --name server --seconds 60 --again 1h -o profiles/   a minute each hour; then: mayfly train profiles/
-  go tool pprof -http : server.pb.gz                  flame graphs; -tagfocus lifetime=1s for one class
+  go tool pprof -http : server.pb.gz                  flame graphs; -tagfocus 'lifetime=^1s$' for one class
   duckdb -c \"FROM 'server.parquet' ORDER BY bytes DESC\"
 
 It writes NAME.profile, and from it NAME.pb.gz (pprof) and NAME.parquet (one row for each calling context). Objects are
