@@ -230,8 +230,13 @@ def limits_match_the_function(up):
         "cpu.max": "50000 100000",
     }
     assert {file: read(small, file) for file in expected} == expected
-    # While the instance does its idle work it has less weight; the check of the store before lets that begin.
-    until(lambda: read(small, "cpu.weight") == "7", lambda: read(small, "cpu.weight"))
+
+    # From its idle work on, which the check of the store before lets begin, it has less weight until a call.
+    def has_full_weight_at_work():
+        up.right("Small", "ping")
+        return read(small, "cpu.weight") == "7"
+
+    until(has_full_weight_at_work, lambda: read(small, "cpu.weight"))
 
 
 def memory_has_a_limit(up):
