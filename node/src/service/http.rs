@@ -18,11 +18,20 @@ const MAX_CONNECTIONS: usize = 32;
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
 const PATHS: &str = "GET /metrics, /memory or /healthz\n";
 
-/// Makes the text of a path other than /healthz, if there is such a path; it may block.
-type Texts = dyn Fn(&str) -> Option<String> + Send + Sync;
+/// The content types of texts.
+pub const PLAIN: &str = "text/plain; version=0.0.4";
+/// See [`PLAIN`].
+pub const JSON: &str = "application/json";
+
+/// Makes the text of a path other than /healthz, with its content type, if there is such a path. It may
+/// block.
+type Texts = dyn Fn(&str) -> Option<(&'static str, String)> + Send + Sync;
 
 /// Serves until it is dropped. `texts` makes the text of a path, and may block.
-pub async fn serve(listener: TcpListener, texts: impl Fn(&str) -> Option<String> + Send + Sync + 'static) {
+pub async fn serve(
+    listener: TcpListener,
+    texts: impl Fn(&str) -> Option<(&'static str, String)> + Send + Sync + 'static,
+) {
     let texts: Arc<Texts> = Arc::new(texts);
     let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
@@ -44,19 +53,18 @@ pub async fn serve(listener: TcpListener, texts: impl Fn(&str) -> Option<String>
 }
 
 async fn respond(request: Request<Incoming>, texts: Arc<Texts>) -> Result<Response<Full<Bytes>>, Infallible> {
-    let (status, text) = match (request.method(), request.uri().path()) {
-        (&Method::GET, "/healthz") => (StatusCode::OK, "ok\n".into()),
+    let (status, (kind, text)) = match (request.method(), request.uri().path()) {
+        (&Method::GET, "/healthz") => (StatusCode::OK, (PLAIN, "ok\n".into())),
         (&Method::GET, path) => {
             let path = path.to_owned();
             match tokio::task::spawn_blocking(move || texts(&path)).await {
                 Ok(Some(text)) => (StatusCode::OK, text),
-                Ok(None) => (StatusCode::NOT_FOUND, PATHS.into()),
-                Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
+                Ok(None) => (StatusCode::NOT_FOUND, (PLAIN, PATHS.into())),
+                Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, (PLAIN, format!("{error}\n"))),
             }
         }
-        _ => (StatusCode::METHOD_NOT_ALLOWED, PATHS.into()),
+        _ => (StatusCode::METHOD_NOT_ALLOWED, (PLAIN, PATHS.into())),
     };
-    let kind = if text.starts_with('{') { "application/json" } else { "text/plain; version=0.0.4" };
     let mut response = Response::new(Full::from(text));
     *response.status_mut() = status;
     let kind = hyper::header::HeaderValue::from_static(kind);

@@ -51,8 +51,8 @@ pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(
                 .with_context(|| format!("cannot serve metrics at {address}"))?;
             let agent = agent.clone();
             tokio::spawn(http::serve(listener, move |path| match path {
-                "/metrics" => Some(metrics::text(&agent)),
-                "/memory" => Some(NodeMemory::measure(&agent).json()),
+                "/metrics" => Some((http::PLAIN, metrics::text(&agent))),
+                "/memory" => Some((http::JSON, NodeMemory::measure(&agent).json())),
                 _ => None,
             }))
         }

@@ -4,10 +4,10 @@
 //! *works*. If more than [`WAITING`] wait for their first request, or more than that for another one, the
 //! server closes the one of these that has waited for longest. So a client that holds hundreds half-open
 //! loses those and no others. A connection that was kept alive after an answer is not among them, since its
-//! client may be sending the next request while the server closes it. If this process
-//! can open no more, the server closes one of the more numerous kind. Answers that clients have not read yet
-//! have at most [`UNTAKEN_BYTES`]: beyond that, the server closes the connection whose client has read
-//! nothing for longest.
+//! client may be sending the next request while the server closes it. If this process can open no more, the
+//! server closes one of the more numerous kind. Answers that clients have not read yet have at most
+//! [`UNTAKEN_BYTES`]: beyond that, the server closes the connection whose client has read nothing for
+//! longest.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
