@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
 
-from bench.outcome import RESULTS, ROOT, BenchError, Shown, print_shown, say, write
+from bench.outcome import RESULTS, ROOT, BenchError, Shown, print_shown, read, say, write
 
 
 def parser(
@@ -161,7 +161,7 @@ class Run:
 
     def all(self) -> int:
         if self.options.keep and self.options.output.exists():
-            self.flat |= json.loads(self.options.output.read_text())
+            self.flat |= read(self.options.output)
         for part in self.options.only:
             getattr(self, part)()
         return 0

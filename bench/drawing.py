@@ -1,6 +1,5 @@
 """The style of every figure, its file, and the command that draws a room's figures from its results."""
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +9,7 @@ import matplotlib
 matplotlib.use("svg")
 from matplotlib import pyplot  # noqa: E402
 
-from bench.outcome import RESULTS, ROOT  # noqa: E402
+from bench.outcome import RESULTS, ROOT, read  # noqa: E402
 
 # The same input gives the same file, byte by byte, so that a figure changes only when a number does.
 matplotlib.rcParams.update(
@@ -42,7 +41,7 @@ def draw_all(room: str, draw: Callable[[dict], list[Path | None]]) -> int:
         )
         return 0 if sys.argv[1] in ("-h", "--help") else 2
     try:
-        results = json.loads(source.read_text())
+        results = read(source)
     except FileNotFoundError:
         print(f"figures: {source}: not there; bench/{room}/run writes it", file=sys.stderr)
         return 1

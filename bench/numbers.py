@@ -20,7 +20,6 @@ written when this runs, `--check` leaves it out, and `--stale` lists the results
 
 import argparse
 import fnmatch
-import json
 import operator
 import re
 import subprocess
@@ -28,7 +27,7 @@ import sys
 import textwrap
 import tomllib
 
-from bench.outcome import RESULTS, ROOT, BenchError
+from bench.outcome import RESULTS, ROOT, BenchError, read
 
 TEMPLATES = ROOT / "bench" / "tables"
 PAGES = ROOT / "docs" / "numbers"
@@ -41,6 +40,7 @@ OLDER = "**Older than the code**:"
 OLDER_TEXT = re.compile(rf"^{re.escape(OLDER)}.*?\n\n", re.M | re.S)
 OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
 WIDTH = 110
+MOST_BYTES = 1 << 20  # of results that are read as they are; raw counters and series are compressed beside
 
 
 def value(expression: str, results: dict) -> float:
@@ -135,11 +135,14 @@ def git(*command: str) -> str | None:
 
 
 def age(name: str, results: dict, about: dict) -> tuple[str, list[str]]:
-    """The date of the commit that was measured, or of the results' own commit if that is not in the history,
-    and which folders of the sources have changed since."""
+    """The date of the commit that was measured, and which folders of the sources have changed since. If that
+    commit is not recorded or not in the history: of the commit that brought the results, which is
+    `kept_in.commit` where a later one changed nothing but the file's form."""
     commit = (recorded_commit(results) or "").removesuffix("-dirty")
     if not commit or git("cat-file", "-e", f"{commit}^{{commit}}") is None:
-        commit = git("log", "-1", "--format=%H", "--", f"bench/results/{name}")
+        commit = results.get("kept_in.commit") or git(
+            "log", "-1", "--format=%H", "--", f"bench/results/{name}"
+        )
     without = [":(exclude,glob)**/*.md", ":(exclude,glob)**/tests/**"]
     if not commit:
         return "", []
@@ -162,7 +165,7 @@ def filled(template: str, abouts: dict, history: bool) -> str:
         for name in named[1].split():
             if name not in abouts:
                 raise BenchError(f"bench/tables/results.toml says nothing about {name}")
-            own = json.loads((RESULTS / name).read_text())
+            own = read(RESULTS / name)
             results |= own
             origin.append(source(name, own, abouts[name], section))
             date, older = age(name, own, abouts[name]) if history else ("", [])
@@ -196,7 +199,7 @@ def main() -> int:
     abouts = tomllib.loads((TEMPLATES / "results.toml").read_text())
     if options.stale:
         for name, about in abouts.items():
-            results = json.loads((RESULTS / name).read_text())
+            results = read(RESULTS / name)
             date, older = age(name, results, about)
             if older:
                 print(f"{name}, of {date}: {', '.join(older)} changed; measure again with {about['command']}")
@@ -225,6 +228,10 @@ def main() -> int:
     orphans = [str(path.relative_to(ROOT)) for path in sorted(PAGES.glob("*.md")) if path.name not in names]
     if orphans:
         print(f"figures: no template in bench/tables: {', '.join(orphans)}", file=sys.stderr)
+        return 1
+    kept = sum(path.stat().st_size for path in RESULTS.rglob("*.json"))
+    if options.check and kept > MOST_BYTES:
+        print(f"figures: bench/results has {kept:,} bytes of JSON, at most {MOST_BYTES:,}", file=sys.stderr)
         return 1
     if options.check and differ:
         print(

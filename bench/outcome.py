@@ -1,6 +1,8 @@
 """The output of every comparison: numbers in bench/results, tables for people, and goals beside results."""
 
 import json
+import lzma
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +11,8 @@ from statistics import median
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
+# Keys of what only a plot has: values over time. They are most of some results, and are kept compressed.
+SERIES = re.compile(r"\.(over_time|timeline)\.")
 
 
 class BenchError(Exception):
@@ -89,10 +93,34 @@ def print_shown(found: Iterable[Shown]) -> None:
 
 
 def write(output: Path, flat: dict, found: Iterable[Shown] = ()) -> dict:
-    """Flat dotted keys with units; goals go in as `shown.N.what`, `.wanted`, `.measured`, `.met`."""
-    flat = {key: value for key, value in flat.items() if not key.startswith("shown.")}
+    """Flat dotted keys with units; goals go in as `shown.N.what`, `.wanted`, `.measured`, `.met`. Values over
+    time go to NAME.series.json.xz beside NAME.json; `read` has both again."""
+    flat = {key: rounded(value) for key, value in flat.items() if not key.startswith("shown.")}
     for number, one in enumerate(found):
         flat |= {f"shown.{number}.{key}": value for key, value in vars(one).items()}
+    series = {key: value for key, value in flat.items() if SERIES.search(key)}
     output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(flat, indent=1) + "\n")
+    beside = series_of(output)
+    if series:
+        beside.write_bytes(lzma.compress(json.dumps(series).encode()))
+    else:
+        beside.unlink(missing_ok=True)
+    single = {key: value for key, value in flat.items() if key not in series}
+    output.write_text(json.dumps(single, indent=0) + "\n")
     return flat
+
+
+def read(output: Path) -> dict:
+    """What `write` wrote."""
+    beside = series_of(output)
+    series = json.loads(lzma.decompress(beside.read_bytes())) if beside.exists() else {}
+    return json.loads(output.read_text()) | series
+
+
+def series_of(output: Path) -> Path:
+    return output.with_name(f"{output.stem}.series.json.xz")
+
+
+def rounded(value: object) -> object:
+    """Seven significant digits: more than a measurement has. Integers are counts, and stay whole."""
+    return float(f"{value:.7g}") if isinstance(value, float) else value

@@ -2,7 +2,6 @@
 writes bench/results/lifetime.json after each workload."""
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from bench.lifetime import builds, learning, releases, tables, third_party, time
 from bench.lifetime.goals import shown
 from bench.lifetime.results import Results
 from bench.lifetime.workloads import FULL, QUICK, WORKLOADS, Size, Workload
-from bench.outcome import BenchError, Shown, say, write
+from bench.outcome import BenchError, Shown, read, say, write
 
 # The model learns from these runs and is used in another. Four, since few samples leave a class to chance.
 PROFILED_SEEDS, MEASURED_SEED = (1, 3, 4, 5), 2
@@ -80,7 +79,7 @@ def without_variants_of_root(chosen: list[str]) -> list[str]:
 class Comparison:
     def __init__(self, options: argparse.Namespace):
         self.options = options
-        self.before = read(options.output)
+        self.before = earlier(options.output)
         self.results = Results()
         self.times: dict = {}
         self.studied: dict[str, dict] = {}
@@ -216,10 +215,10 @@ class Comparison:
         return write(self.options.output, flat, [*goals, *now])
 
 
-def read(path) -> dict:
+def earlier(path) -> dict:
     """The results of earlier runs in the file."""
     try:
-        return json.loads(path.read_text())
+        return read(path)
     except (FileNotFoundError, ValueError):
         return {}
 

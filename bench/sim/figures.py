@@ -1,7 +1,6 @@
 """Draws Memento's figures from bench/results/sim.json as SVG: one file for each of the paper's, whose average
 is a hatched bar beside ours."""
 
-import json
 import sys
 import tomllib
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 from matplotlib import pyplot
 
 from bench.drawing import save
-from bench.outcome import RESULTS, ROOT
+from bench.outcome import RESULTS, ROOT, read
 from bench.sim.paper import AVERAGES, GROUPS
 
 PROGRAMS = tomllib.loads((ROOT / "bench/sim/runs.toml").read_text())["programs"]
@@ -175,7 +174,7 @@ def main() -> int:
         return 2
     source = RESULTS / "sim.json"
     try:
-        results = json.loads(source.read_text())
+        results = read(source)
     except (OSError, ValueError) as error:
         print(f"figures: {source}: {error}; bench/sim/run writes it", file=sys.stderr)
         return 1

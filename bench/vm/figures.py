@@ -1,6 +1,5 @@
 """Draws the results as SVG beside the paper's figures 5, 6, 7 and 10."""
 
-import json
 import re
 import sys
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 from matplotlib import pyplot
 
 from bench.drawing import draw_all, save
-from bench.outcome import RESULTS
+from bench.outcome import RESULTS, read
 
 COLOURS = {"static": "#8c8c8c", "plain": "#c98b2e", "nodes": "#4c78a8", "hotmem": "#c0392b"}
 
@@ -88,7 +87,7 @@ FUNCTIONS = ("A function's requests while another's instances end", "another fun
 
 
 def draw(results: dict) -> list[Path | None]:
-    of_functions = json.loads((RESULTS / "vm-functions.json").read_text())
+    of_functions = read(RESULTS / "vm-functions.json")
     return [
         draw_latency(results),
         draw_steps(results),
