@@ -27,6 +27,9 @@ impl VmSelector {
 }
 
 /// Prints one JSON object on a line.
+///
+/// # Errors
+/// The value has a map whose keys are no strings.
 pub fn print_json(value: &impl Serialize) -> Result<()> {
     println!("{}", serde_json::to_string(value)?);
     Ok(())

@@ -56,6 +56,9 @@ fn classes(file: &[u8], thread: usize) -> Option<&[u8]> {
 }
 
 /// Checks a table; the error names its fault.
+///
+/// # Errors
+/// The first fault of the table, for the one line that the program prints.
 pub fn check(file: &[u8]) -> Result<(), &'static str> {
     if file.len() < HEADER || &file[..8] != MAGIC {
         return Err("it does not begin with MAYFLYOR");

@@ -45,6 +45,9 @@ struct Tally {
 }
 
 /// Checks all invariants.
+///
+/// # Errors
+/// The first invariant that does not hold, with the address.
 pub fn invariants() -> Checked {
     let (mut on_pages, mut in_heaps) = (Tally::default(), Tally::default());
     let (mut live, mut kept, mut open) = (0, 0, 0);

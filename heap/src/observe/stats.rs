@@ -190,6 +190,9 @@ pub fn total(event: usize) -> u64 {
 }
 
 /// Writes the report: one JSON object with flat dotted keys.
+///
+/// # Errors
+/// `out` refuses what is written.
 pub fn write_json(out: &mut impl Write) -> fmt::Result {
     let census = census();
     let pages: usize = census.pages.iter().sum();

@@ -275,6 +275,9 @@ impl Span {
 
     /// Clears the cells that other threads freed, and calls `freed` for each word of them. `Err` names a cell
     /// that was freed twice.
+    ///
+    /// # Errors
+    /// A cell that was freed twice, by its index.
     pub fn clear_remote_frees(&self, mut freed: impl FnMut()) -> Result<(), usize> {
         for i in 0..self.words() {
             let bits = self.remote.take(i);

@@ -11,6 +11,9 @@ use rustix::net::{
 };
 
 /// Sends one message.
+///
+/// # Errors
+/// The kernel's error; EMSGSIZE if it took only a part.
 pub fn send(socket: impl AsFd, bytes: &[u8], file: Option<BorrowedFd<'_>>, flags: SendFlags) -> Result<()> {
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
     let mut beside = SendAncillaryBuffer::new(&mut space);
@@ -30,6 +33,9 @@ pub fn send(socket: impl AsFd, bytes: &[u8], file: Option<BorrowedFd<'_>>, flags
 
 /// Process and user at the other end, as the kernel reports them. The process is 0 if it is in another
 /// namespace.
+///
+/// # Errors
+/// The socket is none of the Unix domain.
 pub fn peer(socket: impl AsFd) -> Result<(i32, u32)> {
     let mut about = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut bytes = size_of::<libc::ucred>() as libc::socklen_t;

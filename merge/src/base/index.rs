@@ -129,6 +129,9 @@ pub struct Reader(Table);
 
 impl Reader {
     /// Maps the index that the store has sent.
+    ///
+    /// # Errors
+    /// EINVAL: the file is not an index; otherwise it cannot be mapped.
     pub fn open(file: impl AsFd) -> io::Result<Reader> {
         let bytes = rustix::fs::fstat(&file)?.st_size as usize;
         if bytes < bytes_for(MIN_LINES) {
@@ -182,6 +185,9 @@ pub struct Writer {
 
 impl Writer {
     /// An empty index of so many lines, a power of two.
+    ///
+    /// # Errors
+    /// No memory, or no file descriptor, is left.
     pub fn new(lines: usize) -> io::Result<Writer> {
         let lines = lines.next_power_of_two().clamp(MIN_LINES, MAX_LINES);
         let bytes = bytes_for(lines);

@@ -19,6 +19,9 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// Fresh zeroed memory.
+    ///
+    /// # Errors
+    /// No memory, or no address range, is left.
     pub fn anonymous(bytes: usize) -> io::Result<Mapping> {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: the kernel chooses a free address; nothing is replaced.
@@ -29,6 +32,9 @@ impl Mapping {
     }
 
     /// The first `bytes` of a file, shared with all processes that map it.
+    ///
+    /// # Errors
+    /// The file cannot be mapped so.
     pub fn shared(file: impl AsFd, bytes: usize, writable: bool) -> io::Result<Mapping> {
         let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
         // SAFETY: as above.

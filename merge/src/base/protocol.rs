@@ -204,6 +204,9 @@ impl Request {
     }
 
     /// From bytes.
+    ///
+    /// # Errors
+    /// The bytes are no request of this version.
     pub fn decode(bytes: &[u8]) -> Result<Request, Malformed> {
         let mut input = Input(bytes);
         let request = match input.u32()? {
@@ -261,6 +264,9 @@ impl Answer {
     }
 
     /// From bytes.
+    ///
+    /// # Errors
+    /// The bytes are no answer of this version.
     pub fn decode(bytes: &[u8]) -> Result<Answer, Malformed> {
         let mut input = Input(bytes);
         let answer = match input.u32()? {

@@ -22,6 +22,9 @@ const TMPFS_MAGIC: i64 = 0x0102_1994;
 pub const FINAL_SEALS: SealFlags = SealFlags::WRITE.union(SealFlags::SHRINK).union(SealFlags::GROW);
 
 /// An empty memory file for pages.
+///
+/// # Errors
+/// No file descriptor is left.
 pub fn create() -> io::Result<OwnedFd> {
     rustix::fs::memfd_create(NAME, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
 }
@@ -66,12 +69,18 @@ pub fn make_huge(file: &OwnedFd, bytes: usize) {
 }
 
 /// Makes the contents final.
+///
+/// # Errors
+/// The file is mapped writable, or sealed already.
 pub fn seal(file: &OwnedFd) -> io::Result<()> {
     rustix::fs::fcntl_add_seals(file, FINAL_SEALS | SealFlags::SEAL)
 }
 
 /// The same file, opened again without the right to write. Does not wait for a process that holds a lease on
 /// it.
+///
+/// # Errors
+/// No file descriptor is left, or `/proc` is not there.
 pub fn reopen_read_only(file: &OwnedFd) -> io::Result<OwnedFd> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty())
@@ -91,6 +100,9 @@ pub enum Flaw {
 }
 
 /// Checks a file that a client offers.
+///
+/// # Errors
+/// The first flaw that is found.
 pub fn check(file: impl AsFd, pages: usize) -> Result<(), Flaw> {
     let file = file.as_fd();
     // First, because it involves no file system: a client's own file system might never answer. Only files in

@@ -182,6 +182,9 @@ impl Connection {
     }
 
     /// Fetches the index again if the store has a larger one.
+    ///
+    /// # Errors
+    /// The store has ended, or answers what is not of the protocol.
     pub fn refresh(&mut self) -> Result<(), Error> {
         while self.index.is_superseded() {
             match self.ask(&Request::Index, None)? {
@@ -193,6 +196,10 @@ impl Connection {
     }
 
     /// Offers a sealed segment of so many pages.
+    ///
+    /// # Errors
+    /// As [`refresh`](Self::refresh), and EPROTO if the store refuses the segment for another reason than
+    /// its limit.
     pub fn offer(&mut self, file: BorrowedFd<'_>, pages: u32) -> Result<Offered, Error> {
         let answer = self.ask(&Request::Offer { pages }, Some(file))?;
         fault::point("client.taken");
@@ -209,6 +216,9 @@ impl Connection {
     }
 
     /// Attaches a segment that the index names; false if the store has dropped it.
+    ///
+    /// # Errors
+    /// As [`refresh`](Self::refresh), and EMFILE if the store refuses.
     pub fn attach(&mut self, segment: u32) -> Result<bool, Error> {
         if self.segments.contains_key(&segment) {
             return Ok(true);
@@ -227,6 +237,9 @@ impl Connection {
 
     /// Asks which of these pages this process is to upload: the store has the others, or another client is
     /// about to upload them.
+    ///
+    /// # Errors
+    /// As [`refresh`](Self::refresh).
     pub fn claim(&mut self, pages: &[PageHash]) -> Result<Vec<bool>, Error> {
         let mut yours = Vec::with_capacity(pages.len());
         for pages in pages.chunks(MAX_HASHES) {
@@ -241,6 +254,9 @@ impl Connection {
     }
 
     /// Reports pages that stay private.
+    ///
+    /// # Errors
+    /// As [`refresh`](Self::refresh).
     pub fn report_private(&mut self, pages: &[PageHash]) -> Result<(), Error> {
         for pages in pages.chunks(MAX_HASHES) {
             self.ask(&Request::Private { pages: pages.to_vec() }, None)?;
@@ -249,6 +265,9 @@ impl Connection {
     }
 
     /// Reports what this program's calls have done, if that has changed since the last report.
+    ///
+    /// # Errors
+    /// As [`refresh`](Self::refresh).
     pub fn report(&mut self, report: Report) -> Result<(), Error> {
         if report != self.last_report {
             self.last_report = report;
@@ -258,11 +277,17 @@ impl Connection {
     }
 
     /// The store's metrics as JSON.
+    ///
+    /// # Errors
+    /// As [`refresh`](Self::refresh).
     pub fn status(&mut self) -> Result<String, Error> {
         self.ask_json(&Request::Status)
     }
 
     /// Programs after the first `skip` as JSON, a piece of the list.
+    ///
+    /// # Errors
+    /// As [`refresh`](Self::refresh).
     pub fn programs(&mut self, skip: u32) -> Result<String, Error> {
         self.ask_json(&Request::Programs { skip })
     }

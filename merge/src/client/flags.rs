@@ -13,6 +13,9 @@ pub struct Flags {
 
 impl Flags {
     /// From the bits of the C interface.
+    ///
+    /// # Errors
+    /// EINVAL: a bit that has no meaning.
     pub fn from_bits(bits: u32) -> Result<Flags, Error> {
         if bits & !3 != 0 {
             return Err(Error::new(libc::EINVAL, format!("{bits:#x}: unknown flags")));

@@ -163,6 +163,9 @@ fn sorted_and_joined(mut ranges: Vec<Range<usize>>) -> Vec<Range<usize>> {
 }
 
 /// The path of the next call.
+///
+/// # Errors
+/// `MAYFLY_MERGE_PATH` names no path, or the kernel's where the kernel has none.
 pub fn path() -> Result<Path, Error> {
     match std::env::var(PATH_VARIABLE).as_deref() {
         Ok("engine") => Ok(Path::Engine),

@@ -122,6 +122,9 @@ impl Server {
     }
 
     /// Serves until `stop` is readable.
+    ///
+    /// # Errors
+    /// The sockets cannot be waited for.
     pub fn run(&mut self, stop: impl AsFd) -> Result<(), Error> {
         loop {
             let mut watched = vec![PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN)];

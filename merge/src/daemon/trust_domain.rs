@@ -70,6 +70,9 @@ pub fn has_peer_pidfd() -> bool {
 
 impl Rule {
     /// The process at the other end.
+    ///
+    /// # Errors
+    /// The kernel does not name the process, or not its cgroup.
     pub fn peer(self, socket: impl AsFd) -> Result<Peer, Error> {
         let (pid, user) = crate::base::channel::peer(&socket).while_doing("the connecting process")?;
         let domain = match self {

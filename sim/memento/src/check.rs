@@ -71,6 +71,9 @@ impl Units {
     }
 
     /// Compares counters with the units' contents; the error names the sum that does not hold.
+    ///
+    /// # Errors
+    /// The sum that does not hold, with both sides.
     pub fn check(&self) -> Result<(), String> {
         self.statistics.check()?;
         let counted = &self.statistics;

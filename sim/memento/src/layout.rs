@@ -60,6 +60,9 @@ pub const fn absent_objects(class: usize, whole_pages: bool) -> usize {
 }
 
 /// The class of a request, by rounding up to the next 8 bytes.
+///
+/// # Errors
+/// [`Exception::Size`]: no class is that large.
 #[inline]
 pub fn class_of(size: u64) -> Result<usize> {
     if (1..=LARGEST_BYTES).contains(&size) {
@@ -102,6 +105,9 @@ pub struct Location {
 }
 
 /// Finds class, lane, arena and index of the object at `address` in the region that starts at `start`.
+///
+/// # Errors
+/// The address is outside the region, or at no object of an arena.
 #[inline]
 pub fn locate(start: u64, address: u64) -> Result<Location> {
     let offset = address.wrapping_sub(start);

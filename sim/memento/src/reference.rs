@@ -44,6 +44,9 @@ impl Reference {
     }
 
     /// obj-alloc.
+    ///
+    /// # Errors
+    /// The exception that the units raise: no class of that size, or no room in its range.
     pub fn allocate(&mut self, lane: usize, size: u64) -> Result<u64> {
         let class = class_of(size)?;
         let (end, eager) = (self.start + class_range(class, lane).1, self.eager);
@@ -63,6 +66,9 @@ impl Reference {
     }
 
     /// obj-free, by any thread.
+    ///
+    /// # Errors
+    /// The exception that the units raise: no object there, or one that is free already.
     pub fn free(&mut self, address: u64) -> Result {
         let place = locate(self.start, address)?;
         let its = self.class(place.class, place.lane);

@@ -117,6 +117,9 @@ impl Statistics {
 
     /// The sums that follow from counters alone; [`crate::Units::check`] compares them with what the units
     /// hold.
+    ///
+    /// # Errors
+    /// The sum that does not hold, with both sides.
     pub fn check(&self) -> Result<(), String> {
         let equal = |what: &str, left: u64, right: u64| {
             if left == right { Ok(()) } else { Err(format!("{what}: {left} is not {right}")) }

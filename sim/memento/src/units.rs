@@ -79,6 +79,9 @@ impl Units {
     /// The OS gives the process `key`, which runs on `core`, the region `start..end` (§3.2). A process that
     /// had one before (its program was replaced) starts anew. Returns when the root of its page table is
     /// there, and with it the pool's pages.
+    ///
+    /// # Errors
+    /// [`Exception::NoRegion`] for a range of another length; no page is left for its tables.
     pub fn set_region<M: MemorySystem>(
         &mut self,
         core: usize,
@@ -186,6 +189,9 @@ impl Units {
 
     /// The MMU's walk for an address in the region (§3.2): from MPTR, with the page allocator where an entry
     /// is invalid. Returns the physical address and when it is known.
+    ///
+    /// # Errors
+    /// The core's process has no region, or the address is not in it, or no page is left.
     pub fn walk<M: MemorySystem>(
         &mut self,
         core: usize,

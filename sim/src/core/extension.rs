@@ -134,6 +134,9 @@ impl Extension {
     }
 
     /// The mark MEMENTO_REGION: returns when the region is set up.
+    ///
+    /// # Errors
+    /// One line: the units refuse the region.
     pub fn set_region(
         &mut self,
         core: usize,
@@ -190,6 +193,9 @@ impl Extension {
     }
 
     /// A thread's buffer of non-local frees is emptied.
+    ///
+    /// # Errors
+    /// One line with the exception that the units raised.
     pub fn free_batch(&mut self, lane: u64, at: u64, view: &mut View) -> Result<u64, String> {
         self.operations += 1;
         let done = self.units.drain(self.core, lane as usize, at, view);
@@ -231,6 +237,9 @@ impl Extension {
     }
 
     /// obj-alloc, by the closing mark's operands: `size | lane << 32` and the shim's address.
+    ///
+    /// # Errors
+    /// One line: the units raised an exception, or allocated elsewhere than the shim.
     pub fn allocate(
         &mut self,
         size_and_lane: u64,
@@ -252,6 +261,9 @@ impl Extension {
 
     /// obj-free, by the closing mark's operands: address and lane; `refused`: the shim has detected a double
     /// free.
+    ///
+    /// # Errors
+    /// One line: shim and units disagree on whether the object may be freed.
     pub fn free(
         &mut self,
         address: u64,

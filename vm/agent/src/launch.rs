@@ -152,9 +152,11 @@ fn set_affinity(cpus: &[u32]) -> Result<(), String> {
 /// 7. Make this process undumpable, so that the program cannot read or trace it.
 fn drop_privileges(plan: &Plan) -> io::Result<()> {
     if plan.fixed_layout {
+        // SAFETY: a number; it changes this process alone.
         control(|| unsafe { libc::syscall(libc::SYS_personality, libc::ADDR_NO_RANDOMIZE) })?;
     }
     // 1.
+    // SAFETY: numbers; it changes this process alone, which has one thread.
     control(|| unsafe { libc::syscall(libc::SYS_setns, plan.users, libc::CLONE_NEWUSER) })?;
     // 2.
     for number in 0..64 {
@@ -166,13 +168,18 @@ fn drop_privileges(plan: &Plan) -> io::Result<()> {
     }
     // 3.
     let (user, none) = (plan.identity.user, std::ptr::null::<libc::gid_t>());
+    // SAFETY: no groups, so the pointer is not read.
     control(|| unsafe { libc::syscall(libc::SYS_setgroups, 0, none) })?;
+    // SAFETY: numbers; it changes this process alone, which has one thread.
     control(|| unsafe { libc::syscall(libc::SYS_setresgid, user, user, user) })?;
+    // SAFETY: as before.
     control(|| unsafe { libc::syscall(libc::SYS_setresuid, user, user, user) })?;
     // 4.
+    // SAFETY: numbers; it changes this process alone.
     control(|| unsafe { libc::syscall(libc::SYS_prctl, libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) })?;
     // 5. May fail for another user than 0, if the change of user dropped CAP_SETPCAP. Its result does not
     //    matter then: such a user gets no capabilities anyway.
+    // SAFETY: numbers; it changes this process alone.
     let _ =
         control(|| unsafe { libc::syscall(libc::SYS_prctl, libc::PR_SET_SECUREBITS, SECURE_BITS, 0, 0, 0) });
     // 6.
@@ -181,6 +188,7 @@ fn drop_privileges(plan: &Plan) -> io::Result<()> {
     rustix::thread::set_capabilities(None, sets)?;
     // 7. After the change of user, which sets this attribute anew. The program runs as the same user as this
     //    process, and could trace it otherwise.
+    // SAFETY: numbers; it changes this process alone.
     control(|| unsafe { libc::syscall(libc::SYS_prctl, libc::PR_SET_DUMPABLE, 0, 0, 0, 0) })
 }
 

@@ -63,22 +63,34 @@ impl Freezer {
 }
 
 /// For the monitor, in version 1: the file that thaws process 1, opened while it still has the right.
+///
+/// # Errors
+/// The cgroup is not there.
 pub fn thawing(folder: &Path) -> io::Result<fs::File> {
     fs::OpenOptions::new().write(true).open(folder.join(STATE))
 }
 
 /// Thaws the cgroup of a file that [`thawing`] has opened.
+///
+/// # Errors
+/// The cgroup was removed.
 pub fn thaw(mut state: &fs::File) -> io::Result<()> {
     io::Write::write_all(&mut state, THAWED.as_bytes())
 }
 
 /// Moves this process into the freezer's cgroup.
+///
+/// # Errors
+/// The cgroup is not there, or this process may not enter it.
 pub fn enter(folder: &Path) -> io::Result<()> {
     fs::write(folder.join("cgroup.procs"), "0")
 }
 
 /// Removes the cgroup of an instance whose worker and monitor have ended. Where it is frozen, what was killed
 /// in it ends first.
+///
+/// # Errors
+/// A process in it has not ended in time.
 pub fn remove_thawed(folder: &Path) -> io::Result<()> {
     if folder.join(STATE).exists() {
         Freezer::one(folder).thaw();

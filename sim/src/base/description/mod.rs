@@ -225,6 +225,9 @@ pub struct DramDescription {
 impl Description {
     /// The machine of that name, or of that file, with `KEY=VALUE` overrides such as `l1d.ways=9`. Errors are
     /// one line.
+    ///
+    /// # Errors
+    /// One line: no such machine, a key that is unknown, or a value that cannot be.
     pub fn load(machine: &str, overrides: &[String]) -> Result<Description, String> {
         let known = MACHINES.iter().find(|(name, ..)| *name == machine);
         let result = match known {
@@ -253,6 +256,9 @@ impl Description {
     }
 
     /// As [`Description::load`], of a TOML text.
+    ///
+    /// # Errors
+    /// As [`Description::load`].
     pub fn parse(text: &str, overrides: &[String]) -> Result<Description, String> {
         Description::build(text, overrides, None, Beside::Nothing)
     }
@@ -292,6 +298,9 @@ impl Description {
     }
 
     /// The same machine; with a period, only windows of its run are timed.
+    ///
+    /// # Errors
+    /// The period is too short for its windows.
     pub fn sampled(mut self, period_instructions: Option<u64>) -> Result<Description, String> {
         if let Some(period_instructions) = period_instructions {
             self.sample = Some(SampleDescription { period_instructions, ..SampleDescription::default() });

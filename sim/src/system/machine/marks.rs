@@ -15,6 +15,9 @@ const NO_MEMENTO: &str =
 
 impl Machine {
     /// The mark MEMENTO_REGION: the OS gives this process its region (§3.2).
+    ///
+    /// # Errors
+    /// This machine has no Memento, or its units refuse the region.
     pub fn set_region(&mut self, start: u64, end_and_flags: u64) -> Result<(), String> {
         let extension = self.extension.as_mut().ok_or(NO_MEMENTO)?;
         let mut view = view!(self);
@@ -26,6 +29,9 @@ impl Machine {
     }
 
     /// obj-alloc: the section in which the shim did the same ends here.
+    ///
+    /// # Errors
+    /// This machine has no Memento, or its units do not do what the shim did.
     pub fn allocate(&mut self, size_and_lane: u64, address: u64) -> Result<(), String> {
         self.charge_again();
         self.unit_operation(Owner::Allocate, RAX, |extension, at, view| {
@@ -45,6 +51,9 @@ impl Machine {
     }
 
     /// obj-free; `refused`: it raised an exception.
+    ///
+    /// # Errors
+    /// As [`allocate`](Self::allocate).
     pub fn free(&mut self, address: u64, lane: u64, refused: bool) -> Result<(), String> {
         self.charge_again();
         self.unit_operation(Owner::Free, TRASH_REGISTER, |extension, at, view| {
@@ -75,6 +84,9 @@ impl Machine {
     }
 
     /// A thread's buffer of other threads' objects is emptied though it is not full: the thread ends (§4).
+    ///
+    /// # Errors
+    /// As [`allocate`](Self::allocate).
     pub fn free_batch(&mut self, lane: u64) -> Result<(), String> {
         self.charge_again();
         self.unit_operation(Owner::Free, TRASH_REGISTER, |extension, at, view| {
