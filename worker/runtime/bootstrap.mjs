@@ -36,17 +36,41 @@ function call(method, below, body, headers = {}) {
 class RuntimeError extends Error {
   constructor(name, message) {
     super(message);
-    this.name = `Runtime.${name}`;
+    Object.defineProperty(this, "name", { value: `Runtime.${name}` });
   }
 }
 
+// Text that a header may repeat: AWS' client replaces this character, too.
+const visible = (text) => text.replaceAll("\x7f", "%7F");
+const textsOf = (value) => [value?.name, value?.message, value?.stack];
+const isError = (value) => util.types.isNativeError(value) || textsOf(value).every((text) => text && typeof text === "string");
+
 // A thrown value as Lambda reports it.
 function described(error) {
-  if (util.types.isNativeError(error) || error instanceof Error) {
-    const trace = String(error.stack ?? "").split("\n");
-    return { errorType: error.name, errorMessage: error.message, trace };
+  try {
+    if (!isError(error)) return { errorType: typeof error, errorMessage: String(error), trace: [] };
+    const [errorType, errorMessage, stack] = textsOf(error).map((text) => visible(text ?? ""));
+    return { errorType, errorMessage, trace: stack.split("\n") };
+  } catch (unreadable) {
+    return { errorType: "handled", errorMessage: `The error cannot be read: ${unreadable}`, trace: [] };
   }
-  return { errorType: typeof error, errorMessage: String(error), trace: [] };
+}
+
+// The members of an error, which are not enumerable, and its own.
+const withMembers = (key, value) =>
+  value instanceof Error
+    ? { errorType: value.name, errorMessage: value.message, code: value.code, ...value, stack: value.stack?.split?.("\n") }
+    : value;
+
+// An error in the log.
+function logError(title, error) {
+  let text;
+  try {
+    text = JSON.stringify(error instanceof Error ? error : new Error(error), withMembers);
+  } catch {
+    text = JSON.stringify(described(error));
+  }
+  console.error(title, `\t${text}`);
 }
 
 function sendError(below, error) {
@@ -105,10 +129,13 @@ function findPackagesOfLayers() {
 
 // ---- the handler ----
 
+// A `require` that failed, with this file as the last in the stack of those that required.
+const importError = (text) => new RuntimeError("ImportModuleError", `${text}\n- ${process.argv[1]}`);
+
 function fileOf(folder, module) {
   const base = path.resolve(env.LAMBDA_TASK_ROOT, folder, module);
   const found = ["", ".js", ".mjs", ".cjs"].map((end) => base + end).find((file) => fs.statSync(file, { throwIfNoEntry: false })?.isFile());
-  if (!found) throw new RuntimeError("ImportModuleError", `Error: Cannot find module '${path.join(folder, module)}'`);
+  if (!found) throw importError(`Error: Cannot find module '${module}'\nRequire stack:`);
   return found;
 }
 
@@ -122,10 +149,7 @@ async function load(text) {
     module = await import(pathToFileURL(file));
   } catch (error) {
     if (error instanceof SyntaxError) throw new RuntimeError("UserCodeSyntaxError", `SyntaxError: ${error.message}`);
-    if (error?.code === "MODULE_NOT_FOUND" || error?.code === "ERR_MODULE_NOT_FOUND") {
-      throw new RuntimeError("ImportModuleError", `Error: ${error.message}`);
-    }
-    throw error;
+    throw error?.code === "MODULE_NOT_FOUND" ? importError(`Error: ${error.message}`) : error;
   }
   const names = base.slice(dot + 1).split(".");
   const within = (whole) => names.reduce((part, name) => part?.[name], whole);
@@ -196,6 +220,11 @@ class ResponseStream extends stream.Writable {
     return this.#request;
   }
 
+  // A part that is neither text nor bytes is sent as JSON.
+  write(part, ...rest) {
+    return super.write(typeof part === "string" || part instanceof Uint8Array ? part : JSON.stringify(part), ...rest);
+  }
+
   _write(part, encoding, done) {
     this.#open().write(part, encoding, done);
   }
@@ -218,9 +247,10 @@ class ResponseStream extends stream.Writable {
   }
 }
 
-function contextOf(headers, finish) {
+function contextOf(headers, ends) {
   const deadline = Number(headers["lambda-runtime-deadline-ms"]);
-  const json = (name) => (headers[name] ? JSON.parse(headers[name]) : undefined);
+  // Node.js reads headers as Latin-1.
+  const json = (name) => (headers[name] ? JSON.parse(Buffer.from(headers[name], "latin1")) : undefined);
   return {
     callbackWaitsForEmptyEventLoop: true,
     functionVersion: env.AWS_LAMBDA_FUNCTION_VERSION,
@@ -232,60 +262,96 @@ function contextOf(headers, finish) {
     identity: json("lambda-runtime-cognito-identity"),
     invokedFunctionArn: headers["lambda-runtime-invoked-function-arn"],
     awsRequestId: headers["lambda-runtime-aws-request-id"],
-    getRemainingTimeInMillis: () => Math.max(0, deadline - Date.now()),
-    done: finish,
-    fail: (error) => finish(error ?? "handled"),
-    succeed: (value) => finish(null, value),
+    tenantId: headers["lambda-runtime-aws-tenant-id"],
+    getRemainingTimeInMillis: () => deadline - Date.now(),
+    ...ends,
   };
 }
 
-// The handler's answer: by its promise, by its callback, or, without either, null once the event loop is empty.
-function run(handler, event, headers) {
+// The `this` of handlers, and what stack traces name.
+class Runtime {
+  constructor(handler) {
+    this.handler = handler;
+  }
+}
+
+// The handler's answer: by the first of its promise, its callback and its context, or, without any, null once the event loop
+// is empty. Only the callback waits for that.
+function run(runtime, event, headers) {
   return new Promise((resolve, reject) => {
     current = reject;
-    whenEmpty = () => resolve(null);
-    const finish = (error, value) => {
-      const settle = () => (error ? reject(error) : resolve(value ?? null));
-      if (context.callbackWaitsForEmptyEventLoop) whenEmpty = settle;
-      else setImmediate(settle);
+    let ended = false;
+    const once = (settle) => (error, value) => {
+      if (ended) return;
+      ended = true;
+      if (error !== undefined && error !== null) reject(error);
+      else settle(() => resolve(value));
     };
-    const context = contextOf(headers, finish);
-    const returned = handler(event, context, finish);
-    if (typeof returned?.then === "function") returned.then((value) => resolve(value ?? null), reject);
+    const callback = once((settle) => {
+      if (context.callbackWaitsForEmptyEventLoop) whenEmpty = () => setImmediate(settle);
+      else settle();
+    });
+    const done = once((settle) => settle());
+    const fail = (error) => done(error ?? "handled");
+    const succeed = (value) => done(null, value);
+    whenEmpty = succeed;
+    const context = contextOf(headers, { done, fail, succeed });
+    try {
+      const returned = runtime.handler(event, context, callback);
+      if (typeof returned?.then === "function") returned.then(succeed, fail);
+    } catch (error) {
+      callback(error);
+    }
   });
 }
 
+// JSON.stringify makes nothing of functions and symbols, which AWS' client refuses.
+function answerOf(value) {
+  let answer;
+  try {
+    answer = JSON.stringify(value === undefined ? null : value);
+  } catch {
+    throw new Error("Unable to stringify response body");
+  }
+  if (answer === undefined) throw new TypeError("Wrong arguments");
+  return answer;
+}
+
 // The handler writes its answer, and ends it.
-function runStreaming(handler, event, headers, response) {
+function runStreaming(runtime, event, headers, response) {
   return new Promise((resolve, reject) => {
     current = reject;
     // The handler has left the answer open, and nothing is left in the event loop that could end it.
     whenEmpty = () => response.end();
     stream.finished(response, (error) => (error ? reject(error) : resolve()));
-    Promise.resolve(handler(event, response, contextOf(headers, () => {}))).catch(reject);
+    Promise.resolve(runtime.handler(event, response, contextOf(headers))).catch(reject);
   });
 }
 
 async function serve(handler) {
+  const runtime = new Runtime(handler);
   for (;;) {
     const { headers, status, body } = await call("GET", "invocation/next");
     if (status !== 200) throw new Error(`the Runtime API answered next with status ${status}`);
     const id = headers["lambda-runtime-aws-request-id"];
-    env._X_AMZN_TRACE_ID = headers["lambda-runtime-trace-id"] ?? "";
+    const trace = headers["lambda-runtime-trace-id"];
+    if (trace) env._X_AMZN_TRACE_ID = trace;
+    else delete env._X_AMZN_TRACE_ID;
     requestId = id;
     let answer;
     const response = handler[STREAMS] && new ResponseStream(id);
     try {
       if (response) {
-        await runStreaming(handler, JSON.parse(body), headers, response);
+        await runStreaming(runtime, JSON.parse(body), headers, response);
         continue;
       }
-      answer = JSON.stringify(await run(handler, JSON.parse(body), headers)) ?? "null";
-    } catch (error) {
-      console.error("Invoke Error", JSON.stringify(described(error)));
+      answer = answerOf(await run(runtime, JSON.parse(body), headers));
+    } catch (thrown) {
+      const { error, code } = thrown instanceof Fatal ? thrown : { error: thrown };
+      if (code === undefined) logError("Invoke Error", error);
       if (response?.hasBegun) await response.fail(error);
       else await sendError(`invocation/${id}/error`, error);
-      if (error instanceof Fatal) process.exit(error.code);
+      if (code !== undefined) process.exit(code);
       continue;
     } finally {
       current = whenEmpty = null;
@@ -296,24 +362,30 @@ async function serve(handler) {
 
 // ---- failures outside the handler ----
 
-class Fatal extends Error {
-  constructor(error, code, name) {
-    const report = described(error);
-    super(report.errorMessage);
-    this.name = name ?? report.errorType;
-    this.stack = error?.stack ?? this.stack;
+// The process ends once this error is reported.
+class Fatal {
+  constructor(error, code) {
+    this.error = error;
     this.code = code;
   }
 }
 
-function fail(fatal) {
-  if (current) return current(fatal);
-  console.error(fatal.name, fatal.message);
-  process.exit(fatal.code);
+class UnhandledRejection extends RuntimeError {
+  constructor(reason, promise) {
+    super("UnhandledPromiseRejection", reason);
+    Object.assign(this, { reason, promise });
+  }
 }
 
-process.on("uncaughtException", (error) => fail(new Fatal(error, 129)));
-process.on("unhandledRejection", (error) => fail(new Fatal(error, 128, "Runtime.UnhandledPromiseRejection")));
+function end(title, error, code) {
+  logError(title, error);
+  if (!current) process.exit(code);
+  current(new Fatal(error, code));
+}
+
+process.on("uncaughtException", (error) => end("Uncaught Exception", error, 129));
+process.on("unhandledRejection", (reason, promise) =>
+  end("Unhandled Promise Rejection", new UnhandledRejection(reason, promise), 128));
 process.on("beforeExit", () => {
   const then = whenEmpty;
   whenEmpty = null;
@@ -352,8 +424,8 @@ try {
   findPackagesOfLayers();
   handler = await load(env._HANDLER);
 } catch (error) {
-  console.error("Uncaught Exception", JSON.stringify(described(error)));
+  logError("Uncaught Exception", error);
   await sendError("init/error", error);
-  process.exit(1);
+  process.exit(129);
 }
 await serve(handler);

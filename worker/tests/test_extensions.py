@@ -141,7 +141,7 @@ def test_failed_extension_start_fails_the_function_start(running, layers, does, 
 @pytest.mark.parametrize(
     "does, kind, message",
     [
-        ("crash", "Extension.Crash", "extension watch exited with error: signal: 6"),
+        ("crash", "Extension.Crash", "extension watch exited with error: signal: aborted"),
         ("exit error", "Extension.ExitError", "watch: Extension.Lost"),
     ],
 )
@@ -221,16 +221,16 @@ def test_internal_extension_and_its_refused_calls(running):
     for number in [1, 2]:
         answer, error = invoke(client, "internal", {})
         assert error is None, answer
-        assert answer["received"] == number and answer["late"] == [403, "Extension.RegistrationError"]
+        assert answer["received"] == number and answer["late"] == [403, "Extension.RegistrationClosed"]
     assert answer["early"] == {
-        "nameless": [400, "Extension.InvalidExtensionName"],
-        "shutdown": [403, "Extension.RegistrationError"],
-        "event": [400, "Extension.InvalidEventType"],
-        "body": [400, "InvalidRequestFormat"],
-        "unknown": [403, "Extension.UnknownExtensionIdentifier"],
-        "unregistered": [403, "Extension.UnknownExtensionIdentifier"],
+        "nameless": [403, "Extension.InvalidExtensionName"],
+        "shutdown": [403, "Extension.InvalidEventType"],
+        "event": [403, "Extension.InvalidEventType"],
+        "body": [403, "InvalidRequestFormat"],
+        "unknown": [403, "Extension.InvalidExtensionIdentifier"],
+        "unregistered": [403, "Extension.MissingExtensionIdentifier"],
         "path": [404, "UnknownPath"],
-        "twice": [403, "Extension.RegistrationError"],
+        "twice": [403, "Extension.InvalidExtensionState"],
     }
 
 

@@ -192,7 +192,7 @@ def test_template_reload_keeps_unchanged_vms(running, place):
     assert qemu_of(running, "calm") == calm, "another environment needs no other VM"
     answer, error = invoke(client, "Watched", "sleep 200")
     assert error == "Unhandled" and answer["errorType"] == "Extension.Crash", answer
-    assert "extension watch exited with error: signal: 6" in answer["errorMessage"]
+    assert "extension watch exited with error: signal: aborted" in answer["errorMessage"]
 
 
 def replaced(running):

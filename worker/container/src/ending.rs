@@ -33,12 +33,33 @@ impl std::fmt::Display for Ending {
             }
             Ending::Exit(0) => f.write_str("Runtime exited without providing a reason"),
             Ending::Exit(code) => write!(f, "Runtime exited with error: exit status {code}"),
-            Ending::Signal(libc::SIGKILL) | Ending::Killed => {
-                f.write_str("Runtime exited with error: signal: killed")
-            }
-            Ending::Signal(signal) => write!(f, "Runtime exited with error: signal: {signal}"),
+            Ending::Killed => Ending::Signal(libc::SIGKILL).fmt(f),
+            Ending::Signal(signal) => write!(f, "Runtime exited with error: signal: {}", name(*signal)),
             Ending::Lost(reason) => write!(f, "Runtime exited with error: {reason}"),
             Ending::NotStarted(reason) => write!(f, "Runtime could not be started: {reason}"),
         }
     }
+}
+
+/// A signal in Lambda's words, which are Go's.
+fn name(signal: i32) -> String {
+    let known = match signal {
+        libc::SIGHUP => "hangup",
+        libc::SIGINT => "interrupt",
+        libc::SIGQUIT => "quit",
+        libc::SIGILL => "illegal instruction",
+        libc::SIGTRAP => "trace/breakpoint trap",
+        libc::SIGABRT => "aborted",
+        libc::SIGBUS => "bus error",
+        libc::SIGFPE => "floating point exception",
+        libc::SIGKILL => "killed",
+        libc::SIGUSR1 => "user defined signal 1",
+        libc::SIGSEGV => "segmentation fault",
+        libc::SIGUSR2 => "user defined signal 2",
+        libc::SIGPIPE => "broken pipe",
+        libc::SIGALRM => "alarm clock",
+        libc::SIGTERM => "terminated",
+        other => return format!("signal {other}"),
+    };
+    known.into()
 }

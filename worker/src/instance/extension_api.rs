@@ -26,12 +26,28 @@ const ERROR_BYTES: usize = 256 * 1024;
 
 /// Answers one request of an extension; `below` is its path below [`ROOT`].
 pub(crate) async fn handle(instance: Arc<Instance>, below: &str, request: Request<Incoming>) -> Answer {
+    if let Some(wrong) = unidentified(&request, below) {
+        return wrong;
+    }
     match (request.method(), below) {
         (&Method::POST, "register") => register(&instance, request).await,
         (&Method::GET, "event/next") => next(&instance, &request).await,
         (&Method::POST, "init/error") => failed(&instance, request, "Extension.InitError").await,
         (&Method::POST, "exit/error") => failed(&instance, request, "Extension.ExitError").await,
         _ => message(404, "UnknownPath", "the Extensions API has no such path"),
+    }
+}
+
+/// The refusal of an extension that does not name itself by a UUID, where it has to.
+fn unidentified(request: &Request<Incoming>, below: &str) -> Option<Answer> {
+    let needed = matches!(below, "event/next" | "init/error" | "exit/error");
+    match http::header(request.headers(), ID) {
+        _ if !needed => None,
+        None => Some(message(403, "Extension.MissingExtensionIdentifier", "the header names no extension")),
+        Some(id) if uuid::Uuid::parse_str(id).is_err() => {
+            Some(message(403, "Extension.InvalidExtensionIdentifier", "the identifier is no UUID"))
+        }
+        Some(_) => None,
     }
 }
 
@@ -61,18 +77,18 @@ struct Registration {
 async fn register(instance: &Instance, request: Request<Incoming>) -> Answer {
     let fits = |name: &&str| (1..=NAME_BYTES).contains(&name.len());
     let Some(name) = http::header(request.headers(), NAME).filter(fits).map(String::from) else {
-        return message(400, "Extension.InvalidExtensionName", "the header Lambda-Extension-Name is needed");
+        return message(403, "Extension.InvalidExtensionName", "the header Lambda-Extension-Name is needed");
     };
     let body = http::read_alone(request.into_body(), REGISTRATION_BYTES).await.unwrap_or_default();
     let Ok(registration) = serde_json::from_slice::<Registration>(&body) else {
-        return message(400, "InvalidRequestFormat", "the body should be {\"events\": [...]}");
+        return message(403, "InvalidRequestFormat", "the body should be {\"events\": [...]}");
     };
     let mut wishes = Wishes::default();
     for event in &registration.events {
         match event.as_str() {
             "INVOKE" => wishes.invoke = true,
             "SHUTDOWN" => wishes.shutdown = true,
-            _ => return message(400, "Extension.InvalidEventType", "events are INVOKE and SHUTDOWN"),
+            _ => return message(403, "Extension.InvalidEventType", "events are INVOKE and SHUTDOWN"),
         }
     }
     let id = match instance.register_extension(&name, wishes) {
@@ -110,7 +126,7 @@ async fn failed(instance: &Instance, request: Request<Incoming>, kind: &str) -> 
     };
     let Some(error) = http::header(request.headers(), ERROR).map(String::from) else {
         return message(
-            400,
+            403,
             "Extension.MissingHeader",
             "the header Lambda-Extension-Function-Error-Type is needed",
         );
@@ -129,7 +145,7 @@ fn with_header(mut answer: Answer, name: &'static str, id: &str) -> Answer {
 
 fn refused(wrong: &Refused) -> Answer {
     match wrong {
-        Refused::Registration(reason) => message(403, "Extension.RegistrationError", reason),
+        Refused::Registration(kind, reason) => message(403, kind, reason),
         Refused::Unknown => message(403, "Extension.UnknownExtensionIdentifier", "register first"),
     }
 }

@@ -30,8 +30,8 @@ pub(crate) struct Wishes {
 /// Why an extension's request is refused.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
-    /// It is registered already, too late, or one too many.
-    Registration(&'static str),
+    /// It is registered already, too late, or one too many: Lambda's name for it, and a sentence.
+    Registration(&'static str, &'static str),
     /// No extension has this identifier.
     Unknown,
 }
@@ -77,18 +77,21 @@ pub(super) struct Extensions {
 
 impl Extensions {
     fn register(&mut self, name: &str, wishes: Wishes) -> Result<String, Refused> {
-        let refused = |reason| Err(Refused::Registration(reason));
+        let refused = |kind, reason| Err(Refused::Registration(kind, reason));
         if self.was_ready {
-            return refused("extensions register while the instance starts");
+            return refused("Extension.RegistrationClosed", "extensions register while the instance starts");
         }
         if self.registered.len() >= limits::EXTENSIONS {
-            return refused("there are too many extensions");
+            return refused("Extension.TooManyExtensions", "there are too many extensions");
         }
         if self.registered.values().any(|known| known.name == name) {
-            return refused("an extension of this name is registered");
+            return refused("Extension.InvalidExtensionState", "an extension of this name is registered");
         }
         if wishes.shutdown && !self.started.iter().any(|known| known == name) {
-            return refused("only extensions in /opt/extensions receive SHUTDOWN");
+            return refused(
+                "Extension.InvalidEventType",
+                "only extensions in /opt/extensions receive SHUTDOWN",
+            );
         }
         let id = uuid::Uuid::new_v4().to_string();
         let known = Extension { name: name.into(), wishes, waits: false, waiting: None, missed: None };
@@ -257,7 +260,7 @@ mod tests {
         drop(extensions.next(&internal).unwrap());
         assert_eq!(extensions.take_ready(), Some(Vec::new()));
         assert_eq!(extensions.take_ready(), None);
-        assert!(matches!(extensions.register("late", INVOKE), Err(Refused::Registration(_))));
+        assert!(matches!(extensions.register("late", INVOKE), Err(Refused::Registration(..))));
 
         extensions.send_event(|wishes| wishes.invoke, &json!(1));
         assert_eq!(waiting.try_recv().unwrap(), json!(1));

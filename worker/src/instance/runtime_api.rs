@@ -52,6 +52,9 @@ pub(crate) async fn handle(instance: Arc<Instance>, request: Request<Incoming>) 
         (&Method::POST, ["invocation", id, "error"]) => error(&instance, id, request).await,
         (&Method::POST, ["init", "error"]) => init_error(&instance, request).await,
         (&Method::POST, ["mayfly", "rest"]) => idle_work(&instance, request).await,
+        (_, ["invocation", "next"] | ["invocation", _, "response" | "error"] | ["init", "error"]) => {
+            unread(request, http::answer(405, "text/plain", Bytes::new())).await
+        }
         _ => unread(request, unknown(&path)).await,
     }
 }

@@ -168,9 +168,7 @@ impl Outcome {
 
     /// The answer is longer than allowed.
     pub fn too_large(limit: usize) -> Outcome {
-        let message = format!(
-            "Response payload size (more than {limit} bytes) exceeded maximum allowed payload size ({limit} bytes)."
-        );
+        let message = format!("Response payload size exceeded maximum allowed payload size ({limit} bytes).");
         Outcome::error("Function.ResponseSizeTooLarge", &message)
     }
 }
