@@ -40,7 +40,7 @@ soak: build ## random operations for long: heap, page store, and VMs on kernels 
 	merge/tests/run --soak
 	kernel/tests/run --soak
 	bench/vm/soak
-	MAYFLY_SOAK=1 worker/tests/run -k kills
+	MAYFLY_SOAK=1 worker/tests/run -k "kills or soak"
 	train/tests/run
 	deploy/aarch64 --soak
 	MEMENTO_OPERATIONS=100000000 cargo test -p memento --test agree
