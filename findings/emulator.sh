@@ -11,18 +11,21 @@
 #   exit: 502 []
 set -euo pipefail
 folder=$(mktemp -d)
-trap 'kill $(jobs -p) 2>/dev/null || true; wait; chmod -R u+w "$folder"; rm -rf "$folder"' EXIT
-GOBIN="$folder" GOFLAGS=-modcacherw CGO_ENABLED=0 go install \
+trap 'rm -rf "$folder"' EXIT
+GOBIN="$folder" CGO_ENABLED=0 go install \
     github.com/aws/aws-lambda-runtime-interface-emulator/cmd/aws-lambda-rie@v0.0.0-20261030222936-bef5c4ba774d
 
 answer() { # PORT RUNTIME...
-    local port=$1
+    local port=$1 emulator
     AWS_LAMBDA_FUNCTION_TIMEOUT=1 "$folder/aws-lambda-rie" --runtime-api-address "127.0.0.1:$((port + 1))" \
         --runtime-interface-emulator-address "127.0.0.1:$port" "${@:2}" >/dev/null 2>&1 &
+    emulator=$!
     curl -s --retry 50 --retry-connrefused --retry-delay 1 -D "$folder/headers" -o "$folder/body" -w '%{http_code}' -d '{}' \
         "http://127.0.0.1:$port/2015-03-31/functions/function/invocations"
     ! grep -qi '^x-amz' "$folder/headers" || echo -n ' with headers of the API'
     echo " [$(cat "$folder/body")]"
+    kill "$emulator"
+    wait "$emulator" || true
 }
 
 timeout=$(answer 38211 sleep 30)
