@@ -184,7 +184,7 @@ class Guest:
         command = ["qemu-system-x86_64", "-accel", accelerator(), "-cpu", "max", "-no-reboot"]
         command += ["-nodefaults", "-display", "none", "-serial", "stdio"]
         command += ["-kernel", str(kernel), "-initrd", str(at / "initrd")]
-        command += ["-append", f"console=ttyS0 panic=-1 oops=panic mitigations=off {append}"]
+        command += ["-append", f"console=ttyS0 panic=-1 oops=panic no_timer_check mitigations=off {append}"]
         command += ["-qmp", f"unix:{at}/qmp,server=on,wait=off"]
         if drive:
             command += ["-device", "virtio-serial-pci,addr=4", "-device", "virtserialport,chardev=port,nr=1"]

@@ -44,12 +44,12 @@ def console(tmp_path_factory, worker):
     # Debian's root has no mount(8) here; the kernel passes the words after `--` to init.
     first = "import ctypes, os; ctypes.CDLL(None).mount(b'/dev/vdb', b'/mnt', b'ext4', 1, None); "
     first += "os.execv('/usr/bin/python3', ['python3', '/mnt/guest.py'])"
+    words = "root=/dev/vda ro console=ttyS0 quiet panic=-1 oops=panic no_timer_check init=/usr/bin/python3"
     command = [
         *("qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
         *("-machine", "pc", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "2560"),
         *("-kernel", image / "kernel", "-serial", "stdio"),
-        "-append",
-        f'root=/dev/vda ro console=ttyS0 quiet panic=-1 oops=panic init=/usr/bin/python3 -- -c "{first}"',
+        *("-append", f'{words} -- -c "{first}"'),
         *("-drive", f"file={image / 'root.ext4'},if=virtio,format=raw,readonly=on"),
         *("-drive", f"file={place / 'disk'},if=virtio,format=raw,readonly=on"),
     ]

@@ -123,8 +123,10 @@ fn memory(backing: Backing, id: &str, bytes: u64, reserve: bool) -> String {
 fn kernel_command_line(settings: &Settings) -> String {
     let layout = &settings.layout;
     // With memory above 4 GiB Linux would reserve 64 MiB of bounce buffers for devices that cannot reach it;
-    // virtio reaches all memory.
-    let words = "console=ttyS0 quiet panic=-1 oops=panic memhp_default_state=online_movable swiotlb=noforce";
+    // virtio reaches all memory. Where the timer ticks too rarely at boot, as under emulation on a busy host,
+    // Linux would panic; under KVM it skips that check by itself.
+    let words = "console=ttyS0 quiet panic=-1 oops=panic no_timer_check \
+                 memhp_default_state=online_movable swiotlb=noforce";
     let mut words = vec![words.to_string()];
     if layout.mode == Mode::Hotmem {
         words.push(format!(
