@@ -4,6 +4,7 @@ import os
 import pathlib
 import shutil
 import subprocess
+import tempfile
 
 import pytest
 from calls import PYTHON, create, invoke, until, zipped
@@ -291,11 +292,18 @@ done
 """
 
 
+@pytest.fixture(scope="module")
+def storage():
+    """Podman's storage, in a folder with a short name: it takes no long ones."""
+    with tempfile.TemporaryDirectory(prefix="mayfly-", ignore_cleanup_errors=True) as folder:
+        yield ["podman", "--root", f"{folder}/root", "--runroot", f"{folder}/run", "--storage-driver", "vfs"]
+
+
 @pytest.mark.skipif(
     not shutil.which("podman") or not shutil.which("busybox"), reason="builds an image by podman, of busybox"
 )
 @pytest.mark.parametrize("kind", ["oci-archive", "docker-archive", "oci-dir", "zstd"])
-def test_image_built_and_saved_by_podman(running, place, kind):
+def test_image_built_and_saved_by_podman(running, place, storage, kind):
     context = place / "context"
     context.mkdir(exist_ok=True)
     shutil.copy(shutil.which("busybox"), context / "busybox")
@@ -306,7 +314,6 @@ def test_image_built_and_saved_by_podman(running, place, kind):
         "COPY bootstrap /var/task/\nENV WORD=blue\nWORKDIR /var/task\n"
         'ENTRYPOINT ["/var/task/bootstrap"]\n'
     )
-    storage = ["podman", "--root", place / "storage", "--runroot", place / "run", "--storage-driver", "vfs"]
     tag = "localhost/mayfly-worker-test:v1"
     built = subprocess.run([*storage, "build", "-q", "-t", tag, context], capture_output=True, text=True)
     if built.returncode:
