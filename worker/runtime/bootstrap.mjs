@@ -64,6 +64,7 @@ const withMembers = (key, value) =>
 
 // An error in the log.
 function logError(title, error) {
+  if (isInJson) return console.error(described(error));
   let text;
   try {
     text = JSON.stringify(error instanceof Error ? error : new Error(error), withMembers);
@@ -414,9 +415,37 @@ function writeWhole(text) {
 }
 
 let requestId;
+const LEVELS = ["TRACE", "DEBUG", "INFO", "WARN", "ERROR", "FATAL"];
+const isInJson = env.AWS_LAMBDA_LOG_FORMAT === "JSON";
+const leastLevel = isInJson ? LEVELS.indexOf(env.AWS_LAMBDA_LOG_LEVEL?.toUpperCase()) : 0;
+
+// What a log in JSON has of a thrown value.
+function errorFields(error) {
+  const stackTrace = typeof error.stack === "string" ? error.stack.split("\n") : [];
+  return { errorType: error.constructor?.name ?? "UnknownError", errorMessage: error.message, stackTrace };
+}
+
+// A line of a log in JSON: a lone value as it is, several as text, with the first error's fields.
+function record(level, values) {
+  const line = { timestamp: new Date().toISOString(), level, requestId };
+  if (values.length === 1) {
+    const plain = (key, value) => (value instanceof Error ? { ...errorFields(value), ...value } : value);
+    try {
+      return JSON.stringify({ ...line, message: values[0] }, plain);
+    } catch {
+      // Circles and numbers that JSON lacks.
+    }
+  }
+  const error = values.find((value) => value instanceof Error);
+  return JSON.stringify({ ...line, message: util.format(...values), ...(error && errorFields(error)) });
+}
+
+const plainLine = (level, values) => `${new Date().toISOString()}\t${requestId ?? "undefined"}\t${level}\t${util.format(...values)}`;
+
 for (const [name, level] of [["log", "INFO"], ["info", "INFO"], ["debug", "DEBUG"], ["trace", "TRACE"], ["warn", "WARN"], ["error", "ERROR"]]) {
-  console[name] = (...values) =>
-    writeWhole(`${new Date().toISOString()}\t${requestId ?? "undefined"}\t${level}\t${util.format(...values)}\n`);
+  console[name] = (...values) => {
+    if (LEVELS.indexOf(level) >= leastLevel) writeWhole(`${(isInJson ? record : plainLine)(level, values)}\n`);
+  };
 }
 
 let handler;

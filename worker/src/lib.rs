@@ -35,8 +35,10 @@
 //! instance's idle work.
 
 pub mod base {
-    //! What every other layer uses: errors of the API, limits, names, times, memory of processes.
+    //! What every other layer uses: errors of the API, levels of log lines, limits, names, times, memory of
+    //! processes.
     pub(crate) mod error;
+    pub(crate) mod level;
     pub(crate) mod limits;
     pub(crate) mod name;
     pub(crate) mod process_memory;
@@ -51,6 +53,7 @@ pub mod invocation {
     pub(crate) mod counters;
     pub(crate) mod logs;
     pub(crate) mod output;
+    pub(crate) mod platform;
     pub(crate) mod reasons;
     pub(crate) mod request;
     pub(crate) mod traces;
@@ -67,6 +70,7 @@ pub mod function {
     pub(crate) mod failed;
     pub(crate) mod filters;
     pub(crate) mod http_api;
+    pub(crate) mod logging;
     pub(crate) mod queue_source;
     pub(crate) mod schedule;
     pub(crate) mod settings;

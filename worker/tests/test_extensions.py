@@ -1,11 +1,11 @@
 """Extensions, of a layer and of the function itself, by Lambda's Extensions API."""
 
 import io
+import re
 import zipfile
 
 import pytest
 from calls import create, invoke, until, zipped
-from conftest import Worker
 
 WATCH = """#!/usr/bin/python3
 import http.client, json, os, sys, time
@@ -64,20 +64,25 @@ def handler(event, context):
 """
 
 
+def archive(programs):
+    """A layer with these programs."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as made:
+        for name, text in programs.items():
+            program = zipfile.ZipInfo(name)
+            program.external_attr = 0o755 << 16
+            made.writestr(program, text)
+        made.writestr("extensions/README", "no program")
+    return content.getvalue()
+
+
 @pytest.fixture(scope="module")
 def layers(running):
     """Two layers: one with the extension, one with it under two names."""
     client, arns = running.client(), []
     for names in [["watch"], ["watch", "other"]]:
-        content = io.BytesIO()
-        with zipfile.ZipFile(content, "w") as archive:
-            for name in names:
-                program = zipfile.ZipInfo(f"extensions/{name}")
-                program.external_attr = 0o755 << 16
-                archive.writestr(program, WATCH)
-            archive.writestr("extensions/README", "no program")
-        layer = f"layer-of-{len(names)}"
-        made = client.publish_layer_version(LayerName=layer, Content={"ZipFile": content.getvalue()})
+        content = archive({f"extensions/{name}": WATCH for name in names})
+        made = client.publish_layer_version(LayerName=f"layer-of-{len(names)}", Content={"ZipFile": content})
         arns.append(made["LayerVersionArn"])
     return arns
 
@@ -89,7 +94,7 @@ def make(client, name, layers, does="", **settings):
 
 
 def lines(running, name):
-    return [line.split("] ", 1)[1] for line in running.log().splitlines() if f"[{name}#" in line]
+    return re.findall(rf"\[{name}#\d+\] (.*)", running.log())
 
 
 def test_extensions_receive_invoke_and_shutdown(running, layers):
@@ -232,26 +237,3 @@ def test_internal_extension_and_its_refused_calls(running):
         "path": [404, "UnknownPath"],
         "twice": [403, "Extension.InvalidExtensionState"],
     }
-
-
-ASKS = """
-import http.client, json, os
-def handler(event, context):
-    api = http.client.HTTPConnection(os.environ["AWS_LAMBDA_RUNTIME_API"])
-    found = []
-    for path in ["/2022-07-01/telemetry", "/2020-08-15/logs"]:
-        api.request("PUT", path, json.dumps({"types": ["function"]}), {"Lambda-Extension-Identifier": "x"})
-        answer = api.getresponse()
-        found.append([answer.status, json.loads(answer.read())["errorType"]])
-    return found
-"""
-
-
-def test_telemetry_is_refused_by_name():
-    with Worker() as running:
-        client = running.client()
-        create(client, "asks", zipped(app_py=ASKS))
-        answer, error = invoke(client, "asks")
-        assert error is None, answer
-        assert answer == [[202, "Telemetry.NotSupported"], [202, "Logs.NotSupported"]]
-        running.wait_for(r"\[asks#\d+\]: an extension asks for the Telemetry API, which is not supported")

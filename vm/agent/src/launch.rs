@@ -209,7 +209,7 @@ fn start(plan: &Plan) -> Result<(Pid, Extensions, Vec<String>), String> {
     if plan.is_function {
         names = extensions::names().map_err(|error| error.to_string())?;
         let environment = plan.env.iter().map(|(name, value)| (name.as_str(), value.as_str()));
-        extensions = extensions::start(&names, environment).map_err(|error| error.to_string())?;
+        extensions = extensions::start(&names, environment, None).map_err(|error| error.to_string())?;
     }
     let mut command = Command::new(program);
     command.args(arguments).env_clear().envs(&plan.env).current_dir(&plan.cwd);

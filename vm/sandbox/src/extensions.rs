@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::io::{Error, ErrorKind, Result};
+use std::os::fd::BorrowedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -51,18 +52,22 @@ pub fn names() -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Starts them, with the function's environment.
+/// Starts them, with the function's environment. They print where this process does, or to `output`.
 ///
 /// # Errors
 /// One cannot be started.
 pub fn start<'a>(
     names: &[String],
     environment: impl Iterator<Item = (&'a str, &'a str)>,
+    output: Option<BorrowedFd>,
 ) -> Result<Extensions> {
     let environment: Vec<_> = environment.filter(|(name, _)| *name != PRELOAD).collect();
     let start = |name: &String| {
         let program = Path::new(FOLDER).join(name);
         let mut command = Command::new(&program);
+        if let Some(output) = output {
+            command.stdout(output.try_clone_to_owned()?).stderr(output.try_clone_to_owned()?);
+        }
         // Process 1 reaps it.
         let child =
             command.env_clear().envs(environment.iter().copied()).current_dir("/").process_group(0).spawn();
@@ -79,12 +84,22 @@ fn at(what: &str) -> impl Fn(Error) -> Error {
 }
 
 impl Extensions {
+    /// Whether none runs.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The extension that this process was, once it has ended.
+    pub fn remove(&mut self, process: u32) -> Option<String> {
+        let index = self.0.iter().position(|(child, _)| *child == process)?;
+        Some(self.0.remove(index).1)
+    }
+
     /// A process has ended with this status of `wait`. Returns the extension that it was, if its end ends the
     /// instance: it failed, or it was the last one. An extension that has done its work may exit with 0; once
     /// the last has, all are done.
     pub fn ended(&mut self, process: u32, status: i32) -> Option<String> {
-        let index = self.0.iter().position(|(child, _)| *child == process)?;
-        let (_, name) = self.0.remove(index);
+        let name = self.remove(process)?;
         (status != 0 || self.0.is_empty()).then_some(name)
     }
 }

@@ -2,15 +2,16 @@
 
 use std::io::Read;
 use std::net::TcpListener;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use rustix::process::{
-    PidfdFlags, Resource, Signal, getegid, geteuid, kill_process, pidfd_open,
+    Pid, PidfdFlags, Resource, Signal, getegid, geteuid, kill_process, pidfd_open,
     set_parent_process_death_signal, setsid,
 };
 use rustix::system::sethostname;
@@ -18,7 +19,9 @@ use rustix::thread::UnshareFlags;
 use vm_sandbox::syscalls::{Placement, confine};
 use vm_sandbox::{extensions, network};
 
-use super::{INSIDE_USER, OPEN_FILES, RUNTIME_PORT, Spec, freezer, root, syscalls, worker_is_root};
+use super::{
+    INSIDE_USER, OPEN_FILES, RUNTIME_PORT, Spec, freezer, root, syscalls, termination, worker_is_root,
+};
 
 /// The descriptor of the control socket; 0 becomes the function's stdin.
 const CONTROL: RawFd = 3;
@@ -30,10 +33,13 @@ pub(super) const LISTENS: u8 = b'L';
 pub(super) const CONNECTS: u8 = b'C';
 /// First byte of a message to the worker: the error follows, a line of text.
 pub(super) const FAILED: u8 = b'F';
-/// First byte of a message to the worker: an extension's wait status follows, and its name.
-pub(super) const CRASHED: u8 = b'E';
-/// First byte of a message to the worker: the runtime's wait status follows, four bytes.
+/// First byte of a message to the worker: a process has ended. Its wait status follows, four bytes, then the
+/// length of its name, one byte, and the name, which is empty for the runtime.
 pub(super) const EXITED: u8 = b'X';
+/// To the monitor: end the runtime, by SIGTERM, and the next time by SIGKILL.
+pub(super) const TERMINATE: u8 = b'T';
+/// To the monitor: make a TCP socket inside, and send it.
+pub(super) const CONNECT: u8 = b'S';
 
 /// The whole life of a monitor; returns its exit code. Called first thing in `main`, while there is one
 /// thread.
@@ -68,6 +74,9 @@ fn keep() -> Result<()> {
     let mut text = vec![0; u32::from_le_bytes(length) as usize];
     control.read_exact(&mut text).context("the worker's order is cut short")?;
     let spec: Spec = serde_json::from_slice(&text).context("the worker's order is wrong")?;
+    let Ok((1, Some(commands))) = syscalls::receive_with(CONTROL, &mut [0]) else {
+        bail!("the worker's order is cut short")
+    };
     let thawing = match &spec.freezer {
         // It must thaw what it kills, so it must not be killed itself: it notices the worker's end by the
         // control socket.
@@ -91,14 +100,12 @@ fn keep() -> Result<()> {
     match syscalls::fork()? {
         None => {
             syscalls::die_with_parent()?;
+            drop(commands);
             Err(run_inside(&spec, disk).expect_err("process 1 ends by itself only when it fails"))
         }
         Some(init) => {
             drop(disk);
-            let ended = pidfd_open(init, PidfdFlags::empty())?;
-            let mut both = [PollFd::new(&ended, PollFlags::IN), PollFd::new(&*control, PollFlags::IN)];
-            while poll(&mut both, None).is_err() {}
-            if both[0].revents().is_empty() {
+            if !obey_until_end(init, &control, commands)? {
                 let _ = kill_process(init, Signal::KILL);
                 if let Some(thawing) = thawing {
                     freezer::thaw(&thawing).context("cannot thaw the sandbox")?;
@@ -107,6 +114,45 @@ fn keep() -> Result<()> {
             // Process 1 can be waited for once everything in its namespace has ended.
             syscalls::wait(Some(init)).map(drop).context("cannot wait for the sandbox")
         }
+    }
+}
+
+/// Carries out the worker's commands. Returns whether process 1 has ended: otherwise the worker has closed
+/// the control socket.
+fn obey_until_end(init: Pid, control: &UnixStream, commands: OwnedFd) -> Result<bool> {
+    let ended = pidfd_open(init, PidfdFlags::empty())?;
+    let mut commands = Some(UnixStream::from(commands));
+    loop {
+        let mut polled = vec![PollFd::new(&ended, PollFlags::IN), PollFd::new(control, PollFlags::IN)];
+        polled.extend(commands.as_ref().map(|commands| PollFd::new(commands, PollFlags::IN)));
+        while poll(&mut polled, None).is_err() {}
+        let ready: Vec<bool> = polled.iter().map(|one| !one.revents().is_empty()).collect();
+        if ready[0] || ready[1] {
+            return Ok(ready[0]);
+        }
+        let Some(open) = &mut commands else { continue };
+        let mut command = [0];
+        match open.read_exact(&mut command) {
+            Ok(()) => obey(command[0], init, open),
+            // The worker closes the control socket next.
+            Err(_) => commands = None,
+        }
+    }
+}
+
+fn obey(command: u8, init: Pid, commands: &UnixStream) {
+    // Where something fails, the worker has ended, or the sandbox has.
+    match command {
+        TERMINATE => {
+            let _ = kill_process(init, Signal::TERM);
+        }
+        CONNECT => {
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            let socket = socket_with(AddressFamily::INET, SocketType::STREAM, flags, None).ok();
+            let descriptor = socket.as_ref().map(AsRawFd::as_raw_fd);
+            let _ = syscalls::send_with(commands.as_raw_fd(), &[CONNECT], descriptor);
+        }
+        _ => {}
     }
 }
 
@@ -158,31 +204,45 @@ fn run_inside(spec: &Spec, disk: Option<OwnedFd>) -> Result<()> {
         syscalls::fix_layout().context("cannot fix the layout")?;
     }
     confine(Placement::Free).context("cannot confine the system calls")?;
+    termination::pass_on().context("cannot handle signals")?;
     let environment = spec.environment.iter().map(|(name, value)| (name.as_str(), value.as_str()));
-    let mut extensions = extensions::start(&names, environment)?;
+    let mut extensions = extensions::start(&names, environment, Some(std::io::stderr().as_fd()))?;
     let Some(runtime) = syscalls::fork()? else {
         setsid()?;
         let folder = &spec.folder;
         std::env::set_current_dir(folder).with_context(|| format!("cannot start in the folder {folder}"))?;
         let (program, arguments) = spec.command.split_first().context("no program to run")?;
-        let error = Command::new(program).args(arguments).env_clear().envs(spec.environment.clone()).exec();
+        let mut command = Command::new(program);
+        command.args(arguments).env_clear().envs(spec.environment.clone());
+        // What is stderr here is the output of extensions.
+        let error = command.stderr(std::io::stdout().as_fd().try_clone_to_owned()?).exec();
         return Err(error).with_context(|| format!("cannot run {program}"));
     };
-    loop {
+    termination::runtime_is(runtime);
+    let (mut runs, mut ends) = (true, false);
+    while runs || !(ends && extensions.is_empty()) {
         let (child, status) = syscalls::wait(None)?;
-        if child == runtime {
-            let mut message = vec![EXITED];
-            message.extend(status.to_le_bytes());
-            // If the send fails, the worker has ended and so do we.
-            let _ = syscalls::send_with(CONTROL, &message, None);
-            std::process::exit(0);
+        ends |= termination::is_asked();
+        let is_runtime = child == runtime;
+        let process = child.as_raw_pid() as u32;
+        let name = match ends {
+            _ if is_runtime => Some(String::new()),
+            true => extensions.remove(process),
+            false => extensions.ended(process, status),
+        };
+        let Some(name) = name else { continue };
+        if is_runtime {
+            termination::runtime_has_ended();
+            runs = false;
         }
-        if let Some(name) = extensions.ended(child.as_raw_pid() as u32, status) {
-            let mut message = vec![CRASHED];
-            message.extend(status.to_le_bytes());
-            message.extend(name.bytes());
-            let _ = syscalls::send_with(CONTROL, &message, None);
-            std::process::exit(0);
-        }
+        // From now on, the worker ends the instance: the others have a moment for their own end.
+        ends = true;
+        let mut message = vec![EXITED];
+        message.extend(status.to_le_bytes());
+        message.push(name.len() as u8);
+        message.extend(name.bytes());
+        // If the send fails, the worker has ended and so do we.
+        syscalls::send_with(CONTROL, &message, None)?;
     }
+    std::process::exit(0)
 }

@@ -38,7 +38,7 @@ const PROC: [&str; 13] = [
     "version",
     "cgroups",
 ];
-const HOSTS: &str = "127.0.0.1 localhost\n";
+const HOSTS: &str = "127.0.0.1 localhost sandbox.localdomain sandbox\n";
 /// The files that are mounted over hidden entries.
 const MASK: &str = ".mask";
 /// The entries of a root that are not the image's.

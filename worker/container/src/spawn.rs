@@ -1,20 +1,23 @@
 //! The worker's side of a sandbox: starting the monitor, its messages, its end.
 
+use std::collections::VecDeque;
 use std::io::{Error, ErrorKind};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc;
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::net::TcpSocket;
 use tokio::net::unix::pipe;
 use tokio::sync::oneshot;
+use worker_system::lock::lock;
 
-use super::launcher::{CONNECTS, CRASHED, EXITED, FAILED, LISTENS};
+use super::launcher::{CONNECT, CONNECTS, EXITED, FAILED, LISTENS, TERMINATE};
 use super::{Ending, LAUNCHER_VERB, Spec, syscalls};
 
 /// The longest that the namespaces and mounts of one sandbox may take.
@@ -77,24 +80,32 @@ impl Spawner {
         connect: impl AsyncFnOnce(u32) -> Result<Network>,
     ) -> Result<(Container, std::net::TcpListener)> {
         let (ours, theirs) = UnixStream::pair().context("no socket for a new sandbox")?;
+        let (commands, obeyed) = UnixStream::pair().context("no socket for a new sandbox")?;
+        commands.set_nonblocking(true)?;
         let (output, output_in) = pipe_pair().context("no pipe for a new sandbox")?;
+        let (of_extensions, extensions_in) = pipe_pair().context("no pipe for a new sandbox")?;
         let mut command = Command::new(&self.program);
         command
             .arg(LAUNCHER_VERB)
             .env_clear()
             .stdin(OwnedFd::from(theirs))
-            .stdout(output_in.try_clone()?)
-            .stderr(Stdio::from(output_in));
+            .stdout(Stdio::from(output_in))
+            .stderr(Stdio::from(extensions_in));
         let child = self.run(command).await.context("cannot start a sandbox's monitor")?;
         let mut sandbox = Container {
             ended: syscalls::ending_of(&child)?,
             child,
             control: None,
+            commands: Arc::new(Commands(tokio::sync::Mutex::new(tokio::net::UnixStream::from_std(
+                commands,
+            )?))),
+            ends: Mutex::default(),
             output: Some(output),
+            of_extensions: Some(of_extensions),
             network: None,
             extensions: Vec::new(),
         };
-        if let Err(error) = sandbox.order(&ours, spec, disk) {
+        if let Err(error) = sandbox.order(&ours, spec, disk, obeyed) {
             sandbox.end().await;
             return Err(error);
         }
@@ -148,10 +159,55 @@ pub struct Container {
     child: Child,
     ended: AsyncFd<OwnedFd>,
     control: Option<tokio::net::UnixStream>,
+    commands: Arc<Commands>,
+    /// Ends of processes that arrived together with an earlier one.
+    ends: Mutex<VecDeque<Ending>>,
     output: Option<pipe::Receiver>,
+    of_extensions: Option<pipe::Receiver>,
     network: Option<Network>,
     /// The extensions that start with the runtime.
     pub extensions: Vec<String>,
+}
+
+/// What the worker has a sandbox's monitor do.
+pub struct Commands(tokio::sync::Mutex<tokio::net::UnixStream>);
+
+impl Commands {
+    /// Ends the runtime by SIGTERM, and the next time by SIGKILL.
+    pub async fn terminate(&self) {
+        let mut socket = self.0.lock().await;
+        // If it fails, the sandbox has ended.
+        let _ = tokio::io::AsyncWriteExt::write_all(&mut *socket, &[TERMINATE]).await;
+    }
+
+    /// A socket that can connect to servers inside.
+    ///
+    /// # Errors
+    /// The sandbox has ended.
+    pub async fn socket(&self) -> std::io::Result<TcpSocket> {
+        let mut socket = self.0.lock().await;
+        tokio::io::AsyncWriteExt::write_all(&mut *socket, &[CONNECT]).await?;
+        let receive = || syscalls::receive_with(socket.as_raw_fd(), &mut [0]);
+        match socket.async_io(Interest::READABLE, receive).await? {
+            (_, Some(made)) => Ok(TcpSocket::from_std_stream(made.into())),
+            _ => Err(ErrorKind::NotConnected.into()),
+        }
+    }
+}
+
+/// The ends of processes that a message of process 1 names, one after the other.
+fn ends(mut message: &[u8]) -> VecDeque<Ending> {
+    let mut found = VecDeque::new();
+    while let [EXITED, a, b, c, d, length, rest @ ..] = message {
+        let (name, others) = rest.split_at((*length as usize).min(rest.len()));
+        let ending = how([*a, *b, *c, *d]);
+        found.push_back(match String::from_utf8_lossy(name).into_owned() {
+            name if name.is_empty() => ending,
+            name => Ending::Extension(name, Box::new(ending)),
+        });
+        message = others;
+    }
+    found
 }
 
 impl Container {
@@ -170,15 +226,27 @@ impl Container {
     }
 
     /// Sends the monitor its order.
-    fn order(&self, control: &UnixStream, spec: &Spec, disk: Option<OwnedFd>) -> Result<()> {
+    fn order(
+        &self,
+        control: &UnixStream,
+        spec: &Spec,
+        disk: Option<OwnedFd>,
+        commands: UnixStream,
+    ) -> Result<()> {
         let text = serde_json::to_vec(spec)?;
         let mut order = (text.len() as u32).to_le_bytes().to_vec();
         order.extend(text);
         // Orders are shorter than a socket's buffer, so this does not block.
         let disk = disk.as_ref().map(AsRawFd::as_raw_fd);
         syscalls::send_with(control.as_raw_fd(), &order, disk)
+            .and_then(|()| syscalls::send_with(control.as_raw_fd(), &[0], Some(commands.as_raw_fd())))
             .context("the sandbox's monitor ended at once")?;
         Ok(control.set_nonblocking(true)?)
+    }
+
+    /// What its extensions print, stdout and stderr in one.
+    pub fn take_extensions_output(&mut self) -> Option<pipe::Receiver> {
+        self.of_extensions.take()
     }
 
     /// What the function prints, stdout and stderr in one.
@@ -186,8 +254,16 @@ impl Container {
         self.output.take().expect("the output is taken once")
     }
 
-    /// Waits until the runtime has ended by itself.
+    /// Its monitor's commands.
+    pub fn commands(&self) -> Arc<Commands> {
+        self.commands.clone()
+    }
+
+    /// Waits until the runtime or an extension has ended, or all have.
     pub async fn ending(&self) -> Ending {
+        if let Some(ending) = lock(&self.ends).pop_front() {
+            return ending;
+        }
         let message = tokio::select! {
             biased;
             message = self.message() => message,
@@ -198,10 +274,11 @@ impl Container {
             },
         };
         match message {
-            Ok((EXITED, status, _)) if status.len() == 4 => how([status[0], status[1], status[2], status[3]]),
-            Ok((CRASHED, text, _)) if text.len() > 4 => {
-                let name = String::from_utf8_lossy(&text[4..]).into_owned();
-                Ending::Extension(name, Box::new(how([text[0], text[1], text[2], text[3]])))
+            Ok((EXITED, rest, _)) => {
+                let mut all = ends(&[&[EXITED], &rest[..]].concat());
+                let first = all.pop_front().unwrap_or(Ending::Killed);
+                lock(&self.ends).extend(all);
+                first
             }
             Ok((FAILED, reason, _)) => Ending::NotStarted(String::from_utf8_lossy(&reason).into_owned()),
             _ => Ending::Killed,
@@ -235,5 +312,20 @@ impl Container {
             })?;
         let text = buffer.get(1..length).unwrap_or_default();
         Ok((if length == 0 { 0 } else { buffer[0] }, text.to_vec(), descriptor))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ends_of_processes_are_read_one_by_one() {
+        let one = [&[EXITED][..], &256_i32.to_le_bytes(), &[2], b"ab"].concat();
+        let both = [&one[..], &[EXITED], &15_i32.to_le_bytes(), &[0]].concat();
+        let extension = Ending::Extension("ab".into(), Box::new(Ending::Exit(1)));
+        assert_eq!(ends(&both), [extension.clone(), Ending::Signal(15)]);
+        assert_eq!(ends(&one), [extension]);
+        assert!(ends(&both[..3]).is_empty());
     }
 }

@@ -69,7 +69,11 @@ pub fn text(api: &Api, query: Option<&str>) -> Answer {
         };
         group.lines.iter().map(shown_line).collect()
     };
-    let log = named.and_then(|function| api.worker.logs.group(&log_group(&function), lines));
+    let group = |name: String| {
+        let known = api.worker.function(&name).map(|function| function.deployment.log_group());
+        known.unwrap_or_else(|_| log_group(&name))
+    };
+    let log = named.and_then(|function| api.worker.logs.group(&group(function.to_string()), lines));
     match log {
         Some(text) => http::answer(200, "text/plain; charset=utf-8", text),
         None => http::answer(404, "text/plain", "no such function has printed anything\n"),

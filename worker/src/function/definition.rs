@@ -43,7 +43,7 @@ pub struct Deployment {
     pub modified: SystemTime,
 }
 
-/// The name of a function's log.
+/// The name of a function's log, if its settings name no other.
 pub(crate) fn log_group(function: &str) -> String {
     format!("/aws/lambda/{function}")
 }
@@ -144,7 +144,7 @@ impl Deployment {
             "State": "Active",
             "LastUpdateStatus": "Successful",
             "PackageType": "Zip",
-            "LoggingConfig": { "LogFormat": "Text", "LogGroup": self.log_group() },
+            "LoggingConfig": settings.logging.described(&self.log_group()),
             "Architectures": ["x86_64"],
             "EphemeralStorage": { "Size": settings.ephemeral_mib },
             "SnapStart": { "ApplyOn": "None", "OptimizationStatus": "Off" },
@@ -194,9 +194,9 @@ impl Deployment {
         }
     }
 
-    /// The name of its functions' logs.
+    /// The name of its log.
     pub fn log_group(&self) -> String {
-        log_group(&self.name)
+        self.settings.logging.group.clone().unwrap_or_else(|| log_group(&self.name))
     }
 
     /// The name of one instance's log, as long as any other's: the instance has it in its environment, and

@@ -9,6 +9,7 @@ use crate::base::error::ApiError;
 use crate::base::limits;
 use crate::code::lambda_layers;
 use crate::code::runtime::Runtime;
+use crate::function::logging::{Logging, WantedLogging};
 use crate::function::variables;
 use worker_image::ImageConfig;
 use worker_system::text::shown;
@@ -41,6 +42,8 @@ pub struct Wanted {
     pub layers: Option<Vec<String>>,
     /// Overrides of the image's own configuration.
     pub image_config: Option<ImageConfig>,
+    /// How the log is written.
+    pub logging_config: Option<WantedLogging>,
     /// Other properties of a request; [`REFUSED`] lists those that are not supported.
     #[serde(flatten)]
     pub other: BTreeMap<String, Value>,
@@ -51,7 +54,7 @@ const OF_THE_CALL: [&str; 2] = ["Publish", "RevisionId"];
 
 /// Settings that are not supported, and why. They are refused, as are unknown ones, so that no caller
 /// believes to have them; their default is accepted.
-const REFUSED: [(&str, &str); 12] = [
+const REFUSED: [(&str, &str); 11] = [
     ("DeadLetterConfig", "events that failed are only logged"),
     ("VpcConfig", "there is no such network"),
     ("TracingConfig", "there is no X-Ray"),
@@ -59,7 +62,6 @@ const REFUSED: [(&str, &str); 12] = [
     ("FileSystemConfigs", "there is no EFS"),
     ("CodeSigningConfigArn", "signatures of code are not checked"),
     ("SnapStart", "there is no SnapStart"),
-    ("LoggingConfig", "logs are plain text on the worker's stderr"),
     ("RuntimeManagementConfig", "the runtime is the host's"),
     ("TenancyConfig", "an instance serves all callers of its function"),
     ("DurableConfig", "there are no durable executions"),
@@ -107,6 +109,9 @@ pub struct Settings {
     /// `ImageConfig`.
     #[serde(default)]
     pub image_config: ImageConfig,
+    /// `LoggingConfig`.
+    #[serde(default)]
+    pub logging: Logging,
     /// Processors it may use at most: `Metadata.Mayfly.Cpus` of its resource in a template.
     pub processors: Option<f64>,
     /// Whether it reaches the outside world: `Metadata.Mayfly.Network` of its resource in a template;
@@ -150,6 +155,7 @@ impl Settings {
             role: String::new(),
             layers: Vec::new(),
             image_config: ImageConfig::default(),
+            logging: Logging::default(),
             processors: None,
             outside: None,
             vm: None,
@@ -168,6 +174,9 @@ impl Settings {
         if let Some(config) = &wanted.image_config {
             check_image_config(config)?;
             settings.image_config.clone_from(config);
+        }
+        if let Some(logging) = &wanted.logging_config {
+            settings.logging = settings.logging.changed(logging)?;
         }
         if let Some(text) = &wanted.description {
             check(text.len() <= 256, "Description", text, "have at most 256 bytes")?;

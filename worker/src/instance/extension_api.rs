@@ -12,7 +12,7 @@ use serde_json::json;
 
 use crate::base::name;
 use crate::http::{self, Answer};
-use crate::instance::{Instance, Refused, Wishes};
+use crate::instance::{Instance, Refused, Subscription, SubscriptionError, Wishes};
 
 /// Where its paths begin.
 pub(crate) const ROOT: &str = "/2020-01-01/extension/";
@@ -26,7 +26,8 @@ const ERROR_BYTES: usize = 256 * 1024;
 
 /// Answers one request of an extension; `below` is its path below [`ROOT`].
 pub(crate) async fn handle(instance: Arc<Instance>, below: &str, request: Request<Incoming>) -> Answer {
-    if let Some(wrong) = unidentified(&request, below) {
+    let needs_name = matches!(below, "event/next" | "init/error" | "exit/error");
+    if let Some(wrong) = unidentified(&request).filter(|_| needs_name) {
         return wrong;
     }
     match (request.method(), below) {
@@ -38,11 +39,9 @@ pub(crate) async fn handle(instance: Arc<Instance>, below: &str, request: Reques
     }
 }
 
-/// The refusal of an extension that does not name itself by a UUID, where it has to.
-fn unidentified(request: &Request<Incoming>, below: &str) -> Option<Answer> {
-    let needed = matches!(below, "event/next" | "init/error" | "exit/error");
+/// The refusal of an extension that does not name itself by a UUID.
+fn unidentified(request: &Request<Incoming>) -> Option<Answer> {
     match http::header(request.headers(), ID) {
-        _ if !needed => None,
         None => Some(message(403, "Extension.MissingExtensionIdentifier", "the header names no extension")),
         Some(id) if uuid::Uuid::parse_str(id).is_err() => {
             Some(message(403, "Extension.InvalidExtensionIdentifier", "the identifier is no UUID"))
@@ -51,19 +50,49 @@ fn unidentified(request: &Request<Incoming>, below: &str) -> Option<Answer> {
     }
 }
 
-/// The name of an API of extensions that is not supported, by its path.
-pub(crate) fn unsupported(path: &str) -> Option<&'static str> {
-    match path {
-        "/2022-07-01/telemetry" => Some("Telemetry"),
-        "/2020-08-15/logs" => Some("Logs"),
-        _ => None,
+/// Answers a request to the Telemetry API, or to the Logs API, its predecessor, if the path is of one.
+pub(crate) async fn subscribe(
+    instance: &Instance,
+    request: Request<Incoming>,
+) -> Result<Answer, Request<Incoming>> {
+    match (request.method(), request.uri().path().trim_end_matches('/')) {
+        (&Method::PUT, "/2022-07-01/telemetry") => Ok(telemetry(instance, request).await),
+        (&Method::PUT, "/2020-08-15/logs") => Ok(not_supported(instance, request, "Logs").await),
+        _ => Err(request),
     }
+}
+
+async fn telemetry(instance: &Instance, request: Request<Incoming>) -> Answer {
+    if let Some(wrong) = unidentified(&request) {
+        return wrong;
+    }
+    let id = http::header(request.headers(), ID).unwrap_or_default();
+    let name = match instance.extension(id) {
+        Ok(name) => name,
+        Err(wrong) => return refused(&wrong),
+    };
+    let body = http::read_alone(request.into_body(), REGISTRATION_BYTES).await.unwrap_or_default();
+    let wanted = match Subscription::parse(&body) {
+        Ok(wanted) => wanted,
+        Err(wrong) => return message(400, "ValidationError", &wrong),
+    };
+    match instance.subscribe(&name, wanted) {
+        Ok(()) => http::json(200, &json!("OK")),
+        Err(SubscriptionError::NotSupported) => unavailable(instance, "Telemetry"),
+        Err(SubscriptionError::Closed) => {
+            message(403, "Telemetry.SubscriptionClosed", "extensions subscribe while the instance starts")
+        }
+    }
+}
+
+async fn not_supported(instance: &Instance, request: Request<Incoming>, kind: &str) -> Answer {
+    let _ = http::read_alone(request.into_body(), REGISTRATION_BYTES).await;
+    unavailable(instance, kind)
 }
 
 /// An extension that subscribes receives this API's NotSupported error, as from the emulator that AWS
 /// publishes, and goes on without it.
-pub(crate) async fn not_supported(instance: &Instance, request: Request<Incoming>, kind: &str) -> Answer {
-    let _ = http::read_alone(request.into_body(), REGISTRATION_BYTES).await;
+fn unavailable(instance: &Instance, kind: &str) -> Answer {
     tracing::warn!("{}: an extension asks for the {kind} API, which is not supported", instance.label());
     message(202, &format!("{kind}.NotSupported"), &format!("{kind} API is not supported"))
 }

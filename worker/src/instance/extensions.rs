@@ -4,27 +4,31 @@
 //! An instance is ready when its runtime and every extension have asked for what comes next: at its start,
 //! and after each invocation.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
+use super::shutdown::FAILURE;
 use super::{Instance, Phase, lock};
 use crate::base::limits;
-use crate::base::time::now_ms;
+use crate::invocation::platform::{PlatformEvent, Status};
 use crate::invocation::request::{Invocation, Outcome};
-use crate::sandbox::interface::Sandbox;
-
-/// How long extensions have after SHUTDOWN.
-const SHUTDOWN: Duration = Duration::from_secs(2);
 
 /// The events that an extension may register for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Wishes {
     pub invoke: bool,
     pub shutdown: bool,
+}
+
+impl Wishes {
+    fn names(self) -> Vec<&'static str> {
+        let all = [(self.invoke, "INVOKE"), (self.shutdown, "SHUTDOWN")];
+        all.into_iter().filter_map(|(is_wanted, name)| is_wanted.then_some(name)).collect()
+    }
 }
 
 /// Why an extension's request is refused.
@@ -72,7 +76,8 @@ pub(super) struct Extensions {
     was_ready: bool,
     /// One has reported that it cannot go on: even if it asks for what comes next, there is no more work.
     failed: bool,
-    out_of_time: bool,
+    /// Why the instance ends, if it does not just because it is not needed.
+    reason: Option<&'static str>,
 }
 
 impl Extensions {
@@ -127,14 +132,27 @@ impl Extensions {
         Some(ready)
     }
 
-    /// Sends an event to the extensions that have registered for it. Returns whether there is one.
-    fn send_event(&mut self, wishes: fn(&Wishes) -> bool, event: &Value) -> bool {
-        let mut sent = false;
+    /// Sends an event to the extensions that have registered for it. Returns their names.
+    fn send_event(&mut self, wishes: fn(&Wishes) -> bool, event: &Value) -> BTreeSet<String> {
+        let mut sent = BTreeSet::new();
         for extension in self.registered.values_mut().filter(|known| wishes(&known.wishes)) {
             extension.send_event(event.clone());
-            sent = true;
+            sent.insert(extension.name.clone());
         }
         sent
+    }
+
+    /// Whether extensions have registered, and whether one of them is a program of its own.
+    pub(super) fn kinds(&self) -> (bool, bool) {
+        let is_program = |known: &Extension| self.started.contains(&known.name);
+        (!self.registered.is_empty(), self.registered.values().any(is_program))
+    }
+
+    /// Sends SHUTDOWN to those that have registered for it. Returns their names.
+    pub(super) fn send_shutdown(&mut self, deadline_ms: u64) -> BTreeSet<String> {
+        let reason = self.reason.unwrap_or("spindown");
+        let event = json!({ "eventType": "SHUTDOWN", "shutdownReason": reason, "deadlineMs": deadline_ms });
+        self.send_event(|wishes| wishes.shutdown, &event)
     }
 }
 
@@ -159,7 +177,11 @@ impl Instance {
     /// An extension cannot go on: callers that wait receive the reason, and the instance ends.
     pub(crate) fn extension_failed(&self, kind: &str, reason: &str) {
         tracing::warn!("{}: {kind}: {reason}", self.label());
-        lock(&self.extensions).failed = true;
+        {
+            let mut extensions = lock(&self.extensions);
+            extensions.failed = true;
+            extensions.reason.get_or_insert(FAILURE);
+        }
         let busy = match &*lock(&self.phase) {
             Phase::Busy(work) => Some(work.invocation.id.clone()),
             _ => None,
@@ -185,11 +207,31 @@ impl Instance {
 
     /// Reports to the pool that the instance is ready.
     pub(super) fn ready_if_all_wait(&self) {
-        let ready = lock(&self.extensions).take_ready();
+        let (ready, has_started) = {
+            let mut extensions = lock(&self.extensions);
+            let before = extensions.was_ready;
+            (extensions.take_ready(), !before && extensions.was_ready)
+        };
+        if has_started {
+            self.publish_start();
+        }
         if let Some(idle_work_after) = ready {
             self.idles(&idle_work_after);
             self.scheduler.clone().ready(self.id);
         }
+    }
+
+    /// Publishes what an instance has once it has started.
+    fn publish_start(&self) {
+        let events: Vec<PlatformEvent> = {
+            let extensions = lock(&self.extensions);
+            let event = |known: &Extension| PlatformEvent::extension(&known.name, &known.wishes.names());
+            extensions.registered.values().map(event).collect()
+        };
+        events.iter().for_each(|event| self.publish(event));
+        let after = self.start_time().unwrap_or_default();
+        self.publish(&PlatformEvent::init_report(after, &Status::Success));
+        self.close_subscriptions();
     }
 
     /// Whether its runtime is done, and an extension is not.
@@ -197,9 +239,9 @@ impl Instance {
         lock(&self.extensions).runtime_waits.is_some()
     }
 
-    /// From now on a timeout is the reason of the shutdown that extensions receive.
-    pub(super) fn ran_out_of_time(&self) {
-        lock(&self.extensions).out_of_time = true;
+    /// From now on this is the reason of the shutdown that extensions receive, unless there is one.
+    pub(super) fn ends_because_of(&self, reason: &'static str) {
+        lock(&self.extensions).reason.get_or_insert(reason);
     }
 
     /// The runtime receives an invocation: extensions receive the event.
@@ -212,23 +254,6 @@ impl Instance {
             "tracing": { "type": "X-Amzn-Trace-Id", "value": invocation.trace_id },
         });
         lock(&self.extensions).send_event(|wishes| wishes.invoke, &event);
-    }
-
-    /// Sends SHUTDOWN to the extensions that have registered for it, and waits for their end, at most two
-    /// seconds.
-    pub(super) async fn shut_extensions_down(&self, sandbox: &dyn Sandbox) {
-        let sent = {
-            let mut extensions = lock(&self.extensions);
-            let reason = if extensions.out_of_time { "timeout" } else { "spindown" };
-            let deadline = now_ms() + SHUTDOWN.as_millis() as u64;
-            let event = json!({ "eventType": "SHUTDOWN", "shutdownReason": reason, "deadlineMs": deadline });
-            extensions.send_event(|wishes| wishes.shutdown, &event)
-        };
-        if sent {
-            self.works();
-            sandbox.thaw();
-            let _ = tokio::time::timeout(SHUTDOWN, sandbox.ending()).await;
-        }
     }
 
     /// Whether it was ready once: its runtime alone does not make it so.

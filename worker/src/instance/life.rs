@@ -7,13 +7,14 @@ use anyhow::Result;
 use tokio::task::JoinSet;
 use worker_page::data::Event;
 
-use super::{Instance, Phase, Work, lock};
+use super::shutdown::{FAILURE, TIMEOUT};
+use super::{Instance, Phase, lock};
 use crate::base::error::ApiError;
 use crate::base::limits;
 use crate::instance::runtime_api;
 use crate::invocation::output::Output;
-use crate::invocation::request::{End, Figures, Invocation, Outcome, init_report_line, report_line};
-use crate::sandbox::interface::{Ended, Handler};
+use crate::invocation::request::{End, Outcome};
+use crate::sandbox::interface::{Ended, Ending, Handler};
 use worker_pool::RequestId;
 
 impl Instance {
@@ -32,8 +33,15 @@ impl Instance {
         let sandbox = self.context.maker.clone().start(self.order()).await?;
         let sandbox = self.sandbox.get_or_init(|| sandbox);
         self.extensions_started(sandbox.extensions());
-        let output = Output::new(self.label(), self.log(), sandbox.take_output());
+        let instance = Arc::downgrade(self);
+        let filter = move |printer, line: &str| {
+            instance.upgrade().is_none_or(|instance| instance.publish_line(printer, line))
+        };
+        let of_extensions = sandbox.take_extensions_output();
+        let output =
+            Output::new(self.label(), self.log(), sandbox.take_output(), of_extensions, Box::new(filter));
         assert!(self.output.set(output).is_ok(), "an instance starts once");
+        self.publish_init();
         // Ends with this scope, and with it every connection.
         let mut tasks = JoinSet::new();
         let (served, instance) = (sandbox.clone(), self.clone());
@@ -52,29 +60,40 @@ impl Instance {
                 never = self.freeze_while_idle(&**sandbox) => match never {},
             }
         };
-        self.until_it_ends(ending).await;
+        let ended = self.until_it_ends(ending).await;
         self.report_failed_start();
-        self.shut_extensions_down(&**sandbox).await;
+        self.shut_down(&**sandbox, ended).await;
         // While it is still served: a runtime that is about to end does not notice it.
         sandbox.end().await;
+        self.end_deliveries();
+        if let Some(output) = self.output.get() {
+            output.catch_up();
+        }
         Ok(())
     }
 
-    /// Waits until it has ended by itself, is to end, or did not start in time.
-    async fn until_it_ends(&self, ending: impl Future<Output = Ended>) {
+    /// Waits until it has ended by itself, is to end, or did not start in time. Returns the process that has
+    /// ended by itself.
+    async fn until_it_ends(&self, ending: impl Future<Output = Ended>) -> Option<Ending> {
         let timeout = Duration::from_secs(self.deployment.settings.timeout_s.into());
         let init = limits::INIT.max(timeout) * self.context.maker.slower();
         tokio::select! {
-            ended = ending => self.ended_by_itself(&ended),
+            ended = ending => {
+                self.ends_because_of(FAILURE);
+                self.ended_by_itself(&ended);
+                return Some(ended.how);
+            }
             () = self.stop.notified() => *lock(&self.phase) = Phase::Ended,
             () = self.still_starting_after(init) => {
                 let message = format!("Error: Init phase timed out after {} seconds", init.as_secs());
                 let timed_out = Some(End::TimedOut(init.as_secs() as u32));
                 let outcome = Outcome { end: timed_out, ..Outcome::error("Sandbox.Timedout", &message) };
                 *lock(&self.failure) = Some(Ok(outcome));
+                self.ends_because_of(TIMEOUT);
                 tracing::warn!("{}: {message}", self.label());
             }
         }
+        None
     }
 
     async fn still_starting_after(&self, limit: Duration) {
@@ -124,7 +143,7 @@ impl Instance {
             }
             std::mem::replace(&mut *phase, Phase::Ended)
         };
-        self.ran_out_of_time();
+        self.ends_because_of(TIMEOUT);
         match phase {
             Phase::Busy(work) => {
                 let outcome = Outcome::timed_out(&work.invocation.id, timeout_s);
@@ -138,62 +157,4 @@ impl Instance {
         }
         self.scheduler.clone().end(self.id);
     }
-
-    /// Answers the caller and writes the log's last lines.
-    pub(super) fn report(&self, work: Work, mut outcome: Outcome) {
-        let end = outcome.end.take();
-        let figures = Figures {
-            duration: work.since.elapsed(),
-            init: lock(&self.init).take(),
-            memory_mib: self.deployment.settings.memory_mib,
-            peak_bytes: self.peak_bytes(),
-            end: end.as_ref().map(End::status),
-        };
-        if let Some(output) = self.output.get() {
-            output.catch_up();
-            say_end(output, &work.invocation.id, end.as_ref(), &figures);
-            outcome.log_tail = output.tail();
-        }
-        self.scheduler.answer(self.id, work.request, Ok(outcome));
-    }
-
-    /// Writes to the function's log that it could not start.
-    fn report_failed_start(&self) {
-        let status = match &*lock(&self.failure) {
-            Some(Ok(outcome)) if !self.was_ready() => outcome.status(),
-            _ => return,
-        };
-        if let Some(output) = self.output.get() {
-            output.catch_up();
-            output.say(&init_report_line(self.age(), &status));
-            *lock(&self.failed_start) = Some(Figures {
-                duration: self.age(),
-                init: None,
-                memory_mib: self.deployment.settings.memory_mib,
-                peak_bytes: self.peak_bytes(),
-                end: Some(status),
-            });
-        }
-    }
-
-    /// Why it could not start, once it has ended: the answer to this request, which waited for it. Writes
-    /// the lines that the function's log has for each request.
-    pub(crate) fn take_failure(&self, invocation: &Invocation) -> Result<Outcome, ApiError> {
-        let failure = lock(&self.failure).take();
-        let unknown = || Err(ApiError::service("the instance ended while it started"));
-        let mut outcome = failure.unwrap_or_else(unknown)?;
-        if let (Some(output), Some(figures)) = (self.output.get(), lock(&self.failed_start).take()) {
-            output.say(&self.start_line(invocation));
-            say_end(output, &invocation.id, outcome.end.take().as_ref(), &figures);
-            outcome.log_tail = output.tail();
-        }
-        Ok(outcome)
-    }
-}
-
-/// Writes a request's last lines.
-fn say_end(output: &Output, id: &str, end: Option<&End>, figures: &Figures) {
-    end.into_iter().flat_map(|end| end.lines(id)).for_each(|line| output.say(&line));
-    output.say(&format!("END RequestId: {id}"));
-    output.say(&report_line(id, figures));
 }

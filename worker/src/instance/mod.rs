@@ -6,9 +6,13 @@ mod extensions;
 mod idle;
 mod idle_work;
 mod life;
+mod reports;
 pub(crate) mod runtime_api;
+mod shutdown;
+mod telemetry;
 
 pub(crate) use extensions::{Refused, Wishes};
+pub(crate) use telemetry::{Subscription, SubscriptionError};
 
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
@@ -25,6 +29,7 @@ use crate::function::definition::Deployment;
 use crate::invocation::counters::Count;
 use crate::invocation::logs::{Logs, Stream};
 use crate::invocation::output::Output;
+use crate::invocation::platform::{PlatformEvent, Status};
 use crate::invocation::request::{Figures, Invocation, Outcome};
 use crate::sandbox::history::{self, History};
 use crate::sandbox::interface::{Maker, Order, Sandbox};
@@ -99,6 +104,7 @@ pub struct Instance {
     failed_start: Mutex<Option<Figures>>,
     answering_ends: Notify,
     extensions: Mutex<extensions::Extensions>,
+    telemetry: telemetry::Telemetry,
     idle: Mutex<idle::Idle>,
     /// Notified when it may be time to freeze or thaw it earlier than planned.
     idle_changes: Notify,
@@ -141,6 +147,7 @@ impl Instance {
             failed_start: Mutex::new(None),
             answering_ends: Notify::new(),
             extensions: Mutex::default(),
+            telemetry: telemetry::Telemetry::default(),
             idle: Mutex::default(),
             idle_changes: Notify::new(),
             stop: Notify::new(),
@@ -194,8 +201,9 @@ impl Instance {
         idle_work_after: &[Duration],
     ) -> Result<oneshot::Receiver<Arc<Invocation>>, Misuse> {
         let (sender, receiver) = oneshot::channel();
-        {
+        let is_first = {
             let mut phase = lock(&self.phase);
+            let is_first = matches!(&*phase, Phase::Init);
             let timer = match &*phase {
                 Phase::Init => {
                     let init = self.started.elapsed();
@@ -216,6 +224,10 @@ impl Instance {
             };
             *phase = Phase::Waiting(sender);
             self.runtime_waits(idle_work_after, timer);
+            is_first
+        };
+        if is_first {
+            self.publish(&PlatformEvent::init_runtime_done(&Status::Success));
         }
         self.ready_if_all_wait();
         Ok(receiver)
@@ -246,12 +258,8 @@ impl Instance {
         if let Some(output) = self.output.get() {
             output.catch_up();
             output.begin();
-            output.say(&self.start_line(invocation));
         }
-    }
-
-    fn start_line(&self, invocation: &Invocation) -> String {
-        format!("START RequestId: {} Version: {}", invocation.id, self.deployment.version)
+        self.say_start(invocation);
     }
 
     /// The runtime is about to send the answer to this request. The worker reads its body only once this

@@ -38,9 +38,10 @@ const NOTICED: Duration = Duration::from_secs(2);
 /// Answers one request of the runtime.
 pub(crate) async fn handle(instance: Arc<Instance>, request: Request<Incoming>) -> Answer {
     let path = request.uri().path().to_string();
-    if let Some(kind) = extension_api::unsupported(&path) {
-        return extension_api::not_supported(&instance, request, kind).await;
-    }
+    let request = match extension_api::subscribe(&instance, request).await {
+        Ok(answer) => return answer,
+        Err(request) => request,
+    };
     if let Some(below) = path.strip_prefix(extension_api::ROOT) {
         return extension_api::handle(instance, below, request).await;
     }

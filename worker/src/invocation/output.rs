@@ -22,16 +22,32 @@ const READ_BYTES_A_SECOND: usize = 4 * 1024 * 1024;
 /// it.
 const READ_BYTES_BEFORE_ANSWER: usize = 256 * 1024;
 
+/// Who has printed a line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Printer {
+    /// The runtime, and in a VM extensions, too.
+    Function,
+    /// An extension.
+    Extension,
+}
+
+/// Receives each line; returns whether the log shows it.
+pub type LineFilter = Box<dyn Fn(Printer, &str) -> bool + Send + Sync>;
+
 /// The output of one instance.
 pub struct Output {
     label: String,
     log: Stream,
     receiver: pipe::Receiver,
+    /// The output of extensions, where it comes apart.
+    of_extensions: Option<pipe::Receiver>,
+    filter: LineFilter,
     state: Mutex<State>,
 }
 
 struct State {
-    line: Vec<u8>,
+    /// Lines that have begun, of the function and of extensions.
+    lines: [Vec<u8>; 2],
     tail: VecDeque<u8>,
     second: Instant,
     read: usize,
@@ -41,23 +57,41 @@ struct State {
 
 impl Output {
     /// `label` stands before each line; `log` stores the lines, too.
-    pub fn new(label: String, log: Stream, receiver: pipe::Receiver) -> Output {
+    pub fn new(
+        label: String,
+        log: Stream,
+        receiver: pipe::Receiver,
+        of_extensions: Option<pipe::Receiver>,
+        filter: LineFilter,
+    ) -> Output {
         let state = State {
-            line: Vec::new(),
+            lines: Default::default(),
             tail: VecDeque::new(),
             second: Instant::now(),
             read: 0,
             shown: 0,
             dropped: 0,
         };
-        Output { label, log, receiver, state: Mutex::new(state) }
+        Output { label, log, receiver, of_extensions, filter, state: Mutex::new(state) }
     }
 
     /// Reads until no process can write any more.
     pub async fn follow(&self) {
-        while self.receiver.readable().await.is_ok() {
+        tokio::join!(self.follow_one(Printer::Function), self.follow_one(Printer::Extension));
+    }
+
+    fn receiver(&self, printer: Printer) -> Option<&pipe::Receiver> {
+        match printer {
+            Printer::Function => Some(&self.receiver),
+            Printer::Extension => self.of_extensions.as_ref(),
+        }
+    }
+
+    async fn follow_one(&self, printer: Printer) {
+        let Some(receiver) = self.receiver(printer) else { return };
+        while receiver.readable().await.is_ok() {
             let read = lock(&self.state).read;
-            if !self.read_at_most(READ_BYTES_A_SECOND.saturating_sub(read)) {
+            if !self.read_at_most(printer, READ_BYTES_A_SECOND.saturating_sub(read)) {
                 return;
             }
             let pause = {
@@ -76,7 +110,9 @@ impl Output {
 
     /// Reads the output so far.
     pub fn catch_up(&self) {
-        self.read_at_most(READ_BYTES_BEFORE_ANSWER);
+        for printer in [Printer::Function, Printer::Extension] {
+            self.read_at_most(printer, READ_BYTES_BEFORE_ANSWER);
+        }
     }
 
     /// Begins a new tail.
@@ -98,16 +134,17 @@ impl Output {
     }
 
     /// Reads at most so many bytes. False once the other end is closed.
-    fn read_at_most(&self, most: usize) -> bool {
+    fn read_at_most(&self, printer: Printer, most: usize) -> bool {
+        let Some(receiver) = self.receiver(printer) else { return false };
         let mut state = lock(&self.state);
         let mut buffer = [0; 16 * 1024];
         let mut read = 0;
         while read < most {
-            match self.receiver.try_read(&mut buffer) {
+            match receiver.try_read(&mut buffer) {
                 Ok(0) => return false,
                 Ok(length) => {
                     read += length;
-                    self.take(&mut state, &buffer[..length]);
+                    self.take(&mut state, printer, &buffer[..length]);
                 }
                 Err(error) => return error.kind() == ErrorKind::WouldBlock,
             }
@@ -115,17 +152,20 @@ impl Output {
         true
     }
 
-    fn take(&self, state: &mut State, bytes: &[u8]) {
+    fn take(&self, state: &mut State, printer: Printer, bytes: &[u8]) {
         state.keep(bytes);
         state.read += bytes.len();
         for part in bytes.split_inclusive(|byte| *byte == b'\n') {
-            state.line.extend(part);
-            if part.ends_with(b"\n") || state.line.len() >= LINE_BYTES {
-                let line = std::mem::take(&mut state.line);
-                if state.shown < SHOWN_BYTES_A_SECOND {
+            let line = &mut state.lines[printer as usize];
+            line.extend(part);
+            if part.ends_with(b"\n") || line.len() >= LINE_BYTES {
+                let line = std::mem::take(line);
+                let text = line.strip_suffix(b"\n").unwrap_or(&line);
+                let is_wanted = (self.filter)(printer, &String::from_utf8_lossy(text));
+                if is_wanted && state.shown < SHOWN_BYTES_A_SECOND {
                     state.shown += line.len();
-                    self.show(line.strip_suffix(b"\n").unwrap_or(&line));
-                } else {
+                    self.show(text);
+                } else if is_wanted {
                     state.dropped += line.len();
                 }
             }
@@ -166,7 +206,8 @@ mod tests {
     fn output() -> (Output, std::io::PipeWriter) {
         let (reader, writer) = std::io::pipe().unwrap();
         let log = std::sync::Arc::new(crate::invocation::logs::Logs::default()).stream("f", "s");
-        (Output::new("f".into(), log, pipe::Receiver::from_owned_fd(OwnedFd::from(reader)).unwrap()), writer)
+        let receiver = pipe::Receiver::from_owned_fd(OwnedFd::from(reader)).unwrap();
+        (Output::new("f".into(), log, receiver, None, Box::new(|_, _| true)), writer)
     }
 
     #[tokio::test]

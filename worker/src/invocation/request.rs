@@ -128,19 +128,22 @@ pub enum End {
 impl Outcome {
     /// Lambda's fields for a failure in a line of figures.
     pub fn status(&self) -> String {
+        match &self.end {
+            Some(end) => end.status(),
+            None => status_of(&self.error_type()),
+        }
+    }
+
+    /// The type of the error that a runtime describes.
+    pub fn error_type(&self) -> String {
         /// An error as runtimes describe it.
         #[derive(Deserialize)]
         #[serde(rename_all = "camelCase")]
         struct Described {
             error_type: String,
         }
-        match &self.end {
-            Some(end) => end.status(),
-            None => {
-                let described = serde_json::from_slice::<Described>(&self.payload);
-                status_of(described.as_ref().map_or("Runtime.Unknown", |known| &known.error_type))
-            }
-        }
+        let described = serde_json::from_slice::<Described>(&self.payload);
+        described.map_or_else(|_| "Runtime.Unknown".into(), |known| short(&known.error_type))
     }
 
     /// What the function answered, or how it describes its failure.
@@ -198,8 +201,11 @@ impl End {
 }
 
 fn status_of(kind: &str) -> String {
-    let kind: String = kind.chars().map(|c| if c.is_control() { ' ' } else { c }).take(KIND).collect();
-    format!("Status: error\tError Type: {kind}\t")
+    format!("Status: error\tError Type: {}\t", short(kind))
+}
+
+fn short(kind: &str) -> String {
+    kind.chars().map(|c| if c.is_control() { ' ' } else { c }).take(KIND).collect()
 }
 
 /// The figures of Lambda's `REPORT` line.
@@ -217,14 +223,21 @@ pub struct Figures {
     pub end: Option<String>,
 }
 
+impl Figures {
+    /// Milliseconds from the start, or from dispatch, to the answer, rounded up.
+    pub fn billed_ms(&self) -> u64 {
+        (self.duration + self.init.unwrap_or_default()).as_nanos().div_ceil(1_000_000) as u64
+    }
+}
+
 /// Lambda's `REPORT` line.
 pub fn report_line(id: &str, figures: &Figures) -> String {
     let ms = |duration: Duration| duration.as_secs_f64() * 1e3;
     let init = figures.init.unwrap_or_default();
     let mut line = format!(
-        "REPORT RequestId: {id}\tDuration: {:.2} ms\tBilled Duration: {:.0} ms\tMemory Size: {} MB\t",
+        "REPORT RequestId: {id}\tDuration: {:.2} ms\tBilled Duration: {} ms\tMemory Size: {} MB\t",
         ms(figures.duration),
-        ms(figures.duration + init).ceil(),
+        figures.billed_ms(),
         figures.memory_mib,
     );
     let mut add = |text: std::fmt::Arguments<'_>| line.write_fmt(text).expect("strings take all");

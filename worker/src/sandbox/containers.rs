@@ -1,12 +1,13 @@
 //! Starts instances as containers: a cgroup, the page store's socket, a network if wanted, the processes.
 
-use std::net::TcpListener;
+use std::net::{Ipv4Addr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Once};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use tokio::net::TcpStream;
 use tokio::net::unix::pipe;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
@@ -27,7 +28,7 @@ use worker_container::disk::Disks;
 use worker_container::freezer::Freezer;
 use worker_container::page_store::Endpoint;
 use worker_container::page_store::PageStores;
-use worker_container::spawn::{Container, Network, Spawner};
+use worker_container::spawn::{Commands, Container, Network, Spawner};
 use worker_container::{Spec, page_out, worker_is_root};
 use worker_pool::FunctionId;
 use worker_system::lock::lock;
@@ -99,13 +100,17 @@ impl Containers {
             Ok((mut container, listener)) => {
                 let store = self.shares(order).then(|| (self.stores.clone(), order.deployment.parent));
                 let output = Mutex::new(Some(container.take_output()));
+                let of_extensions = Mutex::new(container.take_extensions_output());
                 let extensions = std::mem::take(&mut container.extensions);
+                let commands = container.commands();
                 let container = tokio::sync::Mutex::new(Some(container));
                 Ok(Instance {
                     label: order.label(),
                     container,
+                    commands,
                     listener,
                     output,
+                    of_extensions,
                     cgroup,
                     mount_point,
                     extensions,
@@ -213,9 +218,11 @@ struct Instance {
     label: String,
     /// Until it is ended.
     container: tokio::sync::Mutex<Option<Container>>,
+    commands: Arc<Commands>,
     /// The socket inside the instance's network namespace.
     listener: TcpListener,
     output: Mutex<Option<pipe::Receiver>>,
+    of_extensions: Mutex<Option<pipe::Receiver>>,
     cgroup: Cgroup,
     /// Empty for the worker: only the container sees the mounts there.
     mount_point: PathBuf,
@@ -281,6 +288,29 @@ impl Sandbox for Instance {
                 None => std::future::pending().await,
             }
         })
+    }
+
+    fn take_extensions_output(&self) -> Option<pipe::Receiver> {
+        lock(&self.of_extensions).take()
+    }
+
+    fn has_way_inside(&self) -> bool {
+        true
+    }
+
+    fn connect(&self, port: u16) -> BoxFuture<'_, std::io::Result<TcpStream>> {
+        Box::pin(async move {
+            let socket = self.commands.socket().await?;
+            socket.connect((Ipv4Addr::LOCALHOST, port).into()).await
+        })
+    }
+
+    fn ends_in_steps(&self) -> bool {
+        true
+    }
+
+    fn terminate(&self) -> BoxFuture<'_, ()> {
+        Box::pin(self.commands.terminate())
     }
 
     fn memory(&self) -> Memory {

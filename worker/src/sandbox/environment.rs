@@ -242,7 +242,12 @@ fn is_python(settings: &Settings) -> bool {
 /// The variables that Lambda sets for every function.
 fn about(order: &Order) -> Vec<(String, String)> {
     let deployment = &order.deployment;
-    [
+    let levels = deployment.settings.logging.json.as_ref();
+    let logging = levels.map(|levels| {
+        [("AWS_LAMBDA_LOG_FORMAT", "JSON"), ("AWS_LAMBDA_LOG_LEVEL", levels.application.name())]
+    });
+    let logging = logging.into_iter().flatten().map(|(name, value)| (name.to_string(), value.to_string()));
+    let others = [
         ("AWS_REGION", REGION.to_string()),
         ("AWS_DEFAULT_REGION", REGION.into()),
         ("AWS_LAMBDA_FUNCTION_NAME", deployment.name.clone()),
@@ -253,8 +258,8 @@ fn about(order: &Order) -> Vec<(String, String)> {
         ("AWS_LAMBDA_LOG_STREAM_NAME", deployment.log_stream(order.id)),
         ("AWS_LAMBDA_RUNTIME_API", format!("127.0.0.1:{RUNTIME_PORT}")),
     ]
-    .map(|(name, value)| (name.to_string(), value))
-    .to_vec()
+    .map(|(name, value)| (name.to_string(), value));
+    others.into_iter().chain(logging).collect()
 }
 
 fn variables(order: &Order, options: &Options, sharing: Sharing) -> Vec<(String, String)> {

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use hyper::Request;
 use hyper::body::Incoming;
+use tokio::net::TcpStream;
 use tokio::net::unix::pipe;
 pub use worker_container::{Bind, Ending, RUNTIME_PORT};
 use worker_page::data::{Store, Vm};
@@ -104,6 +105,11 @@ pub(crate) trait Sandbox: Send + Sync {
     /// What it prints, stdout and stderr in one. Taken once.
     fn take_output(&self) -> pipe::Receiver;
 
+    /// What extensions print, if that comes apart. Taken once.
+    fn take_extensions_output(&self) -> Option<pipe::Receiver> {
+        None
+    }
+
     /// Answers the requests that its runtime makes, until this is dropped, and with it every connection.
     fn serve(&self, handler: Handler) -> BoxFuture<'_, ()>;
 
@@ -112,8 +118,29 @@ pub(crate) trait Sandbox: Send + Sync {
         &[]
     }
 
-    /// Waits until the runtime has ended by itself, or an extension.
+    /// Waits until the runtime has ended, or an extension. If it [ends in steps](Sandbox::ends_in_steps), the
+    /// next call waits for the next of them.
     fn ending(&self) -> BoxFuture<'_, Ended>;
+
+    /// Whether extensions live on when the runtime has ended.
+    fn ends_in_steps(&self) -> bool {
+        false
+    }
+
+    /// Ends the runtime by SIGTERM, and the next time by SIGKILL, if it ends in steps.
+    fn terminate(&self) -> BoxFuture<'_, ()> {
+        Box::pin(std::future::ready(()))
+    }
+
+    /// Whether it can connect to servers inside.
+    fn has_way_inside(&self) -> bool {
+        false
+    }
+
+    /// Connects to a server inside, on its loopback device.
+    fn connect(&self, _port: u16) -> BoxFuture<'_, std::io::Result<TcpStream>> {
+        Box::pin(std::future::ready(Err(std::io::ErrorKind::Unsupported.into())))
+    }
 
     /// Its memory: private, shared, of files. May read page tables, which takes milliseconds.
     fn memory(&self) -> Memory;

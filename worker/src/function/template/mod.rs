@@ -45,7 +45,7 @@ const LAYERS: [&str; 2] = ["AWS::Serverless::LayerVersion", "AWS::Lambda::LayerV
 /// The name of the stack.
 const STACK: &str = "mayfly";
 /// Properties that the worker reads.
-const KNOWN: [&str; 22] = [
+const KNOWN: [&str; 23] = [
     "FunctionName",
     "CodeUri",
     "InlineCode",
@@ -68,6 +68,7 @@ const KNOWN: [&str; 22] = [
     "Tags",
     "Events",
     "EventInvokeConfig",
+    "LoggingConfig",
 ];
 
 /// Properties that change nothing for a function on one machine: what it may do in an account, and how SAM
