@@ -13,14 +13,15 @@ extern "C" {
 #endif
 
 /* Flags of mayfly_advise: what the caller promises about writers during the call. With none, any thread may write to the
- * region at any time, system calls such as read(2) included, and no write is lost. Only direct I/O (O_DIRECT, io_uring's
- * fixed buffers, RDMA), which writes past the page table, must not go on in the region during a call. */
+ * region at any time, system calls such as read(2) included, and no write is lost. Pages that the kernel has pinned for a
+ * device (O_DIRECT, io_uring's fixed buffers, a GPU's, RDMA, AF_XDP) stay private. Where it does not tell which those are
+ * (before Linux 6.8, and in read-only or executable memory), ENOTSUP names the descriptor that may have pinned some. */
 enum {
     /* Other threads write by plain stores only: no system call writes into the region during the call. The userfaultfd
      * that needs no permission (UFFD_USER_MODE_ONLY) suffices. */
     MAYFLY_ADVISE_NO_SYSCALLS = 1,
-    /* No thread writes into the region during the call. Needs no userfaultfd, and is the only way for writable private
-     * mappings of files. */
+    /* No thread writes into the region during the call, and no device during or after it. Needs no userfaultfd, and is
+     * the only way for writable private mappings of files. */
     MAYFLY_ADVISE_QUIET = 2
 };
 
@@ -30,7 +31,8 @@ enum {
  *   EINVAL      unaligned, or an unknown flag
  *   ENOMEM      part of the range is not mapped, or the process has no room for more mappings
  *   ENOTSUP     nothing but stack, device memory, a shared mapping, reserved huge pages, locked, sealed or unreadable
- *               memory, MAP_DROPPABLE
+ *               memory, MAP_DROPPABLE, MADV_WIPEONFORK, MADV_DONTFORK, MADV_DONTDUMP, protection keys, memory to which
+ *               a device may write (see above)
  *   ECONNREFUSED, ECONNRESET, ETIMEDOUT   no page store, or its connection closed: start one with `mayfly share`
  *   EPERM       userfaultfd is not permitted: mayfly_merge_error() names the remedy
  *   ENOSPC      the store is full: pages that it has are shared, the rest stay private
@@ -43,9 +45,8 @@ enum {
  * Afterwards the region is a private mapping of the store's pages. Anonymous memory keeps its semantics: the library
  * interposes the C library's madvise, process_madvise, mremap, realloc and syscall in every loaded object (ENOTSUP, and
  * the allocator's name, where it cannot). Memory of runtimes that make these system calls by themselves, such as Go's, must not be advised. Call
- * mayfly_unadvise before mlock, which would copy every page. MADV_WIPEONFORK, MADV_DONTFORK, MADV_DONTDUMP and protection
- * keys are lost: do not advise such memory. A fork waits for calls of other threads to end; the child shares what its
- * parent shared. */
+ * mayfly_unadvise before mlock, which would copy every page. A fork waits for calls of other threads to end; the child
+ * shares what its parent shared. */
 int mayfly_advise(void *address, size_t length, unsigned flags);
 
 /* The same for many regions by one call, which costs less than a call for each: an object's arrays, a model's
@@ -85,7 +86,7 @@ struct mayfly_merge_stats {
     uint64_t inserted_pages;   /* first of their contents: uploaded to the store, for the next programs that have them */
     uint64_t private_pages;    /* first of their contents, between shared ones: stay private, and the store is informed */
     uint64_t zero_pages;       /* all zero, or never touched: share the kernel's zero page */
-    uint64_t busy_pages;       /* written during the call, left private */
+    uint64_t busy_pages;       /* written during the call, or pinned for a device: left private */
     uint64_t refused_pages;    /* left private: the store is full, or a mapping would save too little */
     uint64_t mappings;         /* made by the library, as counted when they were made */
     uint64_t unadvised_pages;  /* made private by mayfly_unadvise */

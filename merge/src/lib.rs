@@ -62,12 +62,15 @@ pub mod client {
     mod background;
     mod checked_fd;
     pub mod connection;
+    mod device_writers;
     mod engine;
     mod excluded_ranges;
     mod flags;
     mod freeze;
     mod interpose;
     mod kernel;
+    mod mapping_flags;
+    mod move_aside;
     mod page_map;
     mod plan;
     mod process;

@@ -210,30 +210,11 @@ fn covering(found: Vec<Area>, range: &Range<usize>) -> Result<Vec<Area>, Error> 
     Ok(cut)
 }
 
-/// Whether any memory of this process is locked: only then is [`locked_in`] worth its cost.
+/// Whether any memory of this process is locked.
 pub fn any_is_locked() -> bool {
     std::fs::read_to_string("/proc/self/status").is_ok_and(|status| {
         status.lines().any(|line| line.strip_prefix("VmLck:").is_some_and(|value| value.trim() != "0 kB"))
     })
-}
-
-/// The first locked mapping in a range.
-pub fn locked_in(range: &Range<usize>) -> Option<usize> {
-    let text = std::fs::read_to_string("/proc/self/smaps").ok()?;
-    let mut current = 0..0;
-    for line in text.lines() {
-        if let Some(flags) = line.strip_prefix("VmFlags:") {
-            if current.start < range.end
-                && range.start < current.end
-                && flags.split_whitespace().any(|flag| flag == "lo")
-            {
-                return Some(current.start.max(range.start));
-            }
-        } else if let Some(area) = parse(line.as_bytes()) {
-            current = area.range;
-        }
-    }
-    None
 }
 
 /// How many threads this process has.

@@ -21,6 +21,8 @@ const API_VERSION: u64 = 0xAA;
 const FEATURE_WRITE_PROTECT: u64 = 1;
 const FEATURE_SHARED_MEMORY: u64 = 1 << 12;
 const FEATURE_UNPOPULATED: u64 = 1 << 13;
+const FEATURE_MOVE: u64 = 1 << 16;
+const MODE_MISSING: u64 = 1;
 const MODE_WRITE_PROTECT: u64 = 2;
 
 const API: ioctl::Opcode = 0xC018_AA3F;
@@ -69,6 +71,8 @@ pub struct Freezer {
     file: CheckedFd,
     /// Whether writes by system calls wait, too. If not, they fail with EFAULT.
     pub holds_system_calls: bool,
+    /// Whether the kernel moves pages (Linux 6.8).
+    pub can_move: bool,
     /// For kernels before 6.4, which cannot protect a page that is not present: shows which are protected.
     page_map: Option<PageMap>,
 }
@@ -147,11 +151,11 @@ impl Freezer {
         }
         // Each descriptor allows one handshake.
         let file = open().ok_or_else(|| Error::system("userfaultfd", Errno::PERM))?;
-        let wanted = needed | there & FEATURE_UNPOPULATED;
+        let wanted = needed | there & (FEATURE_UNPOPULATED | FEATURE_MOVE);
         handshake(&file, wanted).map_err(too_old)?;
         let file = CheckedFd::new(file).map_err(|errno| Error::system("userfaultfd", errno))?;
         let page_map = if there & FEATURE_UNPOPULATED == 0 { Some(PageMap::open()?) } else { None };
-        Ok(Freezer { file, holds_system_calls, page_map })
+        Ok(Freezer { file, holds_system_calls, can_move: there & FEATURE_MOVE != 0, page_map })
     }
 
     /// Whether it can still be used: programs close descriptors that are not their own.
@@ -162,11 +166,20 @@ impl Freezer {
     /// Registers a range, which lies in one mapping.
     pub fn register<'a>(&'a self, range: &Range<usize>) -> Result<Registered<'a>> {
         let file = self.file.get()?;
-        let mut request = Register { span: span(range), mode: MODE_WRITE_PROTECT, ioctls: 0 };
-        // SAFETY: `Register` is the structure of this request; write protection changes no contents.
-        unsafe { ioctl::ioctl(file, Updater::<REGISTER, Register>::new(&mut request))? };
+        register(file, range, MODE_WRITE_PROTECT)?;
         Ok(Registered { file, page_map: self.page_map.as_ref(), range: range.clone() })
     }
+
+    /// Registers room to which pages can be moved.
+    pub fn register_room(&self, room: &Range<usize>) -> Result<()> {
+        register(self.file.get()?, room, MODE_MISSING)
+    }
+}
+
+fn register(file: BorrowedFd<'_>, range: &Range<usize>, mode: u64) -> Result<()> {
+    let mut request = Register { span: span(range), mode, ioctls: 0 };
+    // SAFETY: `Register` is the structure of this request, which changes no contents.
+    unsafe { ioctl::ioctl(file, Updater::<REGISTER, Register>::new(&mut request)) }
 }
 
 /// A range that can be frozen. Dropping it thaws all of it.
@@ -203,6 +216,27 @@ impl Registered<'_> {
         }
         self.thaw(piece)?;
         Err(Errno::AGAIN)
+    }
+
+    /// The userfaultfd.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.file
+    }
+
+    /// From here to [`Registered::admit`] a thread that touches a page of the piece that is not there waits.
+    pub fn hold_absent(&self, piece: &Range<usize>) -> Result<()> {
+        register(self.file, piece, MODE_MISSING | MODE_WRITE_PROTECT)
+    }
+
+    /// Ends [`Registered::hold_absent`], and lets writers continue. The piece is no longer registered.
+    pub fn admit(&self, piece: &Range<usize>) {
+        // SAFETY: `Span` is the structure of this request; it changes no contents.
+        let _ = unsafe { ioctl::ioctl(self.file, Setter::<UNREGISTER, Span>::new(span(piece))) };
+    }
+
+    /// Registers a piece again after [`Registered::admit`].
+    pub fn register_again(&self, piece: &Range<usize>) -> Result<()> {
+        register(self.file, piece, MODE_WRITE_PROTECT)
     }
 
     /// Lets writers continue.

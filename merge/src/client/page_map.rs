@@ -47,6 +47,11 @@ impl Entry {
         self.0 >> 62 == 1
     }
 
+    /// Whether another process, or another mapping, has the page as well.
+    pub fn is_mapped_elsewhere(self) -> bool {
+        self.0 >> 63 == 1 && self.0 >> 56 & 1 == 0
+    }
+
     /// Whether it is write-protected by userfaultfd.
     pub fn is_protected(self) -> bool {
         self.0 >> 57 & 1 != 0

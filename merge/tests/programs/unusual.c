@@ -141,7 +141,7 @@ static void same_pid(void) {
     expect_block(block, PAGES, 1000, "in the parent, afterwards");
 }
 
-// Memory that a child must not see. Prints which kinds the remap has lost; the manual excludes such memory.
+// Memory that a child must not see is refused. Prints which kinds are lost.
 static void kept_from_children(void) {
     unsigned char *wiped = block_of(PAGES, 1000), *absent = block_of(PAGES, 2000);
     CHECK(!madvise(wiped, PAGES * PAGE, MADV_WIPEONFORK) && !madvise(absent, PAGES * PAGE, MADV_DONTFORK), "%m");
@@ -330,41 +330,6 @@ static void quiet_once(void) {
     }
 }
 
-static int direct_file;
-static unsigned char *direct_block;
-static atomic_ulong direct_lost, direct_reads;
-
-static void *direct_reader(void *argument) {
-    (void)argument;
-    for (unsigned long n = 0; !stop; n++) {
-        size_t page = n % PAGES;
-        unsigned char *at = direct_block + page * PAGE;
-        at[0] = 0xAA;
-        if (pread(direct_file, at, PAGE, 0) != PAGE) break;
-        if (at[0] == 0xAA) direct_lost++;
-        direct_reads++;
-    }
-    return NULL;
-}
-
-// Direct I/O pins pages: writes in flight cannot be held off. Prints how many were lost; the manual excludes
-// them.
-static void direct(const char *path) {
-    direct_file = open(path, O_RDONLY | O_DIRECT);
-    if (direct_file < 0) return (void)puts("skip: no direct I/O here");
-    direct_block = block_of(PAGES, 1000);
-    pthread_t thread;
-    pthread_create(&thread, NULL, direct_reader, NULL);
-    for (int i = 0; i < 300; i++) {
-        must_advise(direct_block, PAGES);
-        usleep(300);
-    }
-    stop = true;
-    pthread_join(thread, NULL);
-    if (!direct_reads) return (void)puts("skip: direct reads fail here");
-    printf("%lu of %lu direct reads were lost\n", direct_lost, direct_reads);
-}
-
 // The old address of moved memory, and of unmapped memory, holds other contents now.
 static void places(void) {
     unsigned char *one = block_of(PAGES, 1000), *two = block_of(PAGES, 2000);
@@ -408,7 +373,6 @@ int main(int count, char **words) {
     else if (!strcmp(name, "little address space")) limits(RLIMIT_AS, 24 << 20);
     else if (!strcmp(name, "small files")) limits(RLIMIT_FSIZE, 64 << 10);
     else if (!strcmp(name, "threads")) threads();
-    else if (!strcmp(name, "direct")) direct(words[2]);
     else if (!strcmp(name, "first call")) first_call();
     else CHECK(0, "no case %s", name);
     return 0;

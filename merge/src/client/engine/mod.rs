@@ -2,6 +2,7 @@
 //! which pages were advised before, and a table by address the pages that stayed private (the reversed table
 //! of §V-B).
 
+mod admission;
 mod chunk;
 mod refusals;
 mod upload;
@@ -12,7 +13,8 @@ use std::time::{Duration, Instant};
 
 use mappings::Area;
 
-use self::refusals::{cannot_hold, check_locked, place};
+use self::admission::is_movable;
+use self::refusals::{cannot_hold, check_devices, check_properties, place};
 use crate::base::error::{Error, While};
 use crate::base::fault;
 use crate::base::page::{PAGE_BYTES, PageHash};
@@ -25,9 +27,10 @@ use crate::client::flags::Flags;
 use crate::client::freeze::Freezer;
 use crate::client::interpose;
 use crate::client::interpose::advised_ranges::Noted;
+use crate::client::move_aside::Room;
 use crate::client::page_map::{Entry, PageMap};
 use crate::client::plan::{self, Page};
-use crate::client::remap::{self, Site};
+use crate::client::remap::{self, Devices, Site};
 use crate::client::scratch::Scratch;
 use crate::client::statistics::Statistics;
 
@@ -81,6 +84,8 @@ struct Work {
     /// Pages of this chunk that are to be uploaded, by hash: contents that occur twice in a chunk are
     /// uploaded once.
     uploaded: Scratch<u32>,
+    /// Where pages are moved that are to be replaced.
+    room: Option<Room>,
 }
 
 impl Engine {
@@ -120,13 +125,13 @@ impl Engine {
     ) -> Result<(), Error> {
         self.excluded.refresh();
         let mut areas = self.areas(ranges, flags)?;
+        check_properties(&self.unchecked(&areas))?;
         while self.interpose_anonymous(&areas)? {
             // Other threads have now finished the calls that they had begun on this memory, which may have
             // changed its mappings.
             interpose::active_calls::wait_for_earlier();
             areas = self.areas(ranges, flags)?;
         }
-        check_locked(ranges)?;
         if !self.connection.is_alive() {
             self.reconnect()?;
         }
@@ -136,6 +141,14 @@ impl Engine {
         if !self.page_map.as_ref().is_some_and(PageMap::is_there) {
             self.page_map = Some(PageMap::open()?);
         }
+        let room = if flags.quiet { None } else { self.room()? };
+        if !flags.quiet {
+            check_devices(
+                areas.iter().filter(|area| {
+                    self.kind(area) == Kind::Anonymous && (room.is_none() || !is_movable(area))
+                }),
+            )?;
+        }
         self.count_mappings()?;
         self.may_wait_for_others = true;
         let mut work = Work {
@@ -143,6 +156,7 @@ impl Engine {
             hashes: Scratch::new(CHUNK_PAGES).while_doing("working memory")?,
             pages: Scratch::new(CHUNK_PAGES).while_doing("working memory")?,
             uploaded: Scratch::new(2 * CHUNK_PAGES).while_doing("working memory")?,
+            room,
         };
         let mut full = None;
         for area in &areas {
@@ -156,16 +170,6 @@ impl Engine {
         self.report(counts);
         fault::point("client.done");
         full.map_or(Ok(()), Err)
-    }
-
-    /// The mappings of the ranges; an error if one must not be merged.
-    fn areas(&self, ranges: &[Range<usize>], flags: Flags) -> Result<Vec<Area>, Error> {
-        let mut areas = Vec::new();
-        for range in ranges {
-            areas.extend(address_space::areas(range)?);
-        }
-        areas.iter().try_for_each(|area| self.check(area, flags))?;
-        Ok(areas)
     }
 
     /// Reports to the store what the calls have done. If that fails, the next call reconnects.
@@ -221,6 +225,7 @@ impl Engine {
                 pages: &[],
                 protection: address_space::protection(area),
                 writers: writers.as_ref(),
+                devices: Devices::ByDescriptors,
             };
             remap::make_private(&site, area.range.clone()).while_doing(place(&area.range))?;
             counts.unadvised_pages += (area.range.len() / PAGE_BYTES) as u64;
@@ -269,43 +274,6 @@ impl Engine {
             Some(file) if self.connection.former_files.contains(&file) => Kind::Former,
             Some(_) => Kind::File,
         }
-    }
-
-    /// Refuses what must not be merged.
-    fn check(&self, area: &Area, flags: Flags) -> Result<(), Error> {
-        let refuse = |what: String| {
-            let (start, end) = (area.range.start, area.range.end);
-            Err(Error::new(libc::ENOTSUP, format!("{start:#x}-{end:#x}: {what}")))
-        };
-        if area.shared {
-            return refuse("a shared mapping, whose pages are shared already".into());
-        }
-        // Thread stacks have no name. An area that is nothing but stack is refused; of larger areas the
-        // stacks are excluded.
-        let is_stack = |range: &Range<usize>| range.start <= area.range.start && area.range.end <= range.end;
-        if area.name.starts_with("[stack") || self.excluded.ranges().iter().any(is_stack) {
-            return refuse("a stack, which its thread is writing to".into());
-        }
-        if area.name.starts_with("[v") {
-            return refuse(format!("{}, the kernel's own", area.name));
-        }
-        if area.name.starts_with("/dev/") && !area.name.starts_with("/dev/shm/") {
-            return refuse(format!("device memory, {}", area.name));
-        }
-        if area.name.starts_with("/anon_hugepage") || area.name.contains("hugetlbfs") {
-            return refuse("reserved huge pages, which cannot be shared by the page".into());
-        }
-        if !area.readable {
-            return refuse("not readable, so there is nothing to compare".into());
-        }
-        if self.kind(area) == Kind::File && area.writable && !flags.quiet {
-            return refuse(format!(
-                "a writable private mapping of {}: its writers cannot be held off. Advise it with \
-                 MAYFLY_ADVISE_QUIET while no thread writes to it, or make it read-only first",
-                if area.name.is_empty() { "a file" } else { &area.name }
-            ));
-        }
-        Ok(())
     }
 
     fn count_mappings(&mut self) -> Result<(), Error> {
@@ -358,6 +326,7 @@ impl Engine {
                     pages: &work.pages[..count],
                     protection: address_space::protection(area),
                     writers: writers.as_ref(),
+                    devices: self.devices(area, work.room.as_ref(), &work.entries[..count]),
                 };
                 self.put_in_place(&site, counts, full)?;
                 // An uploaded page has been merged with no other yet.

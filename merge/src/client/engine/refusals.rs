@@ -6,7 +6,7 @@ use mappings::Area;
 use rustix::io::Errno;
 
 use crate::base::error::Error;
-use crate::client::address_space;
+use crate::client::{address_space, device_writers, mapping_flags};
 
 /// A range, as lines name it.
 pub fn place(range: &Range<usize>) -> String {
@@ -48,19 +48,29 @@ pub fn cannot_replace(place: String, errno: Errno) -> Error {
     }
 }
 
-/// Refuses locked memory.
-pub fn check_locked(ranges: &[Range<usize>]) -> Result<(), Error> {
-    if !address_space::any_is_locked() {
-        return Ok(());
-    }
-    for range in ranges {
-        if let Some(at) = address_space::locked_in(range) {
-            let line = "which sharing would unlock: munlock it first";
-            return Err(Error::new(
-                libc::ENOTSUP,
-                format!("{}: locked memory at {at:#x}, {line}", place(range)),
-            ));
+/// Refuses anonymous memory to which a device may write, where the kernel does not tell which pages it has
+/// pinned.
+pub fn check_devices<'a>(areas: impl Iterator<Item = &'a Area>) -> Result<(), Error> {
+    for area in areas {
+        if let Some(holder) = device_writers::find_or_counted(&area.range) {
+            let line = format!(
+                "{}: a device may write to it ({holder}), and here the kernel does not tell to which pages: \
+                 advise with MAYFLY_ADVISE_QUIET what no device writes to",
+                place(&area.range)
+            );
+            return Err(Error::new(libc::ENOTSUP, line));
         }
     }
     Ok(())
+}
+
+/// Refuses memory that would lose a property by being shared.
+pub fn check_properties(ranges: &[Range<usize>]) -> Result<(), Error> {
+    match mapping_flags::first_lost(ranges) {
+        None => Ok(()),
+        Some((at, why)) => {
+            let range = ranges.iter().find(|range| range.contains(&at)).unwrap_or(&ranges[0]);
+            Err(Error::new(libc::ENOTSUP, format!("{}: at {at:#x}, {why}", place(range))))
+        }
+    }
 }

@@ -113,14 +113,24 @@ pub enum Noted {
     TableFull,
 }
 
+/// Whether all of the range was advised.
+pub fn contains(range: &Range<usize>) -> bool {
+    let _held = lock::lock();
+    holds(range)
+}
+
+/// The same; the caller holds the lock.
+fn holds(range: &Range<usize>) -> bool {
+    let at = first_ending_after(range.start);
+    at < COUNT.load(Ordering::Relaxed)
+        && STARTS[at].load(Ordering::Relaxed) <= range.start
+        && range.end <= ENDS[at].load(Ordering::Relaxed)
+}
+
 /// Adds a range that is about to be advised.
 pub fn note(range: &Range<usize>) -> Noted {
     let _held = lock::lock();
-    let at = first_ending_after(range.start);
-    let is_known = at < COUNT.load(Ordering::Relaxed)
-        && STARTS[at].load(Ordering::Relaxed) <= range.start
-        && range.end <= ENDS[at].load(Ordering::Relaxed);
-    match is_known {
+    match holds(range) {
         true => Noted::Already,
         false if add(range) => Noted::Added,
         false => Noted::TableFull,

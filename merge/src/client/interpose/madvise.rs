@@ -3,6 +3,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::fstat;
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
@@ -16,6 +17,15 @@ const GUARD_INSTALL: c_int = 102;
 
 /// Descriptors that name the calling process without being open (Linux 6.14, and what it became later).
 const PIDFD_SELF: [RawFd; 4] = [-100, -200, -10_000, -10_001];
+
+/// Whether the program has given memory a property since the first call that shared pages of the store would
+/// not have.
+static HAS_PROPERTIES: AtomicBool = AtomicBool::new(false);
+
+/// Whether memory that was shared may have got such a property since.
+pub fn may_have_properties() -> bool {
+    HAS_PROPERTIES.load(Ordering::Relaxed)
+}
 
 /// Whether memory of the program's is empty after this advice.
 fn empties(advice: c_int) -> bool {
@@ -61,6 +71,9 @@ unsafe fn madvise_over(
     advice: c_int,
     original: impl Fn() -> c_int,
 ) -> c_int {
+    if matches!(advice, libc::MADV_WIPEONFORK | libc::MADV_DONTFORK | libc::MADV_DONTDUMP) {
+        HAS_PROPERTIES.store(true, Ordering::Relaxed);
+    }
     let at = start as usize;
     let whole = at.checked_add(bytes).and_then(|end| end.checked_next_multiple_of(PAGE_BYTES));
     let (true, true, Some(end)) = (empties(advice) && bytes > 0, at.is_multiple_of(PAGE_BYTES), whole) else {

@@ -7,6 +7,7 @@
 //! | `mremap` to a larger size | continues in the store's file, and past its end | anonymous memory is mapped behind it |
 //! | `realloc` | the C library's calls its own `mremap`, which cannot be interposed | a shared block is copied |
 //! | `syscall` | makes these calls by number | passes them to the functions above |
+//! | `_Fork`, which runs no handlers | the child misses pages that are being replaced | waits for the batch |
 //!
 //! Every loaded object calls these functions through GOT entries that the loader filled. [`got`] patches them
 //! before anything is shared, so no preload is needed, and the next call of `advise` patches objects loaded
@@ -18,6 +19,7 @@
 pub mod active_calls;
 pub mod advised_ranges;
 mod definition;
+mod forks;
 mod got;
 mod lock;
 mod madvise;
@@ -36,6 +38,7 @@ use crate::base::segment;
 use crate::client::address_space;
 
 pub use lock::{Guard, lock};
+pub use madvise::may_have_properties;
 
 type Madvise = unsafe extern "C" fn(*mut c_void, usize, c_int) -> c_int;
 type Mremap = unsafe extern "C" fn(*mut c_void, usize, usize, c_int, *mut c_void) -> *mut c_void;
@@ -52,6 +55,8 @@ struct Originals {
     madvise: Madvise,
     mremap: Mremap,
     syscall: Syscall,
+    /// `_Fork`, of glibc 2.34 and later.
+    bare_fork: Option<forks::BareFork>,
     realloc: Realloc,
     malloc: Malloc,
     free: Free,
@@ -71,6 +76,7 @@ fn find_originals() -> Option<Originals> {
             madvise: transmute::<*mut c_void, Madvise>(find(c"madvise")?),
             mremap: transmute::<*mut c_void, Mremap>(find(c"mremap")?),
             syscall: transmute::<*mut c_void, Syscall>(find(c"syscall")?),
+            bare_fork: find(c"_Fork").map(|at| transmute::<*mut c_void, forks::BareFork>(at)),
             realloc: transmute::<*mut c_void, Realloc>(find(c"realloc")?),
             malloc: transmute::<*mut c_void, Malloc>(malloc),
             free: transmute::<*mut c_void, Free>(find(c"free")?),
@@ -106,6 +112,7 @@ pub fn install() -> Result<(), Error> {
         (c"mremap", mremap::mremap as Mremap as usize),
         (c"syscall", syscall::syscall as SyscallOfSix as usize),
         (c"realloc", realloc as Realloc as usize),
+        (c"_Fork", forks::bare_fork as forks::BareFork as usize),
     ];
     match got::patch(&ours) {
         Ok(()) => Ok(()),

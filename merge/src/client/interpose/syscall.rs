@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_long, c_void};
 
 use super::madvise::{madvise_by_number, process_madvise};
 use super::mremap::mremap_over;
-use super::{ORIGINALS, fail};
+use super::{ORIGINALS, SyscallOfSix, fail, forks};
 
 /// Takes the most arguments that a system call has. As in the C library's own function, those that the caller
 /// did not pass are whatever the registers and the caller's stack hold, and the kernel ignores them.
@@ -32,7 +32,13 @@ pub unsafe extern "C" fn syscall(
                 process_madvise(a as c_int, b as *const libc::iovec, c as usize, d as c_int, e as u32)
                     as c_long
             }
-            _ => (real.syscall)(number, a, b, c, d, e, f),
+            _ => {
+                let original = std::mem::transmute::<super::Syscall, SyscallOfSix>(real.syscall);
+                if forks::is_fork(original, number, a, b) {
+                    return forks::fork_by_number(original, number, [a, b, c, d, e, f]);
+                }
+                original(number, a, b, c, d, e, f)
+            }
         }
     }
 }

@@ -6,6 +6,9 @@
 //! pages may be the program's heap, its thread-local storage, or errno. Therefore it makes system calls
 //! without the C library and blocks signals: a handler that writes to a frozen page would wait for ever.
 
+mod private;
+mod site;
+
 use std::ops::Range;
 
 use rustix::io::Errno;
@@ -17,89 +20,36 @@ use rustix::mm::{
 use crate::base::fault;
 use crate::base::page::PAGE_BYTES;
 use crate::client::connection::AttachedSegment;
-use crate::client::freeze::{self, Registered};
+use crate::client::freeze;
 use crate::client::interpose;
+use crate::client::move_aside::PageSet;
 use crate::client::plan::{Extent, Page};
 use crate::client::statistics::{Clock, Statistics};
 
+pub use private::{drop_zeros, make_private};
+use site::Verdict;
+pub use site::{BlockedSignals, Devices, Site};
+
 /// A batch ends where a page table ends, so that whole tables are moved.
 const BATCH_BYTES: usize = freeze::MAX_BYTES;
-/// How often pages are touched, so that they are present and can be protected.
-const FREEZE_ATTEMPTS: usize = 3;
 
 fn pointer(address: usize) -> *mut libc::c_void {
     address as *mut libc::c_void
 }
 
-/// A run of pages to replace, and how writers are held off.
-pub struct Site<'a> {
-    /// Where the pages are.
-    pub start: usize,
-    /// Their states.
-    pub pages: &'a [Page],
-    /// The protection of the mapping.
-    pub protection: ProtFlags,
-    /// None if no thread writes.
-    pub writers: Option<&'a Registered<'a>>,
-}
-
-impl Site<'_> {
-    fn freeze(&self, piece: &Range<usize>) -> rustix::io::Result<()> {
-        let Some(writers) = self.writers else { return Ok(()) };
-        let mut result = writers.freeze(piece);
-        for _ in 0..FREEZE_ATTEMPTS {
-            if result != Err(Errno::AGAIN) {
-                break;
-            }
-            for page in piece.clone().step_by(PAGE_BYTES) {
-                // SAFETY: a readable page of the caller's.
-                unsafe { (page as *const u8).read_volatile() };
-            }
-            result = writers.freeze(piece);
-        }
-        result
-    }
-
-    fn thaw(&self, piece: &Range<usize>) {
-        if let Some(writers) = self.writers {
-            let _ = writers.thaw(piece);
-        }
-    }
-
-    fn wake(&self, piece: &Range<usize>) {
-        if let Some(writers) = self.writers {
-            writers.wake(piece);
-        }
-    }
-}
-
-/// Signals stay blocked as long as this lives.
-pub struct BlockedSignals(libc::sigset_t);
-
-impl BlockedSignals {
-    /// Blocks all signals.
-    pub fn new() -> BlockedSignals {
-        // SAFETY: both sets are initialised by the calls; this thread's mask only.
-        unsafe {
-            let mut all = std::mem::zeroed();
-            let mut before = std::mem::zeroed();
-            libc::sigfillset(&mut all);
-            libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
-            BlockedSignals(before)
-        }
-    }
-}
-
-impl Drop for BlockedSignals {
-    fn drop(&mut self) {
-        // SAFETY: the mask from before `new`.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.0, std::ptr::null_mut()) };
-    }
-}
-
 /// A mapping aside, whose front moves away piece by piece; dropping it unmaps the rest.
 struct Aside {
     left: Range<usize>,
+}
+
+impl Aside {
+    /// Unmaps the front.
+    fn drop_front(&mut self, bytes: usize) -> rustix::io::Result<()> {
+        let from = self.left.start;
+        self.left.start += bytes;
+        // SAFETY: ours, and no other code uses it.
+        unsafe { munmap(pointer(from), bytes) }
+    }
 }
 
 impl Drop for Aside {
@@ -181,28 +131,75 @@ pub fn replace(
     counts.map_ns += clock.lap();
     fault::point("client.mapped");
     let end = target + extent.bytes();
-    let mut at = target;
+    let (mut at, mut surveyed) = (target, None::<(Range<usize>, PageSet)>);
     while at < end {
-        let next = ((at / BATCH_BYTES + 1) * BATCH_BYTES).min(end);
-        let first = (at - site.start) / PAGE_BYTES;
-        let pages = &site.pages[first..first + (next - at) / PAGE_BYTES];
-        let mut batch = Batch::default();
-        let signals = BlockedSignals::new();
-        let interposed = interpose::lock();
-        // SAFETY: `aside` begins with the store's pages for this batch; the site's owner allows its pages to
-        // be replaced.
-        let done = unsafe { replace_batch(site, &(at..next), pages, &mut aside, &mut batch) };
-        drop(interposed);
-        drop(signals);
-        counts.merged_pages += batch.shared;
-        counts.busy_pages += batch.busy;
-        counts.freeze_ns += batch.freeze_ns;
-        counts.compare_ns += batch.compare_ns;
-        counts.remap_ns += batch.remap_ns;
-        done?;
-        at = next;
+        let whole = at..((at / BATCH_BYTES + 1) * BATCH_BYTES).min(end);
+        let survey = surveyed.as_ref().filter(|(range, _)| range.contains(&at)).map(|(_, busy)| busy);
+        let (piece, is_busy) = match survey {
+            Some(busy) => (busy.run(&whole), busy.contains(at)),
+            None => (whole, false),
+        };
+        let outcome = if is_busy { Ok(Outcome::Busy) } else { replace_one(site, &piece, &mut aside, counts) };
+        match outcome {
+            Ok(Outcome::Done) => {}
+            Ok(Outcome::Left) => site.end(&piece),
+            Ok(Outcome::Busy) => {
+                // The kernel refuses pages that a fork has shared, too: it moves them at the second attempt.
+                if survey.is_none()
+                    && let Some(busy) = site.survey(&piece)
+                {
+                    surveyed = Some((piece, busy));
+                    continue;
+                }
+                counts.busy_pages +=
+                    site.pages_of(&piece).iter().filter(|page| is_shared(page)).count() as u64;
+                aside.drop_front(piece.len())?;
+                site.end(&piece);
+            }
+            Err(errno) => {
+                site.end(&(at..end));
+                return Err(errno);
+            }
+        }
+        at = piece.end;
     }
     Ok(())
+}
+
+/// The state of a piece after an attempt to replace it.
+enum Outcome {
+    /// The store's pages are there.
+    Done,
+    /// None of its pages is shared: it is as before.
+    Left,
+    /// A device may write to it: it is as before, and what is aside for it, too.
+    Busy,
+}
+
+fn is_shared(page: &Page) -> bool {
+    matches!(page, Page::Stored { .. })
+}
+
+fn replace_one(
+    site: &Site<'_>,
+    piece: &Range<usize>,
+    aside: &mut Aside,
+    counts: &mut Statistics,
+) -> rustix::io::Result<Outcome> {
+    let mut batch = Batch::default();
+    let signals = BlockedSignals::new();
+    let interposed = interpose::lock();
+    // SAFETY: `aside` begins with the store's pages for this piece; the site's owner allows its pages to be
+    // replaced.
+    let done = unsafe { replace_batch(site, piece, site.pages_of(piece), aside, &mut batch) };
+    drop(interposed);
+    drop(signals);
+    counts.merged_pages += batch.shared;
+    counts.busy_pages += batch.busy;
+    counts.freeze_ns += batch.freeze_ns;
+    counts.compare_ns += batch.compare_ns;
+    counts.remap_ns += batch.remap_ns;
+    done
 }
 
 /// One batch, from freeze to wake.
@@ -216,7 +213,7 @@ unsafe fn replace_batch(
     pages: &[Page],
     aside: &mut Aside,
     counts: &mut Batch,
-) -> rustix::io::Result<()> {
+) -> rustix::io::Result<Outcome> {
     let mut clock = Clock::start();
     let from = aside.left.start;
     match site.freeze(batch) {
@@ -224,9 +221,7 @@ unsafe fn replace_batch(
         Err(Errno::NOENT) => {
             site.thaw(batch);
             counts.busy += pages.len() as u64;
-            aside.left.start += batch.len();
-            // SAFETY: the piece just passed over, ours.
-            return unsafe { munmap(pointer(from), batch.len()) };
+            return aside.drop_front(batch.len()).map(|()| Outcome::Left);
         }
         result => result?,
     }
@@ -234,7 +229,7 @@ unsafe fn replace_batch(
     counts.freeze_ns = clock.lap();
     for (i, page) in pages.iter().enumerate() {
         let (old, new) = (batch.start + i * PAGE_BYTES, from + i * PAGE_BYTES);
-        let is_shared = matches!(page, Page::Stored { .. });
+        let is_shared = is_shared(page);
         // SAFETY: both are whole mapped pages; no thread writes the first, and only this function uses the
         // second. The C library's memcmp and memcpy touch nothing else.
         unsafe {
@@ -252,25 +247,33 @@ unsafe fn replace_batch(
     counts.compare_ns = clock.lap();
     if counts.shared == 0 {
         site.thaw(batch);
-        aside.left.start += batch.len();
-        // SAFETY: the piece just passed over, ours.
-        unsafe { munmap(pointer(from), batch.len())? };
-        return Ok(());
+        return aside.drop_front(batch.len()).map(|()| Outcome::Left);
     }
+    let verdict = site.exclude_devices(batch);
+    if let Verdict::Busy = verdict {
+        (counts.busy, counts.shared) = (0, 0);
+        return Ok(Outcome::Busy);
+    }
+    let is_aside = matches!(verdict, Verdict::Aside);
     // SAFETY: moves the piece over the batch's pages, which the caller allows; contents are the same.
     let moved = unsafe { move_into_place(from, batch, site.protection) };
     if moved.is_ok() {
         aside.left.start += batch.len();
         fault::point("client.remapped");
         site.wake(batch);
+        if is_aside {
+            site.free_aside(batch);
+        }
     } else {
-        counts.busy = 0;
-        counts.shared = 0;
+        (counts.busy, counts.shared) = (0, 0);
+        if is_aside {
+            site.put_back(batch);
+        }
         site.thaw(batch);
         site.wake(batch);
     }
     counts.remap_ns = clock.lap();
-    moved
+    moved.map(|()| Outcome::Done)
 }
 
 /// # Safety
@@ -296,91 +299,4 @@ unsafe fn move_into_place(from: usize, batch: &Range<usize>, rights: ProtFlags) 
         }
         Err(errno)
     }
-}
-
-/// Drops pages that are all zero, in anonymous memory: reading them gives zeros as before.
-pub fn drop_zeros(site: &Site<'_>, run: Range<usize>, counts: &mut Statistics) -> rustix::io::Result<()> {
-    static ZEROS: [u8; PAGE_BYTES] = [0; PAGE_BYTES];
-    let all = site.start + run.start * PAGE_BYTES..site.start + run.end * PAGE_BYTES;
-    let mut clock = Clock::start();
-    for start in all.clone().step_by(BATCH_BYTES) {
-        let batch = start..(start + BATCH_BYTES).min(all.end);
-        let signals = BlockedSignals::new();
-        let interposed = interpose::lock();
-        match site.freeze(&batch) {
-            // Another thread has put other memory there since.
-            Err(Errno::NOENT) => {
-                site.thaw(&batch);
-                counts.busy_pages += (batch.len() / PAGE_BYTES) as u64;
-                continue;
-            }
-            result => result?,
-        }
-        let mut still = batch.start;
-        let mut dropped = 0;
-        let mut result = Ok(());
-        // Runs of pages that are still zero.
-        for page in batch.clone().step_by(PAGE_BYTES).chain([batch.end]) {
-            // SAFETY: a mapped page that no thread writes.
-            let is_zero = page < batch.end
-                && unsafe { libc::memcmp(pointer(page), ZEROS.as_ptr().cast(), PAGE_BYTES) } == 0;
-            if is_zero {
-                continue;
-            }
-            if still < page && result.is_ok() {
-                // SAFETY: anonymous pages of zeros become anonymous pages of zeros.
-                result = unsafe { madvise(pointer(still), page - still, Advice::LinuxDontNeed) };
-                dropped += (page - still) / PAGE_BYTES;
-            }
-            still = page + PAGE_BYTES;
-        }
-        site.thaw(&batch);
-        drop(interposed);
-        drop(signals);
-        counts.busy_pages += (batch.len() / PAGE_BYTES - dropped) as u64;
-        counts.zero_pages += dropped as u64;
-        result?;
-    }
-    counts.remap_ns += clock.lap();
-    Ok(())
-}
-
-/// Gives a run of pages private anonymous copies. Guards among them stay as they are.
-pub fn make_private(site: &Site<'_>, range: Range<usize>) -> rustix::io::Result<()> {
-    let whole = range.clone().step_by(BATCH_BYTES);
-    let mut waiting: Vec<_> = whole.map(|start| start..(start + BATCH_BYTES).min(range.end)).collect();
-    while let Some(batch) = waiting.pop() {
-        match populate(batch.start, batch.len()) {
-            Ok(()) => {}
-            Err(Errno::FAULT | Errno::HWPOISON) if batch.len() > PAGE_BYTES => {
-                let middle = batch.start + batch.len() / PAGE_BYTES / 2 * PAGE_BYTES;
-                waiting.extend([batch.start..middle, middle..batch.end]);
-                continue;
-            }
-            Err(Errno::FAULT | Errno::HWPOISON) => continue,
-            Err(errno) => return Err(errno),
-        }
-        let rights = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: the kernel chooses a free range.
-        let copy = unsafe { mmap_anonymous(pointer(0), batch.len(), rights, MapFlags::PRIVATE)? } as usize;
-        let mut aside = Aside { left: copy..copy + batch.len() };
-        let signals = BlockedSignals::new();
-        let interposed = interpose::lock();
-        site.freeze(&batch)?;
-        // SAFETY: from frozen pages to a fresh mapping of our own, which then takes their place.
-        let moved = unsafe {
-            libc::memcpy(pointer(copy), pointer(batch.start), batch.len());
-            move_into_place(copy, &batch, site.protection)
-        };
-        if moved.is_ok() {
-            aside.left.start = aside.left.end;
-            site.wake(&batch);
-        } else {
-            site.thaw(&batch);
-        }
-        drop(interposed);
-        drop(signals);
-        moved?;
-    }
-    Ok(())
 }
