@@ -1,5 +1,7 @@
 //! How many instances are in which phase: for the page and the metrics.
 
+use std::collections::BTreeSet;
+
 use super::{Function, FunctionId, InstanceId, Phase, Pool};
 
 /// Numbers for the page and the metrics.
@@ -40,6 +42,13 @@ impl Pool {
             Some(Phase::Busy(_) | Phase::Finishing(_)) => "busy",
             Some(Phase::Stopping) | None => "stopping",
         }
+    }
+
+    /// The functions that have requests or instances.
+    pub fn functions_in_use(&self) -> BTreeSet<FunctionId> {
+        let waiting = self.functions.iter().filter(|(_, function)| !function.queue.is_empty());
+        let served = self.instances.values().map(|instance| instance.function);
+        served.chain(waiting.map(|(id, _)| *id)).collect()
     }
 
     /// How many instances are in which phase, of one function or of all.

@@ -1,10 +1,13 @@
 //! Decides which request gets a new instance, the oldest first, within concurrency, burst and memory; and
 //! which function's instance makes room for it.
 //!
-//! A function that has requests and no instance comes before all that have one, so that none starves. Idle
-//! instances of others make room first. If there are none, busy ones are drained: they serve what they have
-//! and then end. A function keeps one instance while it has requests; where not even one of each fits, they
-//! take turns.
+//! A function that has requests and no instance comes before all that have one, so that none starves. Of
+//! those, one comes first whose versions and tenants have no instance either: many tenants of a function
+//! delay each other, and no other function. Idle instances of others make room first. If there are none,
+//! busy ones are drained: they serve what they have and then end. A function keeps one instance while it has
+//! requests; where not even one of each fits, they take turns.
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Action, FunctionId, Instance, Phase, Pool, Refusal, Time};
 
@@ -27,7 +30,7 @@ impl Pool {
             as u32
     }
 
-    /// Running instances of a function and its versions.
+    /// Running instances of a function, its versions and tenants.
     fn running_of(&self, function: FunctionId) -> u32 {
         let parent = self.parent(function);
         self.running(|id| self.parent(id).unwrap_or(id) == parent.unwrap_or(function))
@@ -77,6 +80,10 @@ impl Pool {
             .filter_map(|(id, function)| function.queue.front().map(|(_, since)| (*since, *id)))
             .collect();
         waiting.sort_unstable();
+        let served: BTreeSet<FunctionId> =
+            self.instances.values().filter(|i| i.serves()).map(|i| self.family(i.function)).collect();
+        // Stable: of equal ones the oldest request comes first.
+        waiting.sort_by_key(|(_, id)| served.contains(&self.family(*id)));
         let mut reservation = Reservation::default();
         for (_, function) in &waiting {
             if !self.is_served(*function) && !self.start_one(*function, reservation, actions) {
@@ -178,11 +185,21 @@ impl Pool {
         }
     }
 
+    /// The function that a version or tenant belongs to, or itself.
+    fn family(&self, function: FunctionId) -> FunctionId {
+        self.parent(function).unwrap_or(function)
+    }
+
     fn victim(&self, function: FunctionId, own_fits: bool) -> Option<super::InstanceId> {
-        let served_by = |id: FunctionId| {
-            let its = self.instances.values().filter(move |i| i.function == id && i.serves());
-            its.fold((0_u32, 0_u64), |(count, mib), i| (count + 1, mib + i.memory_mib))
-        };
+        // Beside another function, all versions and tenants of one count as one.
+        let own = self.family(function);
+        let holder = |id: FunctionId| if self.family(id) == own { id } else { self.family(id) };
+        let mut served_by: BTreeMap<FunctionId, (u32, u64)> = BTreeMap::new();
+        for instance in self.instances.values().filter(|instance| instance.serves()) {
+            let (count, mib) = served_by.entry(holder(instance.function)).or_default();
+            *count += 1;
+            *mib += instance.memory_mib;
+        }
         let others = self.instances.iter().filter(|(_, instance)| {
             instance.function != function
                 && instance.serves()
@@ -190,7 +207,7 @@ impl Pool {
                 && (own_fits || self.share_concurrency(instance.function, function))
         });
         let may_go = others.filter_map(|(id, instance)| {
-            let (count, mib) = served_by(instance.function);
+            let (count, mib) = served_by[&holder(instance.function)];
             let has_others = count > 1;
             let had_its_turn = instance.since + TURN <= self.now;
             (has_others || had_its_turn).then_some((has_others, mib, std::cmp::Reverse(*id)))

@@ -217,3 +217,42 @@ fn versions_have_instances_of_their_own_and_share_the_reservation() {
     pool.reserve(1, Some(0));
     assert_eq!(pool.request(2, 3, turn), [Action::Refuse { request: 3, refusal: Refusal::Reserved }]);
 }
+
+#[test]
+fn idle_instance_of_a_tenant_makes_room_for_another() {
+    let mut pool = Pool::new(Capacity { memory_mib: 128, ..capacity() });
+    pool.set_function(1, 128);
+    (2..4).for_each(|tenant| pool.add_version(tenant, 1, 128));
+    pool.request(2, 0, Time::ZERO);
+    pool.ready(1, Time::ZERO);
+    pool.ready(1, Time::ZERO);
+    assert_eq!(pool.functions_in_use().into_iter().collect::<Vec<_>>(), [2]);
+    assert_eq!(pool.request(3, 1, Time::ZERO), [Action::Stop { instance: 1 }], "it serves no other tenant");
+    assert_eq!(pool.functions_in_use().len(), 2);
+    assert_eq!(pool.ended(1), [Action::Start { instance: 2, function: 3 }]);
+    assert_eq!(pool.functions_in_use().into_iter().collect::<Vec<_>>(), [3]);
+}
+
+#[test]
+fn many_tenants_of_one_function_delay_no_other_function() {
+    let mut pool = Pool::new(capacity());
+    pool.set_function(1, 256);
+    pool.set_function(2, 256);
+    for instance in 1..=4 {
+        pool.add_version(10 + instance, 1, 256);
+        pool.request(10 + instance, instance, Time::ZERO);
+        pool.ready(instance, Time::ZERO);
+    }
+    for tenant in 20..24 {
+        pool.add_version(tenant, 1, 256);
+        assert_eq!(pool.request(tenant, tenant, Time::ZERO), [], "each has its turn");
+    }
+    // Older tenants wait, and none has had its turn.
+    assert_eq!(pool.request(2, 9, Duration::from_millis(1)), []);
+    let now = Duration::from_millis(2);
+    assert_eq!(pool.ready(1, now), [Action::Stop { instance: 1 }]);
+    assert_eq!(pool.ended(1), [Action::Start { instance: 5, function: 2 }]);
+    // The next idle one makes room for the oldest tenant.
+    assert_eq!(pool.ready(2, now), [Action::Stop { instance: 2 }]);
+    assert_eq!(pool.ended(2), [Action::Start { instance: 6, function: 20 }]);
+}
