@@ -75,6 +75,7 @@ pub mod function {
     pub(crate) mod schedule;
     pub(crate) mod settings;
     pub(crate) mod template;
+    pub(crate) mod tenancy;
     pub(crate) mod variables;
     pub mod worker_options;
 }

@@ -166,6 +166,15 @@ def cgroups_of(worker_pid):
     return [f"{folder}/{name}" for folder, names, _ in walked for name in names if name.startswith(named)]
 
 
+def pytest_addoption(parser):
+    parser.addoption("--soak", action="store_true", help="the long form of tests that have one")
+
+
+def pytest_configure(config):
+    if config.getoption("soak"):
+        os.environ["MAYFLY_SOAK"] = "1"
+
+
 # Files whose tests boot VMs or wait for a minute. They begin first, so that none of them ends long after all
 # others; those of one line share a process, since a guest under emulation keeps a processor busy.
 FIRST = [

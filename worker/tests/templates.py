@@ -41,6 +41,8 @@ def having(**values):
 ARN = "arn:aws:lambda:us-east-1:000000000000:function:"
 QUEUE = "arn:aws:sqs:us-east-1:000000000000:"
 PLAIN = f"Plain: {function()}"
+TENANCY = "TenancyConfig: { TenantIsolationMode: PER_TENANT }"
+EVERY = "{ Schedule: rate(1 hour) }"
 NEEDS_QUEUES = "Events of Type SQS need a server"
 
 CASES = {
@@ -292,13 +294,34 @@ Outputs: {{ Answer: {{ Value: !Sub '${{Word}}!' }} }}""",
         {"Plain": {"MemorySize": 256, "Timeout": 7}},
         before="Parameters: { Memory: { Type: Number, Default: '256' } }",
     ),
-    "unknown-properties": Case(
-        f"Plain: {function('DurableConfig: { ExecutionTimeout: 3600 }, VpcConfig: { SubnetIds: [a] }')}",
-        {"Plain": {}},
-        lines=[
-            "DurableConfig is not supported and passed over",
-            "VpcConfig is not supported and passed over",
+    "tenants": Case(
+        f"""
+  Tenants: {function(TENANCY)}
+  Queued: {function(f"{TENANCY}, Events: {{ Every: {{ Type: Schedule, Properties: {EVERY} }} }}")}
+  Url: {function(f"{TENANCY}, FunctionUrlConfig: {{ AuthType: NONE }}")}
+  Snap: {function(f"{TENANCY}, SnapStart: {{ ApplyOn: PublishedVersions }}")}
+  Mode: {function("TenancyConfig: { TenantIsolationMode: ALL }")}""",
+        {name: {"TenancyConfig": {"TenantIsolationMode": "PER_TENANT"}} for name in ["Tenants", "Queued"]},
+        dict.fromkeys(["Url", "Snap", "Mode"], "InvalidConfiguration"),
+        [
+            "Queued.Properties.Events.Every: it is not served: it names no tenant",
+            "Url is not served: .*FunctionUrlConfig is not supported for functions with TenancyConfig",
+            "Snap is not served: .*SnapStart is not supported for functions with TenancyConfig",
+            "Mode is not served: .*'ALL' and must be PER_TENANT",
         ],
+    ),
+    "durable-beside": Case(
+        f"""
+  {PLAIN}
+  Durable: {function("DurableConfig: { ExecutionTimeout: 3600, RetentionPeriodInDays: 1 }")}""",
+        {"Plain": {}},
+        {"Durable": "InvalidConfiguration"},
+        ["Durable is not served: .*DurableConfig is not supported here: there are no durable executions"],
+    ),
+    "unknown-properties": Case(
+        f"Plain: {function('VpcConfig: { SubnetIds: [a] }')}",
+        {"Plain": {}},
+        lines=["VpcConfig is not supported and passed over"],
     ),
     "wrong-beside": Case(
         f"""

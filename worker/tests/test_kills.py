@@ -12,7 +12,7 @@ import threading
 from calls import until
 from conftest import TEMPLATE, Worker
 
-# `MAYFLY_SOAK=1 worker/tests/run -k kills` is the long form.
+# `worker/tests/run --soak -k kills` is the long form.
 REQUESTS, CONNECTIONS = (10_000, 64) if os.environ.get("MAYFLY_SOAK") else (600, 16)
 # Requests between two kills. Kills by time would hit a slow machine's instances before they have started.
 EVERY = 10

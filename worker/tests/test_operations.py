@@ -90,19 +90,16 @@ def test_each_operation_answers_as_the_table_says(every):
 def test_absent_features_are_refused_by_name(running):
     client = running.client()
     create(client, "alone", APP)
-    refused = {"match": "TenantId is not served here: an instance serves all callers"}
-    with pytest.raises(client.exceptions.InvalidParameterValueException, **refused):
-        client.invoke(FunctionName="alone", TenantId="a")
-    with pytest.raises(client.exceptions.InvalidParameterValueException, **refused):
-        client.invoke_with_response_stream(FunctionName="alone", TenantId="a")
     with pytest.raises(client.exceptions.InvalidParameterValueException, match="DurableExecutionName is not"):
         client.invoke(FunctionName="alone", InvocationType="Event", DurableExecutionName="a")
     concurrent = {"Variables": {"AWS_LAMBDA_MAX_CONCURRENCY": "4"}}
     for settings, text in [
-        ({"TenancyConfig": {"TenantIsolationMode": "PER_TENANT"}}, "TenancyConfig is not supported here: "),
         ({"DurableConfig": {"ExecutionTimeout": 60}}, "DurableConfig is not supported here: "),
         ({"Environment": concurrent}, "AWS_LAMBDA_MAX_CONCURRENCY.*one at a time"),
     ]:
         with pytest.raises(client.exceptions.InvalidParameterValueException, match=text):
             create(client, "refused", APP, **settings)
+    text = "DurableConfig is not supported here: "
+    with pytest.raises(client.exceptions.InvalidParameterValueException, match=text):
+        client.update_function_configuration(FunctionName="alone", DurableConfig={"ExecutionTimeout": 60})
     client.delete_function(FunctionName="alone")

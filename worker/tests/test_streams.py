@@ -3,6 +3,9 @@
 import base64
 import http.client
 import json
+import os
+import pathlib
+import threading
 import time
 import urllib.parse
 
@@ -24,6 +27,10 @@ def streamed(client, name, payload, **arguments):
         else:
             end = event["InvokeComplete"]
     return parts, end
+
+
+# The most bytes of a streamed answer.
+LIMIT = 200 << 20
 
 
 def joined(parts):
@@ -62,10 +69,61 @@ def test_buffered_answer_is_one_stream_part(client):
 )
 def test_mid_stream_error_is_reported_in_the_last_event(client, event, code):
     parts, end = streamed(client, "raw", event)
-    assert joined(parts)[:11] == b"onetwothree" and len(joined(parts)) <= 200 << 20
+    assert joined(parts)[:11] == b"onetwothree"
+    assert (len(joined(parts)) == LIMIT) == (event == "stream much"), "up to the limit all of it arrives"
     assert end["ErrorCode"] == code, end
     # Some of these close the connection, and the instance ends; the next one serves.
     assert joined(streamed(client, "raw", "stream")[0]) == b"onetwothree"
+
+
+class Resident:
+    """The most memory that a process has while this is entered, beyond what it had before."""
+
+    def __init__(self, process):
+        self.process, self.over, self.most = process, threading.Event(), 0
+
+    def bytes(self):
+        pages = pathlib.Path(f"/proc/{self.process}/statm").read_text().split()[1]
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+    def __enter__(self):
+        self.before = self.bytes()
+        self.thread = threading.Thread(target=self.watch)
+        self.thread.start()
+        return self
+
+    def watch(self):
+        while not self.over.wait(0.01):
+            self.most = max(self.most, self.bytes() - self.before)
+
+    def __exit__(self, *_):
+        self.over.set()
+        self.thread.join()
+
+
+def test_whole_200_mib_are_streamed_and_never_held(client, worker):
+    with Resident(worker.process.pid) as resident:
+        answer = client.invoke_with_response_stream(FunctionName="raw", Payload='"stream full"')
+        count = 0
+        for event in answer["EventStream"]:
+            if not count:
+                time.sleep(2)  # a slow reader: the function would be far ahead by now
+            count += len(event.get("PayloadChunk", {}).get("Payload", b""))
+        assert (count, event) == (LIMIT, {"InvokeComplete": {}})
+        url = client.create_function_url_config(
+            FunctionName="raw", AuthType="NONE", InvokeMode="RESPONSE_STREAM"
+        )
+        try:
+            body = requested(url["FunctionUrl"], "/stream-full")
+            time.sleep(2)
+            assert sum(len(part) for part in iter(lambda: body.read(1 << 16), b"")) == LIMIT
+            body = requested(url["FunctionUrl"], "/stream-much")
+            assert len(body.read(LIMIT)) == LIMIT
+            with pytest.raises(http.client.IncompleteRead):
+                body.read()
+        finally:
+            client.delete_function_url_config(FunctionName="raw")
+    assert resident.most < 48 << 20, f"{resident.most >> 20} MiB"
 
 
 def test_errors_before_the_first_part_fail_the_call(client):
@@ -82,12 +140,16 @@ def test_caller_disconnect_leaves_the_function_usable(client):
     assert joined(streamed(client, "raw", "stream")[0]) == b"onetwothree"
 
 
-def fetched(url, path="/"):
-    """Status, headers, and the body's parts with their arrival times; errors are raised."""
+def requested(url, path):
     place = urllib.parse.urlsplit(url)
     connection = http.client.HTTPConnection(place.hostname, place.port, timeout=60)
     connection.request("GET", place.path.rstrip("/") + path)
-    answer = connection.getresponse()
+    return connection.getresponse()
+
+
+def fetched(url, path="/"):
+    """Status, headers, and the body's parts with their arrival times; errors are raised."""
+    answer = requested(url, path)
     parts = []
     while part := answer.read1(1 << 16):
         parts.append((time.monotonic(), part))

@@ -173,6 +173,9 @@ pub struct Event {
     /// The function of the instance.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub function: Option<String>,
+    /// The tenant of the instance.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tenant: Option<String>,
     /// The number of the instance.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub instance: Option<u64>,
@@ -218,6 +221,9 @@ pub struct Instance {
     pub id: u64,
     /// The name of its function.
     pub function: String,
+    /// The tenant that it serves, where the function has tenants.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tenant: Option<String>,
     /// `starting`, `idle`, `busy` or `stopping`.
     pub phase: String,
     /// Since it was started.

@@ -17,6 +17,7 @@ const SIGNING: &str =
 const CAPACITY: &str = "all instances run on this machine, in the memory that --memory gives them";
 const PROVISIONED: &str = "an instance starts when a request needs it, and stays for --keep-alive seconds";
 const SCALING: &str = "it is for capacity providers; reserved concurrency bounds a function's instances";
+const DURABLE: &str = "there are no durable executions: a function runs for its Timeout at most";
 const RUNTIME: &str = "a function's runtime is the host's, or its image's; UpdateRuntimeOn may be Auto";
 
 /// Answers an operation that nothing else answers.
@@ -79,10 +80,17 @@ pub fn answer(api: &Api, call: &Call, named: Named<'_>) -> Result<Answer, ApiErr
         Op::ListDurableExecutionsByFunction => {
             function().map(|_| http::json(200, &json!({ "DurableExecutions": [] })))
         }
-        // The model has no other error for these two.
-        Op::CheckpointDurableExecution | Op::GetDurableExecutionState => {
-            Err(ApiError::invalid_parameter(format!("there is no durable execution {}", shown(first))))
-        }
+        Op::CheckpointDurableExecution
+        | Op::DeleteDurableExecution
+        | Op::GetDurableExecution
+        | Op::GetDurableExecutionHistory
+        | Op::GetDurableExecutionState
+        | Op::PauseDurableExecution
+        | Op::ResumeDurableExecution
+        | Op::SendDurableExecutionCallbackFailure
+        | Op::SendDurableExecutionCallbackHeartbeat
+        | Op::SendDurableExecutionCallbackSuccess
+        | Op::StopDurableExecution => Err(refusal(operation, DURABLE)),
         _ => Err(ApiError::not_found(format!("The resource you requested does not exist: {}", shown(first)))),
     }
 }

@@ -8,6 +8,8 @@ use super::{Api, Call};
 use crate::base::error::ApiError;
 use crate::base::limits;
 use crate::base::name::{self, Target};
+use crate::function::definition::Deployment;
+use crate::function::tenancy;
 use crate::http::{self, Answer, header};
 use crate::invocation::request::Invocation;
 use crate::invocation::traces;
@@ -15,17 +17,15 @@ use crate::invocation::traces;
 /// The most bytes of a decoded client context.
 const CLIENT_CONTEXT_BYTES: usize = 3583;
 
-/// Headers that ask for what there is not: a caller shall not believe to have it.
-const REFUSED: [(&str, &str, &str); 2] = [
-    ("x-amz-tenant-id", "TenantId", "an instance serves all callers of its function"),
-    ("x-amz-durable-execution-name", "DurableExecutionName", "there are no durable executions"),
-];
+/// The name of a durable execution: a caller shall not believe to have one.
+const DURABLE: &str = "x-amz-durable-execution-name";
+const TENANT: &str = "x-amz-tenant-id";
 
 pub async fn invoke(api: &Api, call: &Call, target: &Target) -> Result<Answer, ApiError> {
     let headers = &call.parts.headers;
     let kind = header(headers, "x-amz-invocation-type").unwrap_or("RequestResponse");
     let deployment = api.worker.target(target)?;
-    let invocation = invocation(call, target)?;
+    let invocation = invocation(call, target, &deployment)?;
     let id = invocation.id.clone();
     let mut answer = match kind {
         "RequestResponse" => {
@@ -65,9 +65,9 @@ pub async fn invoke(api: &Api, call: &Call, target: &Target) -> Result<Answer, A
 
 /// InvokeAsync, which Lambda keeps for old clients: an event, whose payload is the whole body.
 pub async fn invoke_async(api: &Api, call: &Call, target: &Target) -> Result<Answer, ApiError> {
-    api.worker.target(target)?;
+    let deployment = api.worker.target(target)?;
     check_event(call)?;
-    api.events.accept(target, invocation(call, target)?).await?;
+    api.events.accept(target, invocation(call, target, &deployment)?).await?;
     Ok(http::json(202, &serde_json::json!({ "Status": 202 })))
 }
 
@@ -83,21 +83,23 @@ fn check_event(call: &Call) -> Result<(), ApiError> {
 }
 
 /// What the function is called with.
-pub fn invocation(call: &Call, target: &Target) -> Result<Invocation, ApiError> {
+///
+/// # Errors
+/// The call is malformed, or asks for what the function does not have.
+pub fn invocation(call: &Call, target: &Target, deployment: &Deployment) -> Result<Invocation, ApiError> {
     let headers = &call.parts.headers;
-    for (name, parameter, reason) in REFUSED {
-        if headers.contains_key(name) {
-            return Err(ApiError::invalid_parameter(format!("{parameter} is not served here: {reason}")));
-        }
+    if headers.contains_key(DURABLE) {
+        let text = "DurableExecutionName is not served here: there are no durable executions";
+        return Err(ApiError::invalid_parameter(text));
     }
+    // As a header's bytes may be no text, and then no id.
+    let tenant = headers.get(TENANT).map(|id| String::from_utf8_lossy(id.as_bytes()).into_owned());
+    tenancy::check(deployment.settings.per_tenant, tenant.as_deref())?;
     let trace = header(headers, "x-amzn-trace-id").map(str::to_string);
     let trace = trace.or_else(|| traces::of_traceparent(header(headers, "traceparent")?));
-    Ok(Invocation::new(
-        name::arn(&target.to_string()),
-        payload(call)?,
-        client_context(header(headers, "x-amz-client-context"))?,
-        trace.as_deref(),
-    ))
+    let context = client_context(header(headers, "x-amz-client-context"))?;
+    let arn = name::arn(&target.to_string());
+    Ok(Invocation { tenant, ..Invocation::new(arn, payload(call)?, context, trace.as_deref()) })
 }
 
 /// The body, which must be JSON; none is an empty object.

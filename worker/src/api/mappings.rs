@@ -9,6 +9,7 @@ use super::{Api, Call};
 use crate::base::error::ApiError;
 use crate::base::name::Target;
 use crate::function::queue_source::{Given, Mapping};
+use crate::function::tenancy;
 use crate::http::{self, Answer};
 use worker_system::text::shown;
 
@@ -69,7 +70,8 @@ fn none() -> ApiError {
 
 /// Checks that the function is there, and the settings.
 fn check(api: &Api, target: &Target, given: &Given) -> Result<(), ApiError> {
-    api.worker.target(target)?;
+    let deployment = api.worker.target(target)?;
+    tenancy::refuse(deployment.settings.per_tenant, "An event source mapping")?;
     given.source().map(drop).map_err(ApiError::invalid_parameter)
 }
 

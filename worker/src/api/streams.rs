@@ -134,14 +134,15 @@ pub async fn call(api: &Api, call: &Call, target: &Target) -> Result<Answer, Api
     match header(headers, "x-amz-invocation-type").unwrap_or("RequestResponse") {
         "RequestResponse" => {}
         "DryRun" => {
-            api.worker.target(target)?;
+            invoke::invocation(call, target, &*api.worker.target(target)?)?;
             return Ok(http::empty(204));
         }
         _ => return Err(ApiError::invalid_parameter("InvocationType must be RequestResponse or DryRun")),
     }
     let tail = header(headers, "x-amz-log-type") == Some("Tail");
-    let version = api.worker.target(target)?.version.clone();
-    let invocation = invoke::invocation(call, target)?;
+    let deployment = api.worker.target(target)?;
+    let version = deployment.version.clone();
+    let invocation = invoke::invocation(call, target, &deployment)?;
     let id = invocation.id.clone();
     let mut coming = Coming::begin(&api.worker, &call.client, target.clone(), invocation);
     let mut next = coming.next().await?;

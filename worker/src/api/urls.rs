@@ -20,6 +20,7 @@ use crate::base::time::lambda_time;
 use crate::control::stopping;
 use crate::function::definition::FunctionUrl;
 use crate::function::http_api::Cors;
+use crate::function::tenancy;
 use crate::gateway::request::Received;
 use crate::gateway::{answer, cors, events};
 use crate::http::connections::Connection;
@@ -96,6 +97,7 @@ pub fn create(api: &Api, call: &Call, target: &Target) -> Result<Answer, ApiErro
     wanted.check()?;
     let name = target.name.as_str();
     let function = api.worker.function(name)?;
+    tenancy::refuse(function.deployment.settings.per_tenant, "A function URL")?;
     if let Some(other) = target.qualifier.as_ref().filter(|alias| !function.aliases.contains_key(*alias)) {
         return Err(ApiError::not_found(format!("Qualifier: {name} has no alias {other}")));
     }

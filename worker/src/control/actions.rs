@@ -19,14 +19,14 @@ impl Worker {
         for action in actions {
             match action {
                 Action::Start { instance, function } => {
-                    let Some(deployment) = state.deployments.get(&function) else { continue };
+                    let Some(deployment) = state.deployment(function) else { continue };
                     let started = Arc::new(Instance::new(
                         instance,
                         deployment.clone(),
                         self.clone(),
                         self.context().clone(),
                     ));
-                    self.history.note(history::of_instance("start", deployment, instance));
+                    self.history.note(history::of_instance("start", &deployment, instance));
                     state.instances.insert(instance, started.clone());
                     tokio::spawn(started.live());
                 }
@@ -109,7 +109,7 @@ impl Scheduler for Worker {
                 ms: history::ms(known.age()),
                 ..history::of_instance("gone", &known.deployment, instance)
             });
-            self.end_store_unless_used(&state, known.deployment.parent);
+            self.end_store_unless_used(&state, known.deployment.store());
         }
         let actions = state.pool.ended(instance);
         for action in &actions {

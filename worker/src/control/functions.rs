@@ -69,6 +69,7 @@ impl Worker {
         let deployment = Arc::new(Deployment {
             function: id,
             parent: id,
+            tenant: None,
             name: name.to_string(),
             version: name::LATEST.into(),
             settings,
@@ -95,7 +96,8 @@ impl Worker {
                 state.functions.insert(name.to_string(), new);
             }
         }
-        let actions = state.pool.set_function(id, wanted);
+        let mut actions = state.pool.set_function(id, wanted);
+        actions.extend(state.change_tenants(id, wanted));
         self.carry_out(state, actions);
         Ok(deployment)
     }
@@ -118,17 +120,18 @@ impl Worker {
 
     /// Removes a function or version from the pool, and ends its instances.
     pub(super) fn withdraw(self: &Arc<Self>, state: &mut State, deployment: &Deployment) {
-        let actions = state.pool.remove_function(deployment.function);
+        let mut actions = state.pool.remove_function(deployment.function);
         state.deployments.remove(&deployment.function);
-        self.end_store_unless_used(state, deployment.parent);
+        actions.extend(self.withdraw_tenants(state, deployment.function));
+        self.end_store_unless_used(state, deployment.store());
         self.carry_out(state, actions);
     }
 
-    /// Ends a function's page store once no instance can use it.
-    pub(super) fn end_store_unless_used(&self, state: &State, parent: FunctionId) {
-        let lives = state.deployments.contains_key(&parent);
-        if !lives && !state.instances.values().any(|instance| instance.deployment.parent == parent) {
-            self.maker().forget(parent);
+    /// Ends the page store of a function or of a tenant once no instance can use it.
+    pub(super) fn end_store_unless_used(&self, state: &State, store: FunctionId) {
+        let lives = state.deployments.contains_key(&store) || state.tenants.contains(store);
+        if !lives && !state.instances.values().any(|instance| instance.deployment.store() == store) {
+            self.maker().forget(store);
         }
     }
 

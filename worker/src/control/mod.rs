@@ -8,6 +8,7 @@ mod mappings;
 pub(crate) mod memory_readings;
 mod persistence;
 pub(crate) mod sampler;
+mod tenants;
 mod versions;
 
 pub(crate) use persistence::Changed;
@@ -85,6 +86,7 @@ struct State {
     /// Functions of the template that cannot be served.
     failed: BTreeMap<String, Failed>,
     deployments: HashMap<FunctionId, Arc<Deployment>>,
+    tenants: tenants::Tenants,
     waiting: HashMap<RequestId, Waiting>,
     instances: BTreeMap<InstanceId, Arc<Instance>>,
     published: crate::code::lambda_layers::Layers,
@@ -141,6 +143,7 @@ impl Worker {
             functions: BTreeMap::new(),
             failed: BTreeMap::new(),
             deployments: HashMap::new(),
+            tenants: tenants::Tenants::default(),
             waiting: HashMap::new(),
             instances: BTreeMap::new(),
             published: crate::code::lambda_layers::Layers::default(),
@@ -221,11 +224,12 @@ impl Worker {
         {
             let mut state = self.lock();
             let function = state.function(&target.name)?;
-            let id = function.qualified(target.qualifier.as_deref())?.function;
+            let deployment = function.qualified(target.qualifier.as_deref())?.clone();
             let own = function.count.clone();
             if state.closing {
                 return Err(stopping());
             }
+            let id = state.served_as(&deployment, invocation.tenant.as_deref())?;
             let span = self.traces.as_ref().map(|traces| traces.begin(target, &mut invocation));
             invocation.name_parent();
             let (invocation, arrived) = (Arc::new(invocation), Instant::now());
@@ -245,6 +249,7 @@ impl Worker {
         let now = self.now();
         let actions = state.pool.tick(now);
         self.carry_out(&mut state, actions);
+        self.forget_unused_tenants(&mut state);
     }
 
     /// What the instances may use.
@@ -265,8 +270,9 @@ impl Worker {
     /// How many instances of a function and its versions are in which phase.
     pub fn counts_of(&self, function: &Function) -> Counts {
         let state = self.lock();
-        let each = function.deployments().map(|deployment| state.pool.counts(Some(deployment.function)));
-        each.fold(Counts::default(), Counts::and)
+        let own = function.deployments().map(|deployment| deployment.function);
+        let all = own.flat_map(|id| std::iter::once(id).chain(state.tenants.of(id)));
+        all.map(|id| state.pool.counts(Some(id))).fold(Counts::default(), Counts::and)
     }
 
     /// An instance's phase: `starting`, `idle`, `busy` or `stopping`.

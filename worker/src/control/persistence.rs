@@ -208,6 +208,7 @@ impl Worker {
         Ok(Arc::new(Deployment {
             function,
             parent,
+            tenant: None,
             name: name.to_string(),
             version: stored.version,
             settings: stored.settings,

@@ -83,6 +83,7 @@ pub fn instances(worker: &Worker) -> data::Instances {
         data::Instance {
             id: instance.id,
             function: instance.deployment.name.clone(),
+            tenant: instance.deployment.tenant.as_deref().map(String::from),
             phase: worker.phase(instance.id).to_string(),
             age_ms: instance.age().as_millis() as u64,
             memory_mib: instance.deployment.settings.memory_mib.into(),

@@ -370,6 +370,7 @@ fn invocation(event: &StoredEvent) -> Invocation {
         client_context: event.client_context.clone(),
         arn: name::arn(&event.function),
         trace_id: event.trace_id.clone(),
+        tenant: event.tenant.clone(),
         stream: None,
     }
 }

@@ -16,6 +16,7 @@ use crate::code::runtime::Runtime;
 use crate::function::attached::Attached;
 use crate::function::http_api::Cors;
 use crate::function::settings::Settings;
+use crate::function::tenancy::PER_TENANT;
 use crate::invocation::counters::Count;
 use worker_image::ImageConfig;
 use worker_pool::{FunctionId, InstanceId};
@@ -25,8 +26,10 @@ use worker_pool::{FunctionId, InstanceId};
 pub struct Deployment {
     /// The function, or the version of it, that has instances of its own.
     pub function: FunctionId,
-    /// The function that it is a version of, or itself: all its versions share pages.
+    /// The function that it is a version of, or itself: all its versions share pages, but not its tenants.
     pub parent: FunctionId,
+    /// The tenant whose requests alone its instances serve; none, where all callers share instances.
+    pub tenant: Option<Arc<str>>,
     /// Its name.
     pub name: String,
     /// `$LATEST`, or the number of a version.
@@ -164,6 +167,9 @@ impl Deployment {
         if !settings.environment.is_empty() {
             configuration["Environment"] = json!({ "Variables": settings.environment });
         }
+        if settings.per_tenant {
+            configuration["TenancyConfig"] = json!({ "TenantIsolationMode": PER_TENANT });
+        }
         if !self.opt.layers.is_empty() {
             let layer = |layer: &Arc<lambda_layers::Layer>| json!({ "Arn": layer.arn(), "CodeSize": layer.code.size_bytes });
             configuration["Layers"] = self.opt.layers.iter().map(layer).collect();
@@ -192,6 +198,11 @@ impl Deployment {
             name::LATEST => name::arn(&self.name),
             version => name::arn(&format!("{}:{version}", self.name)),
         }
+    }
+
+    /// The page store of its instances: the function's, or the tenant's own.
+    pub fn store(&self) -> FunctionId {
+        if self.tenant.is_some() { self.function } else { self.parent }
     }
 
     /// The name of its log.

@@ -10,6 +10,7 @@ use crate::base::limits;
 use crate::code::lambda_layers;
 use crate::code::runtime::Runtime;
 use crate::function::logging::{Logging, WantedLogging};
+use crate::function::tenancy::TenancyConfig;
 use crate::function::variables;
 use worker_image::ImageConfig;
 use worker_system::text::shown;
@@ -44,6 +45,8 @@ pub struct Wanted {
     pub image_config: Option<ImageConfig>,
     /// How the log is written.
     pub logging_config: Option<WantedLogging>,
+    /// Whether each tenant has instances of its own; only a new function may choose.
+    pub tenancy_config: Option<TenancyConfig>,
     /// Other properties of a request; [`REFUSED`] lists those that are not supported.
     #[serde(flatten)]
     pub other: BTreeMap<String, Value>,
@@ -54,7 +57,7 @@ const OF_THE_CALL: [&str; 2] = ["Publish", "RevisionId"];
 
 /// Settings that are not supported, and why. They are refused, as are unknown ones, so that no caller
 /// believes to have them; their default is accepted.
-const REFUSED: [(&str, &str); 11] = [
+const REFUSED: [(&str, &str); 10] = [
     ("DeadLetterConfig", "events that failed are only logged"),
     ("VpcConfig", "there is no such network"),
     ("TracingConfig", "there is no X-Ray"),
@@ -63,7 +66,6 @@ const REFUSED: [(&str, &str); 11] = [
     ("CodeSigningConfigArn", "signatures of code are not checked"),
     ("SnapStart", "there is no SnapStart"),
     ("RuntimeManagementConfig", "the runtime is the host's"),
-    ("TenancyConfig", "an instance serves all callers of its function"),
     ("DurableConfig", "there are no durable executions"),
     ("CapacityProviderConfig", "all instances run on this machine, each for one request at a time"),
 ];
@@ -125,6 +127,9 @@ pub struct Settings {
     /// resource in a template.
     #[serde(default)]
     pub page_out_after_s: Option<u32>,
+    /// `TenancyConfig`: an instance serves one tenant.
+    #[serde(default)]
+    pub per_tenant: bool,
 }
 
 impl Settings {
@@ -160,8 +165,11 @@ impl Settings {
             outside: None,
             vm: None,
             page_out_after_s: None,
+            per_tenant: wanted.tenancy_config.is_some(),
         };
-        defaults.changed(wanted)
+        wanted.tenancy_config.as_ref().map_or(Ok(()), TenancyConfig::check)?;
+        let without = Wanted { tenancy_config: None, ..wanted.clone() };
+        defaults.changed(&without)
     }
 
     /// These settings with the requested changes.
@@ -171,6 +179,10 @@ impl Settings {
     pub fn changed(&self, wanted: &Wanted) -> Result<Settings, ApiError> {
         let mut settings = self.clone();
         self.check_package(wanted)?;
+        if wanted.tenancy_config.is_some() {
+            let text = "TenancyConfig is chosen when a function is created, and cannot be changed afterwards";
+            return Err(ApiError::invalid_parameter(text));
+        }
         if let Some(config) = &wanted.image_config {
             check_image_config(config)?;
             settings.image_config.clone_from(config);

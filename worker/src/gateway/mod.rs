@@ -228,6 +228,7 @@ impl<'a> Call<'a> {
             client_context: None,
             arn: name::arn(&route.target.to_string()),
             trace_id: invocation.trace_id.clone(),
+            tenant: None,
             stream: None,
         };
         let invoked = tokio::time::timeout(self.limit(), self.worker.invoke(&route.target, invocation)).await;

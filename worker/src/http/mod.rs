@@ -2,6 +2,7 @@
 
 pub(crate) mod client;
 pub(crate) mod connections;
+pub(crate) mod heads;
 pub mod sigv4;
 
 use std::convert::Infallible;
@@ -14,7 +15,7 @@ use std::time::{Duration, Instant};
 use bytes::{Buf, Bytes, BytesMut};
 use http_body_util::BodyExt;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
-use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderValue};
+use hyper::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderValue};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{HeaderMap, Request, Response, StatusCode, Version};
@@ -24,6 +25,7 @@ use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use crate::http::connections::{Client, Part};
+use crate::http::heads::Heads;
 
 /// An answer.
 pub type Answer = Response<AnswerBody>;
@@ -125,6 +127,32 @@ where
     if let Err(error) = served {
         // The client disconnected or spoke no HTTP: no fault of the worker.
         tracing::debug!("connection: {error}");
+    }
+}
+
+/// Serves a connection of an instance, whose long heads are bounded together with those of its others.
+pub(crate) async fn serve_instance<S, F, A>(stream: S, header_bytes: usize, heads: &Heads, handler: F)
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+    F: Fn(Request<Incoming>) -> A,
+    A: Future<Output = Answer>,
+{
+    let (stream, state) = heads.bound(stream);
+    let handler = |request| {
+        state.works();
+        let (answer, state) = (handler(request), state.clone());
+        async move {
+            let mut answer = answer.await;
+            if state.is_done() {
+                answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+            }
+            answer
+        }
+    };
+    tokio::select! {
+        biased;
+        () = state.closed() => {}
+        () = serve(stream, header_bytes, handler) => {}
     }
 }
 

@@ -235,6 +235,7 @@ impl Instance {
 
     /// Sends it a request. False if the runtime cannot have received it.
     pub(crate) fn dispatch(self: &Arc<Self>, request: RequestId, invocation: Arc<Invocation>) -> bool {
+        debug_assert_eq!(self.deployment.tenant.as_deref(), invocation.tenant.as_deref(), "one for life");
         let mut phase = lock(&self.phase);
         let Phase::Waiting(receiver) = std::mem::replace(&mut *phase, Phase::Ended) else { return false };
         if receiver.send(invocation.clone()).is_err() {

@@ -89,6 +89,7 @@ fn hand_out(instance: &Instance, invocation: &Invocation) -> Answer {
         ("lambda-runtime-invoked-function-arn", Some(&invocation.arn)),
         ("lambda-runtime-trace-id", Some(&invocation.trace_id)),
         ("lambda-runtime-client-context", invocation.client_context.as_deref()),
+        ("lambda-runtime-aws-tenant-id", invocation.tenant.as_deref()),
     ];
     for (name, value) in headers {
         // Only a client's own context may hold what no header may; then it is left out.
@@ -137,12 +138,14 @@ async fn streamed(instance: &Instance, id: &str, request: Request<Incoming>) -> 
         match frame.map(Frame::into_data) {
             Ok(Ok(data)) => {
                 bytes += data.len();
-                if bytes > limit {
-                    return too_large(instance, id, limit);
-                }
+                let over = bytes.saturating_sub(limit);
                 match &invocation.stream {
-                    Some(stream) => stream.send(data).await,
-                    None => whole.extend_from_slice(&data),
+                    Some(stream) => stream.send(data.slice(..data.len() - over)).await,
+                    None if over == 0 => whole.extend_from_slice(&data),
+                    None => {}
+                }
+                if over > 0 {
+                    return too_large(instance, id, limit);
                 }
             }
             Ok(Err(frame)) => {

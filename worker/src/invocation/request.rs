@@ -24,6 +24,8 @@ pub struct Invocation {
     pub arn: String,
     /// `X-Amzn-Trace-Id`.
     pub trace_id: String,
+    /// `X-Amz-Tenant-Id`: only instances of this tenant may serve it.
+    pub tenant: Option<String>,
     /// Receives the answer as it is made, if its caller wants that.
     pub stream: Option<Stream>,
 }
@@ -85,7 +87,7 @@ impl Invocation {
                 format!("Root=1-{:08x}-{random:.24};Sampled=0", since_1970().as_secs())
             }
         };
-        Invocation { id: id.to_string(), payload, client_context, arn, trace_id, stream: None }
+        Invocation { id: id.to_string(), payload, client_context, arn, trace_id, tenant: None, stream: None }
     }
 
     /// Names a parent in its trace, unless one is named: on Lambda each function has one, and tracing

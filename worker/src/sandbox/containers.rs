@@ -18,6 +18,7 @@ use crate::base::process_memory::Memory;
 use crate::code::runtime::Runtime;
 use crate::function::worker_options::Options;
 use crate::http;
+use crate::http::heads::{Heads, LongHeads};
 use crate::sandbox::environment::{self, ProgramSpec, Sharing};
 use crate::sandbox::interface::{
     BoxFuture, CONNECTIONS, Ended, Handler, Kind, Maker, Order, Overall, RUNTIME_HEADER_BYTES, Sandbox,
@@ -54,6 +55,7 @@ pub(crate) struct Containers {
     disks: Option<Arc<Disks>>,
     /// Has the worker log only once that a disk is missing.
     no_disk: Once,
+    long_heads: Arc<LongHeads>,
 }
 
 impl Containers {
@@ -71,8 +73,18 @@ impl Containers {
             Arc::new(PageStores::new(spawner.clone(), cgroups.clone(), place, options.capacity.memory_mib));
         let folder = folder.to_path_buf();
         let disks = worker_is_root().then(|| Arc::new(Disks::new(folder.clone())));
-        let (outside, no_disk, _store_folder) = (Outside::default(), Once::new(), store_folder);
-        Ok(Containers { options, folder, stores, _store_folder, outside, cgroups, spawner, disks, no_disk })
+        Ok(Containers {
+            options,
+            folder,
+            stores,
+            _store_folder: store_folder,
+            outside: Outside::default(),
+            cgroups,
+            spawner,
+            disks,
+            no_disk: Once::new(),
+            long_heads: Arc::default(),
+        })
     }
 
     /// The disk for /tmp; none where /tmp is memory.
@@ -98,7 +110,7 @@ impl Containers {
         let mount_point = self.folder.join(format!("root-{}", order.id));
         match self.make_in(order, &cgroup, &mount_point).await {
             Ok((mut container, listener)) => {
-                let store = self.shares(order).then(|| (self.stores.clone(), order.deployment.parent));
+                let store = self.shares(order).then(|| (self.stores.clone(), order.deployment.store()));
                 let output = Mutex::new(Some(container.take_output()));
                 let of_extensions = Mutex::new(container.take_extensions_output());
                 let extensions = std::mem::take(&mut container.extensions);
@@ -114,6 +126,7 @@ impl Containers {
                     cgroup,
                     mount_point,
                     extensions,
+                    long_heads: self.long_heads.clone(),
                     store,
                 })
             }
@@ -133,7 +146,7 @@ impl Containers {
     ) -> Result<(Container, TcpListener)> {
         std::fs::create_dir(mount_point).with_context(|| format!("cannot make {}", mount_point.display()))?;
         let endpoint = match self.shares(order) {
-            true => Some(self.stores.prepare(order.deployment.parent)?),
+            true => Some(self.stores.prepare(order.deployment.store())?),
             false => None,
         };
         let spec = self.spec(order, mount_point.to_path_buf(), cgroup, endpoint.as_ref());
@@ -227,7 +240,8 @@ struct Instance {
     /// Empty for the worker: only the container sees the mounts there.
     mount_point: PathBuf,
     extensions: Vec<String>,
-    /// All stores, and the function whose store it uses; none if it shares no pages.
+    long_heads: Arc<LongHeads>,
+    /// All stores, and the function or tenant whose store it uses; none if it shares no pages.
     store: Option<(Arc<PageStores>, FunctionId)>,
 }
 
@@ -237,6 +251,7 @@ impl Instance {
         listener.set_nonblocking(true)?;
         let listener = tokio::net::TcpListener::from_std(listener)?;
         let places = Arc::new(Semaphore::new(CONNECTIONS));
+        let heads = Arc::new(Heads::new(self.long_heads.clone()));
         let mut connections = JoinSet::new();
         loop {
             let place = places.clone().acquire_owned().await.expect("it is never closed");
@@ -244,9 +259,12 @@ impl Instance {
             match listener.accept().await {
                 Ok((stream, _)) => {
                     let _ = stream.set_nodelay(true); // answers are short and waited for
-                    let handler = handler.clone();
+                    let (handler, heads) = (handler.clone(), heads.clone());
                     connections.spawn(async move {
-                        http::serve(stream, RUNTIME_HEADER_BYTES, |request| handler(request)).await;
+                        http::serve_instance(stream, RUNTIME_HEADER_BYTES, &heads, |request| {
+                            handler(request)
+                        })
+                        .await;
                         drop(place);
                     });
                 }

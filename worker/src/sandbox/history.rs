@@ -50,7 +50,8 @@ pub fn event(kind: &str) -> Event {
 
 /// An event of an instance.
 pub fn of_instance(kind: &str, deployment: &Deployment, instance: InstanceId) -> Event {
-    Event { function: Some(deployment.name.clone()), instance: Some(instance), ..event(kind) }
+    let tenant = deployment.tenant.as_deref().map(String::from);
+    Event { function: Some(deployment.name.clone()), tenant, instance: Some(instance), ..event(kind) }
 }
 
 /// Milliseconds, for events.

@@ -127,6 +127,11 @@ impl Stack {
                     "PageOutAfter needs root, and instances that are processes of this host (no --sandbox vm)",
                 );
             }
+            if settings.per_tenant && in_vm {
+                return Some(
+                    "TenancyConfig needs instances that are processes of this host (no --sandbox vm)",
+                );
+            }
             (function.alias.is_some() && in_vm).then_some(
                 "AutoPublishAlias needs instances that are processes of this host (no --sandbox vm)",
             )

@@ -27,6 +27,9 @@ pub struct StoredEvent {
     pub client_context: Option<String>,
     /// `X-Amzn-Trace-Id`.
     pub trace_id: String,
+    /// `X-Amz-Tenant-Id`.
+    #[serde(default)]
+    pub tenant: Option<String>,
     /// Attempts that failed.
     pub failures: u32,
     /// When it was accepted, in milliseconds since 1970.
@@ -46,6 +49,7 @@ impl StoredEvent {
             payload: String::from_utf8_lossy(&invocation.payload).into_owned(),
             client_context: invocation.client_context,
             trace_id: invocation.trace_id,
+            tenant: invocation.tenant,
             failures: 0,
             accepted_ms: now_ms(),
             hops,
@@ -127,7 +131,10 @@ mod tests {
     #[test]
     fn events_are_there_when_the_store_is_opened_again() {
         let folder = tempfile::tempdir().unwrap();
-        let invocation = || Invocation::new(String::new(), "{}".into(), None, Some("trace"));
+        let invocation = || Invocation {
+            tenant: Some("blue".into()),
+            ..Invocation::new(String::new(), "{}".into(), None, Some("trace"))
+        };
         let event = |id: &str| StoredEvent {
             id: id.into(),
             accepted_ms: 1,

@@ -15,6 +15,7 @@ use crate::function::event_config::EventConfig;
 use crate::function::failed::{ReasonCode, Refused};
 use crate::function::http_api::Cors;
 use crate::function::settings::{Settings, Wanted};
+use crate::function::tenancy;
 use crate::function::variables;
 use crate::function::worker_options::TemplateOptions;
 
@@ -139,6 +140,17 @@ pub fn read(
     let package = package(&settings, code, scope, options)?;
     let name = function.to_string();
     Ok(Declared { name, settings, package, reserved, url, alias, tags, events })
+}
+
+/// Refuses the properties that Lambda refuses beside `TenancyConfig`.
+pub fn check_tenancy(properties: &Map<String, Json>, scope: &Scope, place: &str) -> Result<()> {
+    for key in ["FunctionUrlConfig", "ProvisionedConcurrencyConfig", "SnapStart"] {
+        let Some(value) = properties.get(key) else { continue };
+        let value = scope.resolve(value, &format!("{place}.{key}"))?;
+        let is_given = value.is_some_and(|value| value.get("ApplyOn").is_none_or(|on| on != "None"));
+        tenancy::refuse(is_given, key).map_err(|error| anyhow!("{}", error.message))?;
+    }
+    Ok(())
 }
 
 /// A tag as resources of Lambda itself have it.

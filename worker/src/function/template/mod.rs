@@ -45,7 +45,7 @@ const LAYERS: [&str; 2] = ["AWS::Serverless::LayerVersion", "AWS::Lambda::LayerV
 /// The name of the stack.
 const STACK: &str = "mayfly";
 /// Properties that the worker reads.
-const KNOWN: [&str; 23] = [
+const KNOWN: [&str; 25] = [
     "FunctionName",
     "CodeUri",
     "InlineCode",
@@ -69,12 +69,18 @@ const KNOWN: [&str; 23] = [
     "Events",
     "EventInvokeConfig",
     "LoggingConfig",
+    "TenancyConfig",
+    // Refused: without it the function would lose what it relies on.
+    "DurableConfig",
 ];
 
 /// Properties that change nothing for a function on one machine: what it may do in an account, and how SAM
 /// builds it.
 const MEANINGLESS: [&str; 4] =
     ["Policies", "PermissionsBoundary", "AssumeRolePolicyDocument", "PropagateTags"];
+
+/// Why an event is not served.
+const NO_TENANT: &str = "it is not served: it names no tenant, which a function with TenancyConfig needs";
 
 /// A function of a template.
 #[derive(Debug)]
@@ -211,6 +217,9 @@ impl Reader<'_> {
                 let read =
                     mappings::read(id, resource, scope, |name| self.names().any(|known| known == name));
                 match read {
+                    Ok(Some(mapping)) if self.has_tenants(&mapping) => {
+                        self.template.missing.push(format!("Resources.{id}: {NO_TENANT}"));
+                    }
                     Ok(mapping) => self.template.mappings.extend(mapping),
                     Err(error) => self.template.missing.push(format!("Resources.{id}: {error:#}")),
                 }
@@ -282,6 +291,12 @@ impl Reader<'_> {
         }
     }
 
+    /// Whether a queue would call a function with tenant isolation.
+    fn has_tenants(&self, mapping: &Mapping) -> bool {
+        let name = mapping.target.split(':').next();
+        self.template.functions.iter().any(|one| one.settings.per_tenant && Some(one.name.as_str()) == name)
+    }
+
     fn names(&self) -> impl Iterator<Item = &str> {
         let served = self.template.functions.iter().map(|function| function.name.as_str());
         served.chain(self.template.failed.iter().map(|function| function.name.as_str()))
@@ -321,6 +336,12 @@ impl Reader<'_> {
         let mut declared =
             function::read(name, properties, scope, &place, self.options).context(place.clone())?;
         function::of_mayfly(resource, &mut declared.settings).with_context(|| format!("Resources.{id}"))?;
+        if declared.settings.per_tenant {
+            function::check_tenancy(&raw, scope, &place).with_context(|| place.clone())?;
+            let none = events.keys().map(|event| format!("{place}.Events.{event}: {NO_TENANT}"));
+            self.template.missing.extend(none);
+            return Ok((declared, Map::new()));
+        }
         let (sources, missing) = events::sources(&events, scope, &place);
         let target = Target { name: name.into(), qualifier: declared.alias.clone() };
         self.template.mappings.extend(sources.into_iter().map(|given| mappings::mapping(&target, given)));

@@ -52,7 +52,13 @@ struct Vms {
 impl VmDomains {
     /// None yet. `folder` is the worker's own.
     pub fn new(plan: Plan, options: Arc<Options>, folder: &Path, history: Arc<History>) -> VmDomains {
-        let host = Host { options, folder: folder.into(), history, outside: Outside::default() };
+        let host = Host {
+            options,
+            folder: folder.into(),
+            history,
+            outside: Outside::default(),
+            long_heads: Arc::default(),
+        };
         VmDomains { plan, host: Arc::new(host), vms: Mutex::default() }
     }
 

@@ -21,6 +21,7 @@ use crate::base::limits;
 use crate::base::process_memory::Memory;
 use crate::function::settings::Settings;
 use crate::http;
+use crate::http::heads::Heads;
 use crate::sandbox::environment::{self, ProgramSpec, Sharing};
 use crate::sandbox::interface::{
     Bind, BoxFuture, Ended, Ending, Handler, Order, RUNTIME_HEADER_BYTES, RUNTIME_PORT, Sandbox,
@@ -45,6 +46,7 @@ pub struct Instance {
     running: Arc<Running>,
     partition: u32,
     extensions: Vec<String>,
+    heads: Arc<Heads>,
     listener: tokio::sync::Mutex<Listener>,
     _link: Option<Link>,
     output: Mutex<Option<pipe::Receiver>>,
@@ -72,6 +74,7 @@ pub async fn start(vm: InUse, order: Order) -> Result<Instance> {
                 let fetching = tokio::spawn(fetch_output(running.clone(), name.clone(), output_in));
                 let (frozen, wish) = watch::channel(false);
                 tokio::spawn(freeze_as_wished(running.clone(), name.clone(), wish));
+                let heads = Arc::new(Heads::new(vm.host.long_heads.clone()));
                 return Ok(Instance {
                     order,
                     name,
@@ -79,6 +82,7 @@ pub async fn start(vm: InUse, order: Order) -> Result<Instance> {
                     running,
                     partition,
                     extensions,
+                    heads,
                     listener: tokio::sync::Mutex::new(listener),
                     _link: link,
                     output: Mutex::new(Some(output)),
@@ -141,9 +145,9 @@ impl Instance {
         loop {
             let stream = listener.accept().await;
             while connections.try_join_next().is_some() {}
-            let handler = handler.clone();
+            let (handler, heads) = (handler.clone(), self.heads.clone());
             connections.spawn(async move {
-                http::serve(stream, RUNTIME_HEADER_BYTES, |request| handler(request)).await;
+                http::serve_instance(stream, RUNTIME_HEADER_BYTES, &heads, |request| handler(request)).await;
             });
         }
     }

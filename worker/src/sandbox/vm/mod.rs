@@ -38,6 +38,7 @@ use guest::Guest;
 use relay::Relay;
 
 use crate::function::worker_options::Options;
+use crate::http::heads::LongHeads;
 use crate::sandbox::history::{self, History};
 use crate::sandbox::network::Outside;
 use worker_pool::InstanceId;
@@ -86,6 +87,7 @@ pub struct Host {
     folder: PathBuf,
     history: Arc<History>,
     outside: Outside,
+    long_heads: Arc<LongHeads>,
 }
 
 /// The VM of a trust domain, which is booted again whenever it ends.
