@@ -5,12 +5,14 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use crate::entry::extent;
 use crate::entry::maintenance;
+use crate::entry::start;
 use crate::lifetime::sites;
 use crate::pages::{direct, region};
 use crate::span::cells::{Role, Span};
 use crate::span::remote;
 use crate::system::observers;
 use crate::system::text::misuse;
+use crate::thread::current::Visit;
 use crate::thread::local::{self, Freed, Heap};
 use crate::thread::{current, fork_guard, large, lines, refill};
 use crate::units::call::ReturnSlot;
@@ -65,12 +67,22 @@ fn free_otherwise(heap: &'static Heap, address: usize, from: ReturnSlot) {
     if lines::chosen() && free_by_lines(heap, address, from) {
         return;
     }
+    let visit = enter_to_free(heap, address, from);
+    let heap = visit.as_ref().map_or(heap, |visit| visit.heap);
     let _guard = fork_guard::enter(heap);
     if observers::observes_all() {
         observers::freed(heap.number(), address);
     }
     free_where_it_lies(heap, address, from.caller());
     count(heap);
+}
+
+/// Gives a thread that has no heap, and frees other threads' cells again and again, a heap.
+#[inline]
+fn enter_to_free(heap: &Heap, address: usize, from: ReturnSlot) -> Option<Visit> {
+    let is_cell = || region::span_if_plain(address).is_some_and(|span| span.owner() != 0);
+    let should_enter = heap.id.get() == 0 && is_cell() && current::should_enter_to_free();
+    should_enter.then(|| start::visit(&from.call_for(0)))?
 }
 
 /// Counts a slow free, and runs maintenance when it is time.

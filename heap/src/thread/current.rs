@@ -1,6 +1,6 @@
 //! The calling thread's heap, found through one word of thread-local storage
-//! ([`crate::system::thread_local`]). A thread gets a heap at its first slow call and leaves it when it ends.
-//! Until then it has [`EMPTY`], whose tables match nothing.
+//! ([`crate::system::thread_local`]). A thread gets a heap at its first slow allocation, or when it has freed
+//! some objects of others, and leaves it when it ends. Until then it has [`EMPTY`], whose tables match nothing.
 
 use core::ffi::c_void;
 use core::sync::atomic::{
@@ -37,6 +37,10 @@ fn set(heap: &'static Heap, tag: u32) {
 /// The C library runs destructors in four rounds: a thread that takes a heap again after the third might
 /// never leave it.
 const LAST_EXIT: u32 = 3;
+
+/// Which free of another thread's cell gives a thread its heap. Threads without one share a counter that all
+/// of them change atomically, and mark each cell by itself. A thread that ends after a few frees needs none.
+pub const FREES_BEFORE_HEAP: u32 = 8;
 
 /// What to call when a thread has ended.
 static THREAD_ENDS: AtomicPtr<()> = AtomicPtr::new(core::ptr::null_mut());
@@ -92,6 +96,12 @@ impl Drop for Visit {
             leave(self.heap);
         }
     }
+}
+
+/// Counts a free of another thread's cell by the calling thread, which has no heap; `true` if it should have
+/// one now. Never after its end: nothing would make it leave that heap.
+pub fn should_enter_to_free() -> bool {
+    thread_local::exits() == 0 && thread_local::count_free_without_heap() >= FREES_BEFORE_HEAP
 }
 
 /// Gives the calling thread, which has none, a heap; `None` without memory. The library has started.

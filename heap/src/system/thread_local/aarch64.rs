@@ -17,7 +17,9 @@ struct Words {
     /// The distance of the thread's heap from the heap of threads that have none.
     heap: usize,
     tag: u32,
-    exits: u32,
+    exits: u16,
+    /// Frees while it had no heap.
+    frees: u16,
     /// The distance of its counters from those of threads without a heap.
     counts: usize,
 }
@@ -70,7 +72,16 @@ pub fn count_exit() {
 /// How often the thread has ended.
 pub fn exits() -> u32 {
     // SAFETY: see `words`.
-    unsafe { (*words()).exits }
+    unsafe { u32::from((*words()).exits) }
+}
+
+/// Counts a free of the thread while it has no heap; returns their number, up to 2^16 - 1.
+pub fn count_free_without_heap() -> u32 {
+    // SAFETY: see `words`.
+    unsafe {
+        (*words()).frees = (*words()).frees.saturating_add(1);
+        u32::from((*words()).frees)
+    }
 }
 
 /// The distance of the thread's counters from those of threads without a heap.

@@ -12,7 +12,8 @@ core::arch::global_asm!(
     ".globl mayfly_heap_thread",
     ".hidden mayfly_heap_thread",
     ".type mayfly_heap_thread,@object",
-    ".size mayfly_heap_thread,24", // the heap, the tag, how often the thread has ended, and the counters
+    // The heap, the tag, how often the thread has ended, its frees without a heap, and the counters.
+    ".size mayfly_heap_thread,24",
     "mayfly_heap_thread:",
     ".zero 24",
     ".popsection",
@@ -73,7 +74,7 @@ pub fn count_exit() {
     unsafe {
         core::arch::asm!(
             "mov {0}, qword ptr [rip + mayfly_heap_thread@GOTTPOFF]",
-            "inc dword ptr fs:[{0} + 12]",
+            "inc word ptr fs:[{0} + 12]",
             out(reg) _,
             options(nostack),
         );
@@ -87,13 +88,31 @@ pub fn exits() -> u32 {
     unsafe {
         core::arch::asm!(
             "mov {0}, qword ptr [rip + mayfly_heap_thread@GOTTPOFF]",
-            "mov {1:e}, dword ptr fs:[{0} + 12]",
+            "movzx {1:e}, word ptr fs:[{0} + 12]",
             out(reg) _,
             out(reg) exits,
             options(pure, readonly, nostack, preserves_flags),
         );
     }
     exits
+}
+
+/// Counts a free of the thread while it has no heap; returns their number, up to 2^16 - 1.
+pub fn count_free_without_heap() -> u32 {
+    let frees: u32;
+    // SAFETY: as above.
+    unsafe {
+        core::arch::asm!(
+            "mov {0}, qword ptr [rip + mayfly_heap_thread@GOTTPOFF]",
+            "add word ptr fs:[{0} + 14], 1",
+            "sbb word ptr fs:[{0} + 14], 0",
+            "movzx {1:e}, word ptr fs:[{0} + 14]",
+            out(reg) _,
+            out(reg) frees,
+            options(nostack),
+        );
+    }
+    frees
 }
 
 /// The distance of the thread's counters from those of threads without a heap.
