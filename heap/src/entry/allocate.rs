@@ -18,7 +18,6 @@ use crate::system::text::warn;
 use crate::thread::bin::Bin;
 use crate::thread::local::Heap;
 use crate::thread::predict::{self, Prediction};
-use crate::thread::prediction_table::KnownCall;
 use crate::thread::{current, fork_guard, large, lines, out_of_memory, refill, registry, sample};
 use crate::units::call::{Call, ReturnSlot};
 use crate::units::geometry::*;
@@ -43,6 +42,15 @@ pub fn allocate_slow(size: usize, from: ReturnSlot) -> *mut u8 {
         Some(object) => object as *mut u8,
         None => place_or_errno(call),
     }
+}
+
+/// Takes a cell of the next word of a bin to which all calls of a size go; `None`: [`allocate_slow`] must go
+/// on, as it does for some words to notice a new call and to measure lifetimes of the known ones.
+pub fn allocate_next(heap: &'static Heap, bin: &Bin) -> Option<usize> {
+    if bin.words_taken.get().is_multiple_of(WORDS_BETWEEN_LOOKUPS) {
+        return None;
+    }
+    next_word(heap, bin).or_else(|| next_span(heap, None, bin))
 }
 
 /// As [`allocate_from`], for a call that the caller describes.
@@ -92,7 +100,7 @@ fn by_prediction(heap: &'static Heap, call: &Call) -> Option<usize> {
     if let Some(cell) = bin.allocate() {
         return Some(cell);
     }
-    let cell = next_word(heap, bin).or_else(|| next_span(heap, &known, bin))?;
+    let cell = next_word(heap, bin).or_else(|| next_span(heap, known.site(), bin))?;
     predict::record_hit(heap, call, bin.cached_cells() + 1);
     heap.known_call(call, bin);
     Some(cell)
@@ -152,14 +160,14 @@ fn next_word(heap: &'static Heap, bin: &Bin) -> Option<usize> {
     Some(cell)
 }
 
-/// Takes a cell from the next span of the bin's queue, for a known call whose site needs no sample now.
-fn next_span(heap: &'static Heap, known: &KnownCall, bin: &Bin) -> Option<usize> {
+/// Takes a cell from the next span of the bin's queue, unless the call's site needs a sample now.
+fn next_span(heap: &'static Heap, site: Option<&Site>, bin: &Bin) -> Option<usize> {
     let this_visit = heap.visits.get().wrapping_add(1); // counted as on the path that watches objects
     let wants_sample = |site: &Site| site.wants_sample(this_visit);
     if bin.queue.first().is_none()
         || bin.before_sample.get() == 0
         || observers::observes_all()
-        || known.site().is_some_and(wants_sample)
+        || site.is_some_and(wants_sample)
     {
         return None;
     }
@@ -173,6 +181,8 @@ fn next_span(heap: &'static Heap, known: &KnownCall, bin: &Bin) -> Option<usize>
 
 /// A program may need no path but this one, so one word in this many runs maintenance.
 const WORDS_BETWEEN_TICKS: u32 = 64;
+/// Of this many words one is taken for a call that is looked up.
+const WORDS_BETWEEN_LOOKUPS: u32 = 16;
 
 #[cold]
 #[inline(never)]

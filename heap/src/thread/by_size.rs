@@ -7,8 +7,8 @@
 //! A size gets its bin after enough slow visits in a row came from known calls of one class. Until then each
 //! call uses its key, so that new calls are noticed at once. Later calls are noticed at once too if their six
 //! bits match no known call: objects that are rarely allocated tend to stay, and must not be placed among
-//! short-lived ones. A new call whose bits do match is noticed when the bin has no cached cell, as for one
-//! call in 64: the slow path always looks it up by its key ([`crate::entry::allocate`]). If a new call's
+//! short-lived ones. A new call whose bits do match is noticed when the bin has no cached cell and the slow
+//! path looks the call up by its key, for one word of 64 cells in 16 ([`crate::entry::allocate`]). If its
 //! class differs, the size loses its bin. When the prediction table forgets a call whose class has changed,
 //! so does this table.
 
