@@ -1,9 +1,9 @@
 //! A thread's cache of its calls' sites: no search of the whole table, and no memory that another thread
-//! writes.
+//! writes. Sizes that share a site share an entry: large objects of one call are of many sizes.
 
 use core::cell::Cell;
 
-use super::{Site, eviction};
+use super::{Site, eviction, size_key};
 use crate::units::call::Call;
 
 /// Entries of the cache.
@@ -33,7 +33,7 @@ impl SiteCache {
     #[inline]
     pub(super) fn slot(&self, call: &Call) -> (&Cell<(u64, Option<&'static Site>)>, u64) {
         let call_site = (call.caller as u64).wrapping_add((call.stack as u64) << 16).rotate_left(20);
-        let key = (call_site ^ call.size as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+        let key = (call_site ^ size_key(call.size)).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
         (&self.slots[(key >> (u64::BITS - SITE_CACHE_ENTRIES.ilog2())) as usize], key)
     }
 
