@@ -45,7 +45,7 @@ pub fn allocate_slow(size: usize, from: ReturnSlot) -> *mut u8 {
 }
 
 /// Takes a cell of the next word of a bin to which all calls of a size go; `None`: [`allocate_slow`] must go
-/// on, as it does for some words to notice a new call and to measure lifetimes of the known ones.
+/// on. For some words it does so to notice new calls, and to measure lifetimes of known ones.
 pub fn allocate_next(heap: &'static Heap, bin: &Bin) -> Option<usize> {
     if bin.words_taken.get().is_multiple_of(WORDS_BETWEEN_LOOKUPS) {
         return None;
@@ -136,14 +136,7 @@ fn cached_large(heap: &Heap, call: &Call) -> Option<usize> {
     if visits.is_multiple_of(SLOW_VISITS) {
         return None;
     }
-    let object = large::allocate_cached(&heap.large, heap.id.get(), site.class(), call.size)?;
-    count_large(object);
-    Some(object)
-}
-
-/// Counts the bytes of a large object.
-fn count_large(address: usize) {
-    events::add(Event::LargeBytes, extent::usable_size(address, 0) as u64);
+    large::allocate_cached(&heap.large, heap.id.get(), site.class(), call.size)
 }
 
 /// One in this many allocations of large objects takes the slow path even if the cache has one.
@@ -339,7 +332,7 @@ fn place_large(heap: &'static Heap, class: usize, size: usize, alignment: usize)
         }
         allocate()
     })?;
-    count_large(object);
+    events::add(Event::LargeBytes, extent::usable_size(object, 0) as u64);
     Some(object)
 }
 

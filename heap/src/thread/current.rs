@@ -1,6 +1,7 @@
 //! The calling thread's heap, found through one word of thread-local storage
 //! ([`crate::system::thread_local`]). A thread gets a heap at its first slow allocation, or when it has freed
-//! some objects of others, and leaves it when it ends. Until then it has [`EMPTY`], whose tables match nothing.
+//! some objects of others, and leaves it when it ends. Until then it has [`EMPTY`], whose tables match
+//! nothing.
 
 use core::ffi::c_void;
 use core::sync::atomic::{

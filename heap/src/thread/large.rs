@@ -96,15 +96,16 @@ impl LargeCache {
         blocks <= self.most().min(MOST_BLOCKS)
     }
 
-    fn take(&self, heap: u32, class: usize, blocks: usize) -> Option<usize> {
+    /// Takes an object of so many blocks or slightly more: its address and its blocks.
+    fn take(&self, heap: u32, class: usize, blocks: usize) -> Option<(usize, usize)> {
         let most = (blocks + blocks / SPARE).min(MOST_BLOCKS);
         let mut places = alike(blocks.min(MOST_BLOCKS)).start..alike(most).end;
         let i = places.find(|&i| {
             fits(self.entries[i].get() & COUNT, blocks) && self.classes[i].get() as usize >= class
         })?;
-        let address = self.remove(i).0;
+        let (address, blocks) = self.remove(i);
         take_back(heap, address);
-        Some(address)
+        Some((address, blocks))
     }
 
     fn remove(&self, i: usize) -> (usize, usize) {
@@ -153,9 +154,10 @@ impl LargeCache {
 
 /// Allocates a cached object.
 pub fn allocate_cached(cache: &LargeCache, heap: u32, class: usize, size: usize) -> Option<usize> {
-    let taken = cache.take(heap, class, size.div_ceil(BLOCK_BYTES))?;
+    let (address, blocks) = cache.take(heap, class, size.div_ceil(BLOCK_BYTES))?;
     events::count(Event::LargeFromCache);
-    Some(taken)
+    events::add(Event::LargeBytes, (blocks * BLOCK_BYTES) as u64);
+    Some(address)
 }
 
 /// Allocates a large object, from the cache of heap number `heap` if possible; `None` if memory ran out.
@@ -169,7 +171,7 @@ pub fn allocate(cache: &LargeCache, heap: u32, class: usize, size: usize, alignm
     }
     let blocks = size.div_ceil(BLOCK_BYTES).max(1);
     if alignment <= BLOCK_BYTES
-        && let Some(address) = cache.take(heap, class, blocks)
+        && let Some((address, _)) = cache.take(heap, class, blocks)
     {
         return Some(address);
     }
