@@ -90,11 +90,13 @@ pub mod state {
 
 pub mod sandbox {
     //! Where an instance runs: a container, or a partition of a VM, behind one interface.
+    pub(crate) mod account;
     pub(crate) mod containers;
     pub(crate) mod environment;
     pub(crate) mod history;
     pub(crate) mod interface;
     pub(crate) mod network;
+    pub(crate) mod reach;
     pub mod vm;
 }
 
@@ -125,4 +127,4 @@ pub mod service {
 }
 
 pub use service::serve::{Service, run};
-pub use worker_container::{LAUNCHER_VERB, launch};
+pub use worker_container::{LAUNCHER_VERB, RUNTIME_PORT, launch};

@@ -186,7 +186,7 @@ def test_function_url_has_a_name_and_cors(apis):
     page = {"Origin": "https://page.example"}
     answer = call(apis, f"{place}.lambda-url.localhost:{apis.port}", "/a%20b?c=d", headers=page)
     event = answer.json()
-    assert (event["rawPath"], event["requestContext"]["http"]["path"]) == ("/a%20b", "/a%20b")
+    assert (event["rawPath"], event["requestContext"]["http"]["path"]) == ("/a%20b", "/a b")
     assert event["requestContext"]["domainName"] == f"{place}.lambda-url.localhost"
     assert event["headers"]["x-forwarded-for"] == "127.0.0.1"
     assert answer.headers["access-control-allow-origin"] == "https://page.example"

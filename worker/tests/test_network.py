@@ -178,3 +178,18 @@ def test_worker_removes_its_rules_and_no_interface_of_others(outside):
         assert invoke(second.client(), "probe", {"do": "count"})[1] is None
         assert table not in tables()
     assert links <= {path.name for path in pathlib.Path("/sys/class/net").glob("mf*-*")}
+
+
+CALLS = """
+import boto3, json, os
+answer = boto3.client('lambda').invoke(FunctionName='NAME', Payload=json.dumps({'do': 'count'}))
+print(json.load(answer['Payload'])['calls'], 'AWS_ENDPOINT_URL' in os.environ)
+"""
+
+
+def test_functions_call_one_another_with_and_without_the_network(outside):
+    client = outside.client()
+    for caller, called, leads_here in [("reaches", "closed", "False"), ("closed", "reaches", "True")]:
+        code = CALLS.replace("NAME", called)
+        number, has_endpoint = shell(client, f'{PYTHON} -c "{code}"', caller).split()
+        assert int(number) > 0 and has_endpoint == leads_here, caller

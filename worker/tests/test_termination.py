@@ -1,11 +1,14 @@
 """SIGTERM while clients call: each call is served to its end, or refused so that clients try again."""
 
+import contextlib
 import http.client
+import signal
 import threading
 import urllib.error
 import urllib.request
 
 import botocore.exceptions
+import pytest
 from calls import create, until, zipped
 from conftest import Worker
 from test_layer_runtimes import programs
@@ -67,3 +70,39 @@ def test_ending_worker_answers_no_call_as_unknown():
         for caller in callers:
             caller.join()
         assert set(seen) == {200, 503}, {status: seen.count(status) for status in seen}
+
+
+def test_ending_worker_is_unhealthy_and_accepts_no_event():
+    app = """
+import time
+def handler(event, context):
+    print("has begun", flush=True)
+    time.sleep(60)
+"""
+    with Worker() as running:
+        client = running.client()
+        create(client, "waits", zipped(app_py=app), Timeout=90)
+        assert running.get("/healthz") == "ok\n"
+
+        def call():
+            with contextlib.suppress(botocore.exceptions.ClientError, botocore.exceptions.BotoCoreError):
+                client.invoke(FunctionName="waits")
+
+        # While it runs, the worker waits for it, 5 s long.
+        caller = threading.Thread(target=call)
+        caller.start()
+        running.wait_for("has begun")
+
+        def health():
+            try:
+                running.get("/healthz")
+            except urllib.error.HTTPError as error:
+                return error.code
+
+        running.process.send_signal(signal.SIGTERM)
+        assert until(health) == 503
+        with pytest.raises(botocore.exceptions.ClientError) as refused:
+            client.invoke(FunctionName="waits", InvocationType="Event")
+        assert refused.value.response["ResponseMetadata"]["HTTPStatusCode"] == 503
+        assert running.stop() == 0
+        caller.join()

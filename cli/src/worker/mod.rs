@@ -1,6 +1,8 @@
 //! The worker of functions: serving, load and reports.
 
+mod credentials;
 pub mod load;
+mod reach;
 mod reading;
 pub mod report;
 pub mod up;

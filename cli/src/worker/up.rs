@@ -15,6 +15,7 @@ use worker::sandbox::vm::{Plan, image};
 use worker_pool::Capacity;
 
 use super::reading::Reading;
+use super::{credentials, reach};
 use crate::libraries;
 
 const EXAMPLES: &str = "\
@@ -148,6 +149,14 @@ pub struct UpArguments {
     /// needs root
     #[arg(long, value_enum, default_value = "none")]
     network: Network,
+    /// Service of this host that functions reach, at this address and at host.docker.internal:PORT; may be
+    /// given several times [default: none]
+    #[arg(long, value_name = "HOST:PORT", value_parser = reach::service)]
+    reach: Vec<SocketAddr>,
+    /// Credentials that functions find in AWS_ACCESS_KEY_ID and so on: test (no service knows them), env
+    /// (those of this process) or profile[:NAME] (static keys in ~/.aws/credentials or ~/.aws/config)
+    #[arg(long, value_name = "SOURCE", default_value = "test")]
+    credentials: credentials::Source,
     /// The sandbox of an instance
     #[arg(long, value_enum, default_value = "process")]
     sandbox: Sandbox,
@@ -188,6 +197,7 @@ impl UpArguments {
             Sandbox::Process => None,
             Sandbox::Vm => Some(self.plan()?),
         };
+        reach::check(&self.reach, vm.is_some())?;
         let mut layers = layers(&self.without, self.advise)?;
         if vm.as_ref().is_some_and(|plan| !plan.merges()) {
             layers.merge = None;
@@ -203,7 +213,7 @@ impl UpArguments {
                 queue_wait: Duration::from_secs(self.queue_wait),
                 keep_alive: Duration::from_secs(self.keep_alive),
             },
-            credentials: credentials()?,
+            credentials: key()?,
             libraries: layers,
             vm,
             program: std::env::current_exe().context("cannot find the path of this program")?,
@@ -212,6 +222,8 @@ impl UpArguments {
             image_registries: self.image_registry,
             queues: self.queues,
             outside: self.network == Network::Outside,
+            reach: self.reach,
+            account: self.credentials.account()?,
             state: self.state,
             templates: self.reading.options()?,
         };
@@ -280,7 +292,8 @@ fn code_folders(given: &[PathBuf]) -> Result<Vec<PathBuf>> {
     given.iter().map(whole).collect()
 }
 
-fn credentials() -> Result<Option<Credentials>> {
+/// The key that callers sign with, where one is set.
+fn key() -> Result<Option<Credentials>> {
     const KEY: &str = "MAYFLY_ACCESS_KEY_ID";
     const SECRET: &str = "MAYFLY_SECRET_ACCESS_KEY";
     let value = |name| std::env::var(name).ok().filter(|value| !value.is_empty());

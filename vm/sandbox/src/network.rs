@@ -21,6 +21,20 @@ pub fn loopback_up() -> Result<()> {
     up(&any_socket()?, "lo")
 }
 
+/// Gives the loopback device of this thread's network namespace another address; each has a number of its
+/// own.
+///
+/// # Errors
+/// There is no loopback device, or this process lacks the capability.
+pub fn add_loopback_address(number: usize, address: Ipv4Addr) -> Result<()> {
+    let (socket, label) = (any_socket()?, format!("lo:{number}"));
+    set(&socket, libc::SIOCSIFADDR, &label, |value| value.ifru_addr = socket_address(address))?;
+    // Otherwise all of its network would be inside.
+    set(&socket, libc::SIOCSIFNETMASK, &label, |value| {
+        value.ifru_netmask = socket_address(Ipv4Addr::BROADCAST)
+    })
+}
+
 /// Makes a TUN device of this name and address in this thread's network namespace, and brings it up. A read
 /// of the file returns one packet sent there; a write to it is a packet received there. Neither blocks. The
 /// device is removed when the file is closed.

@@ -1,7 +1,7 @@
 //! The monitor and process 1 of a sandbox: what runs between the worker and the function's runtime.
 
 use std::io::Read;
-use std::net::TcpListener;
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -28,6 +28,8 @@ const CONTROL: RawFd = 3;
 /// First byte of a message to the worker: the listener comes with it, and the names of extensions, a line
 /// each.
 pub(super) const LISTENS: u8 = b'L';
+/// First byte of a message to the worker: a listener of [`Spec::listen`] comes with it, in their order.
+pub(super) const REACHES: u8 = b'R';
 /// First byte of a message to the worker: the network namespace exists, and the monitor waits for its
 /// interfaces.
 pub(super) const CONNECTS: u8 = b'C';
@@ -156,6 +158,22 @@ fn obey(command: u8, init: Pid, commands: &UnixStream) {
     }
 }
 
+/// Sends the worker a socket that listens on each of these addresses.
+fn reach(addresses: &[SocketAddr]) -> Result<()> {
+    for (number, address) in addresses.iter().enumerate() {
+        if let IpAddr::V4(own) = address.ip()
+            && !own.is_loopback()
+        {
+            network::add_loopback_address(number, own)
+                .with_context(|| format!("cannot have {own} inside"))?;
+        }
+        let listener = TcpListener::bind(address).with_context(|| format!("cannot listen on {address}"))?;
+        syscalls::send_with(CONTROL, &[REACHES], Some(listener.as_raw_fd()))
+            .context("the worker has ended")?;
+    }
+    Ok(())
+}
+
 /// As root, the monitor keeps its user namespace: the function becomes a user that owns nothing. Otherwise
 /// a new user namespace gives the right to make the others.
 fn enter_namespaces() -> Result<()> {
@@ -186,6 +204,7 @@ fn run_inside(spec: &Spec, disk: Option<OwnedFd>) -> Result<()> {
     sethostname(spec.host_name.as_bytes())?;
     network::loopback_up().context("cannot bring up the loopback device")?;
     let listener = TcpListener::bind(("127.0.0.1", RUNTIME_PORT)).context("cannot listen")?;
+    reach(&spec.listen)?;
     let names = extensions::names()?;
     let mut message = vec![LISTENS];
     message.extend(names.join("\n").bytes());

@@ -27,6 +27,7 @@ mod termination;
 pub use ending::Ending;
 pub use launcher::launch;
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -80,6 +81,10 @@ pub struct Spec {
     /// Whether there is a network beside the loopback device, which the worker makes: the contents of
     /// /etc/resolv.conf.
     pub resolvers: Option<String>,
+    /// Addresses inside on which process 1 listens, beside the Runtime API's.
+    pub listen: Vec<SocketAddr>,
+    /// Names of the loopback address, beside `localhost`.
+    pub loopback_names: Vec<String>,
     /// Program and arguments.
     pub command: Vec<String>,
     /// Where they are started.

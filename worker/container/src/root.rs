@@ -38,7 +38,6 @@ const PROC: [&str; 13] = [
     "version",
     "cgroups",
 ];
-const HOSTS: &str = "127.0.0.1 localhost sandbox.localdomain sandbox\n";
 /// The files that are mounted over hidden entries.
 const MASK: &str = ".mask";
 /// The entries of a root that are not the image's.
@@ -144,7 +143,7 @@ fn system_etc(spec: &Spec) -> Result<()> {
     let user = if worker_is_root() { spec.user } else { INSIDE_USER };
     fs::write(root.join("etc/passwd"), format!("function:x:{user}:{user}:function:/tmp:/bin/sh\n"))?;
     fs::write(root.join("etc/group"), format!("function:x:{user}:\n"))?;
-    fs::write(root.join("etc/hosts"), HOSTS)?;
+    fs::write(root.join("etc/hosts"), hosts(spec))?;
     let hosts = if spec.resolvers.is_some() { "files dns" } else { "files" };
     fs::write(root.join("etc/nsswitch.conf"), format!("passwd: files\ngroup: files\nhosts: {hosts}\n"))?;
     if let Some(resolvers) = &spec.resolvers {
@@ -154,6 +153,12 @@ fn system_etc(spec: &Spec) -> Result<()> {
         fs::create_dir_all(root.join(folder))?;
     }
     Ok(())
+}
+
+/// The contents of /etc/hosts.
+fn hosts(spec: &Spec) -> String {
+    let names = spec.loopback_names.iter().map(|name| format!(" {name}"));
+    format!("127.0.0.1 localhost sandbox.localdomain sandbox{}\n", names.collect::<String>())
 }
 
 /// Shows an image's entries one by one: nothing is ever written through one of its links, nor mounted
@@ -178,7 +183,7 @@ fn image_etc(spec: &Spec, image: &Path, mask: &Path) -> Result<()> {
     let etc = image.join("etc");
     let is =
         |path: &Path, what: fn(&fs::Metadata) -> bool| fs::symlink_metadata(path).is_ok_and(|it| what(&it));
-    let files = [("hosts", HOSTS), ("resolv.conf", spec.resolvers.as_deref().unwrap_or_default())];
+    let files = [("hosts", hosts(spec)), ("resolv.conf", spec.resolvers.clone().unwrap_or_default())];
     for (name, text) in files {
         if is(&etc, fs::Metadata::is_dir) && is(&etc.join(name), fs::Metadata::is_file) {
             fs::write(mask.join(name), text)?;

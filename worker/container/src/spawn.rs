@@ -17,7 +17,7 @@ use tokio::net::unix::pipe;
 use tokio::sync::oneshot;
 use worker_system::lock::lock;
 
-use super::launcher::{CONNECT, CONNECTS, EXITED, FAILED, LISTENS, TERMINATE};
+use super::launcher::{CONNECT, CONNECTS, EXITED, FAILED, LISTENS, REACHES, TERMINATE};
 use super::{Ending, LAUNCHER_VERB, Spec, syscalls};
 
 /// The longest that the namespaces and mounts of one sandbox may take.
@@ -104,6 +104,7 @@ impl Spawner {
             of_extensions: Some(of_extensions),
             network: None,
             extensions: Vec::new(),
+            listening: Vec::new(),
         };
         if let Err(error) = sandbox.order(&ours, spec, disk, obeyed) {
             sandbox.end().await;
@@ -116,9 +117,19 @@ impl Spawner {
             sandbox.end().await;
             return Err(error);
         }
-        let preparation = tokio::time::timeout(PREPARATION, sandbox.message());
+        let mut listening = Vec::new();
+        let prepared = async {
+            loop {
+                match sandbox.message().await? {
+                    (REACHES, _, Some(socket)) => listening.push(std::net::TcpListener::from(socket)),
+                    other => return anyhow::Ok(other),
+                }
+            }
+        };
+        let preparation = tokio::time::timeout(PREPARATION, prepared);
         match preparation.await.unwrap_or_else(|_| Err(anyhow!("the sandbox was not ready in time"))) {
             Ok((LISTENS, names, Some(socket))) => {
+                sandbox.listening = listening;
                 sandbox.extensions = String::from_utf8_lossy(&names).lines().map(String::from).collect();
                 Ok((sandbox, std::net::TcpListener::from(socket)))
             }
@@ -167,6 +178,8 @@ pub struct Container {
     network: Option<Network>,
     /// The extensions that start with the runtime.
     pub extensions: Vec<String>,
+    /// The sockets of [`Spec::listen`], in their order.
+    pub listening: Vec<std::net::TcpListener>,
 }
 
 /// What the worker has a sandbox's monitor do.

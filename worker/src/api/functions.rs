@@ -321,6 +321,7 @@ mod tests {
             events: Events::new(worker.clone(), &BTreeSet::new()).unwrap().0,
             bodies: BodyMemory::new(0),
             uploads: BodyMemory::new(0),
+            from_functions: Default::default(),
             unpacking: Arc::new(Semaphore::new(1)),
             changing: Arc::default(),
             address: worker.options.address,

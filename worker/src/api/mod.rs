@@ -5,6 +5,7 @@ mod call;
 mod endpoint;
 mod event_configs;
 mod forward;
+mod from_functions;
 mod functions;
 mod history;
 mod http_apis;
@@ -75,6 +76,8 @@ pub(crate) struct Api {
     pub events: Events,
     bodies: BodyMemory,
     uploads: BodyMemory,
+    /// Calls that functions make, and their answers.
+    from_functions: from_functions::Calls,
     unpacking: Arc<Semaphore>,
     /// Held while a change is made and persisted.
     changing: Arc<tokio::sync::Mutex<()>>,
@@ -99,11 +102,13 @@ pub(crate) async fn serve(
         events,
         bodies: BodyMemory::new(BODIES_BYTES),
         uploads: BodyMemory::new(UPLOADS_BYTES),
+        from_functions: from_functions::Calls::default(),
         unpacking: Arc::new(Semaphore::new(UNPACKED_AT_ONCE)),
         changing: Arc::default(),
         address,
     });
     let connections = Arc::new(Connections::default());
+    api.worker.answer_functions(from_functions::handler(&api));
     ready(address);
     loop {
         connections.has_place().await;
@@ -189,12 +194,7 @@ impl Api {
         if let Some(endpoint) = endpoint.as_ref().filter(|endpoint| endpoint.of == Of::Api) {
             return http_apis::answer(self, connection, endpoint, parts, body).await;
         }
-        let path = parts.uri.path().to_string();
-        let segments: Vec<String> = path
-            .split('/')
-            .skip(1)
-            .map(|part| percent_decode_str(part).decode_utf8_lossy().into_owned())
-            .collect();
+        let segments = segments(parts.uri.path());
         let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
         let is_url = endpoint.is_some();
         if !is_url {
@@ -256,7 +256,10 @@ impl Api {
         name: &str,
     ) -> Option<Result<Answer, ApiError>> {
         if name == "healthz" {
-            return Some(Ok(http::answer(200, "text/plain", "ok\n")));
+            // A load balancer sends the next requests elsewhere.
+            let closing = self.worker.is_closing();
+            let (status, text) = if closing { (503, "the worker is being stopped\n") } else { (200, "ok\n") };
+            return Some(Ok(http::answer(status, "text/plain", text)));
         }
         if !matches!(name, "" | "metrics" | "history" | "events" | "instances" | "log") {
             return None;
@@ -306,6 +309,12 @@ impl Api {
     pub fn address(&self) -> SocketAddr {
         self.address
     }
+}
+
+/// The parts of a path, decoded.
+fn segments(path: &str) -> Vec<String> {
+    let parts = path.split('/').skip(1);
+    parts.map(|part| percent_decode_str(part).decode_utf8_lossy().into_owned()).collect()
 }
 
 /// Whether a call may change persistent state. One that only waits for a function does not, and may take

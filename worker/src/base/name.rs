@@ -12,6 +12,21 @@ pub const ACCOUNT: &str = "000000000000";
 /// The version that changes.
 pub const LATEST: &str = "$LATEST";
 
+/// The id of a region's first availability zone: `use1-az1` of us-east-1.
+pub fn zone_of(region: &str) -> String {
+    let of_word = |(at, word): (usize, &str)| match word {
+        _ if at == 0 => word.to_string(),
+        "northeast" => "ne".into(),
+        "northwest" => "nw".into(),
+        "southeast" => "se".into(),
+        "southwest" => "sw".into(),
+        _ if word.starts_with(|letter: char| letter.is_ascii_digit()) => word.into(),
+        _ => word.chars().take(1).collect(),
+    };
+    let short: String = region.split('-').enumerate().map(of_word).collect();
+    format!("{short}-az1")
+}
+
 /// The ARN of a function; `NAME:QUALIFIER` is a version or an alias of it.
 pub fn arn(name: &str) -> String {
     format!("arn:aws:lambda:{REGION}:{ACCOUNT}:function:{name}")
@@ -155,6 +170,13 @@ pub fn no_such_function(name: &str) -> ApiError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn zones_have_the_short_names_of_their_regions() {
+        let short = ["use1-az1", "apse2-az1", "usgw1-az1", "euc1-az1", "apne3-az1"];
+        let regions = ["us-east-1", "ap-southeast-2", "us-gov-west-1", "eu-central-1", "ap-northeast-3"];
+        assert_eq!(regions.map(zone_of), short);
+    }
 
     #[test]
     fn names_and_arns_are_read() {

@@ -38,7 +38,7 @@ use crate::invocation::logs::Logs;
 use crate::invocation::request::{Invocation, Outcome};
 use crate::invocation::traces::{Span, Traces};
 use crate::sandbox::history::History;
-use crate::sandbox::interface::Maker;
+use crate::sandbox::interface::{Handler, Maker};
 use crate::state::function_store::FunctionStore;
 use crate::state::handover::{Accepting, HandedOver};
 use worker_pool::{Capacity, Counts, FunctionId, InstanceId, Pool, RequestId, Time};
@@ -177,8 +177,15 @@ impl Worker {
     /// Sets what instances are made with, once, before the first.
     pub(crate) fn make_with(&self, maker: Arc<dyn Maker>) {
         let (count, history, logs) = (self.count.clone(), self.history.clone(), self.logs.clone());
-        let context = Arc::new(InstanceContext { maker, count, history, logs });
+        let zone = name::zone_of(&self.options.account.region);
+        let calls = OnceLock::new();
+        let context = Arc::new(InstanceContext { maker, count, history, logs, zone, calls });
         assert!(self.context.set(context).is_ok(), "instances are made by one maker");
+    }
+
+    /// Sets what answers calls of Lambda's API that functions make, once.
+    pub(crate) fn answer_functions(&self, calls: Handler) {
+        assert!(self.context().calls.set(calls).is_ok(), "one API answers functions");
     }
 
     fn context(&self) -> &Arc<InstanceContext> {

@@ -12,7 +12,7 @@ use crate::base::error::ApiError;
 use crate::base::limits;
 use crate::base::name::{self, Target};
 use crate::base::time::now_ms;
-use crate::control::Worker;
+use crate::control::{Worker, stopping};
 use crate::function::attached::key;
 use crate::function::event_config::{self, Condition, EventConfig, after_failure, after_throttle};
 use crate::invocation::request::{Invocation, Outcome};
@@ -162,8 +162,11 @@ impl Events {
     /// disk when this returns.
     ///
     /// # Errors
-    /// The queue is full, or the state cannot be written.
+    /// The queue is full, the state cannot be written, or the worker ends and has no state.
     pub async fn accept(&self, target: &Target, invocation: Invocation) -> Result<(), ApiError> {
+        if self.store.is_none() && self.worker.is_closing() {
+            return Err(stopping());
+        }
         let bytes = invocation.payload.len();
         let place = self.place(bytes);
         let (count, held) =

@@ -8,7 +8,7 @@ use worker_system::text::shown;
 
 /// Variables that Lambda sets and a function may not (Lambda's guide, "Defined runtime environment
 /// variables").
-const RESERVED_VARIABLES: [&str; 16] = [
+const RESERVED_VARIABLES: [&str; 19] = [
     "_HANDLER",
     "_X_AMZN_TRACE_ID",
     "AWS_DEFAULT_REGION",
@@ -21,8 +21,11 @@ const RESERVED_VARIABLES: [&str; 16] = [
     "AWS_LAMBDA_LOG_GROUP_NAME",
     "AWS_LAMBDA_LOG_STREAM_NAME",
     "AWS_LAMBDA_RUNTIME_API",
+    "AWS_LAMBDA_METADATA_API",
+    "AWS_LAMBDA_METADATA_TOKEN",
     "AWS_ACCESS_KEY_ID",
     "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
     "LAMBDA_TASK_ROOT",
     "LAMBDA_RUNTIME_DIR",
 ];

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use crate::base::name::REGION;
 use crate::code::python_packages::Clients;
 use crate::http::sigv4::Credentials;
 use worker_pool::Capacity;
@@ -33,11 +34,43 @@ pub struct Options {
     pub queues: Option<SocketAddr>,
     /// Whether functions without a setting for it reach the outside world.
     pub outside: bool,
+    /// The services of this host that functions reach.
+    pub reach: Vec<SocketAddr>,
+    /// What functions sign calls of AWS' services with.
+    pub account: Account,
     /// The folder where functions and layers of callers and accepted events survive the worker; otherwise
     /// they are in memory.
     pub state: Option<PathBuf>,
     /// How templates are read.
     pub template: TemplateOptions,
+}
+
+/// What functions sign calls of AWS' services with, and the region that they are for.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Account {
+    /// `AWS_ACCESS_KEY_ID` of functions.
+    pub access_key_id: String,
+    /// `AWS_SECRET_ACCESS_KEY` of functions.
+    pub secret_access_key: String,
+    /// `AWS_SESSION_TOKEN` of functions; that of a user of IAM has none.
+    pub session_token: Option<String>,
+    /// `AWS_REGION` of functions.
+    pub region: String,
+}
+
+impl Account {
+    /// One that no service of AWS knows.
+    pub fn test() -> Account {
+        let text = || "test".to_string();
+        let region = REGION.to_string();
+        Account { access_key_id: text(), secret_access_key: text(), session_token: Some(text()), region }
+    }
+}
+
+impl std::fmt::Debug for Account {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Account({} in {}, the secrets are not shown)", self.access_key_id, self.region)
+    }
 }
 
 /// How a template is read.
@@ -104,6 +137,8 @@ impl Options {
             image_registries: Vec::new(),
             queues: None,
             outside: false,
+            reach: Vec::new(),
+            account: Account::test(),
             state: Some(folder.join("state")),
             template: TemplateOptions::default(),
         }

@@ -136,8 +136,9 @@ pub fn two(received: &Received<'_>, context: &Context<'_>) -> Value {
 /// The same without a body.
 pub fn two_without_body(received: &Received<'_>, context: &Context<'_>) -> Value {
     let (api, path) = (context.api, decoded(&received.path).unwrap_or_default());
-    let named =
-        Named { account: ACCOUNT, api: &api.id, stage: &api.stage, key: route_key(context.route), path };
+    let key = route_key(context.route);
+    let raw = path.clone();
+    let named = Named { account: ACCOUNT, api: &api.id, stage: &api.stage, key, raw, path };
     let mut event = named.event(received, context.id, context.trace);
     if !context.parameters.is_empty() {
         event["pathParameters"] = json!(context.parameters);
@@ -151,11 +152,12 @@ pub fn two_without_body(received: &Received<'_>, context: &Context<'_>) -> Value
     event
 }
 
-/// Payload format 2.0 of a function URL, which keeps the encoding of the path.
+/// Payload format 2.0 of a function URL, whose `rawPath` keeps the encoding of the path.
 pub fn of_url(received: &Received<'_>, url_id: &str, id: &str, trace: &str) -> Value {
-    let path = received.path.clone();
+    let raw = received.path.clone();
+    let path = decoded(&raw).unwrap_or_else(|| raw.clone());
     let key = "$default".to_string();
-    let named = Named { account: "anonymous", api: url_id, stage: "$default", key, path };
+    let named = Named { account: "anonymous", api: url_id, stage: "$default", key, raw, path };
     let mut event = named.event(received, id, trace);
     add_body(&mut event, received);
     event
@@ -175,6 +177,8 @@ struct Named<'a> {
     api: &'a str,
     stage: &'a str,
     key: String,
+    /// `rawPath`.
+    raw: String,
     path: String,
 }
 
@@ -182,12 +186,13 @@ impl Named<'_> {
     fn event(self, received: &Received<'_>, id: &str, trace: &str) -> Value {
         let (cookies, headers): (Vec<_>, Vec<_>) =
             received.headers(trace).into_iter().partition(|(name, _)| name == "cookie");
-        let cookies: Vec<&str> = cookies.iter().flat_map(|(_, value)| value.split("; ")).collect();
+        let cookies = cookies.iter().flat_map(|(_, value)| value.split(';')).map(str::trim);
+        let cookies: Vec<&str> = cookies.filter(|cookie| !cookie.is_empty()).collect();
         let query = joined(received.query());
         let mut event = json!({
             "version": "2.0",
             "routeKey": self.key,
-            "rawPath": self.path,
+            "rawPath": self.raw,
             "rawQueryString": received.parts.uri.query().unwrap_or_default(),
             "headers": joined(headers),
             "requestContext": {

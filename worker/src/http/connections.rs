@@ -14,7 +14,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 
 use bytes::{Buf, Bytes};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, OwnedSemaphorePermit};
 
 use worker_system::lock::lock;
 
@@ -137,7 +137,8 @@ impl Client {
     pub fn part(&self, bytes: impl Into<Bytes>) -> Part {
         let bytes = bytes.into();
         lock(&self.all.known).count(self.number, bytes.len());
-        Part { _untaken: Some(Untaken { client: self.clone(), bytes: bytes.len() }), bytes }
+        let untaken = Some(Untaken { client: self.clone(), bytes: bytes.len() });
+        Part { _untaken: untaken, ..Part::uncounted(bytes) }
     }
 }
 
@@ -146,6 +147,8 @@ impl Client {
 pub struct Part {
     bytes: Bytes,
     _untaken: Option<Untaken>,
+    /// Memory that it uses.
+    _held: Option<OwnedSemaphorePermit>,
 }
 
 #[derive(Debug)]
@@ -163,7 +166,12 @@ impl Drop for Untaken {
 impl Part {
     /// Part of an answer to clients that are so few that their answers need no bound.
     pub fn uncounted(bytes: Bytes) -> Part {
-        Part { bytes, _untaken: None }
+        Part { bytes, _untaken: None, _held: None }
+    }
+
+    /// Keeps this as long as the part is there.
+    pub fn hold(&mut self, memory: Option<OwnedSemaphorePermit>) {
+        self._held = memory;
     }
 
     /// The same part in another form of about the same length.

@@ -47,6 +47,13 @@ impl AnswerBody {
         *part = part.take().map(|part| client.part(part.into_bytes()));
         true
     }
+
+    /// Has a whole body use this memory until the client has read it. Waits for room.
+    pub async fn held(&mut self, memory: &BodyMemory) {
+        let AnswerBody::Whole(Some(part)) = self else { return };
+        let wanted = part.remaining().div_ceil(KIB) as u32;
+        part.hold(memory.0.clone().acquire_many_owned(wanted).await.ok());
+    }
 }
 
 impl Body for AnswerBody {

@@ -6,6 +6,7 @@ mod extensions;
 mod idle;
 mod idle_work;
 mod life;
+mod metadata_api;
 mod reports;
 pub(crate) mod runtime_api;
 mod shutdown;
@@ -32,7 +33,7 @@ use crate::invocation::output::Output;
 use crate::invocation::platform::{PlatformEvent, Status};
 use crate::invocation::request::{Figures, Invocation, Outcome};
 use crate::sandbox::history::{self, History};
-use crate::sandbox::interface::{Maker, Order, Sandbox};
+use crate::sandbox::interface::{Handler, Maker, Order, Sandbox};
 use worker_pool::{InstanceId, RequestId};
 use worker_system::lock::lock;
 
@@ -54,6 +55,10 @@ pub(crate) struct InstanceContext {
     pub count: Arc<Count>,
     pub history: Arc<History>,
     pub logs: Arc<Logs>,
+    /// The availability zone that instances are in, by its id.
+    pub zone: String,
+    /// What answers calls of Lambda's API that functions make.
+    pub calls: OnceLock<Handler>,
 }
 
 /// What the runtime inside is doing.
@@ -85,6 +90,8 @@ pub struct Instance {
     pub id: InstanceId,
     /// What it was started with.
     pub deployment: Arc<Deployment>,
+    /// With it, programs inside may ask for metadata.
+    metadata_token: Arc<str>,
     scheduler: Arc<dyn Scheduler>,
     context: Arc<InstanceContext>,
     started: Instant,
@@ -133,6 +140,7 @@ impl Instance {
         Instance {
             id,
             deployment,
+            metadata_token: uuid::Uuid::new_v4().to_string().into(),
             scheduler,
             context,
             started: Instant::now(),
@@ -349,7 +357,8 @@ impl Instance {
 
     /// Its identity, for sandbox makers.
     fn order(&self) -> Order {
-        Order { id: self.id, deployment: self.deployment.clone() }
+        let metadata_token = self.metadata_token.clone();
+        Order { id: self.id, deployment: self.deployment.clone(), metadata_token }
     }
 
     pub(crate) fn label(&self) -> String {

@@ -18,8 +18,8 @@ use serde_json::json;
 
 use crate::base::limits;
 use crate::http::{self, Answer, BodyError};
-use crate::instance::extension_api;
 use crate::instance::{Instance, Misuse};
+use crate::instance::{extension_api, metadata_api};
 use crate::invocation::request::{Invocation, Outcome};
 use worker_system::text::shown;
 
@@ -45,7 +45,17 @@ pub(crate) async fn handle(instance: Arc<Instance>, request: Request<Incoming>) 
     if let Some(below) = path.strip_prefix(extension_api::ROOT) {
         return extension_api::handle(instance, below, request).await;
     }
-    let Some(below) = path.strip_prefix("/2018-06-01/runtime/") else { return unknown(&path) };
+    if let Some(below) = path.strip_prefix(metadata_api::ROOT) {
+        let answer = metadata_api::answer(&instance, below, &request);
+        return unread(request, answer).await;
+    }
+    let Some(below) = path.strip_prefix("/2018-06-01/runtime/") else {
+        return if is_api_call(&request, &path) {
+            call(&instance, request).await
+        } else {
+            unread(request, unknown(&path)).await
+        };
+    };
     let parts: Vec<&str> = below.split('/').collect();
     match (request.method(), &parts[..]) {
         (&Method::GET, ["invocation", "next"]) => next(&instance, &request).await,
@@ -58,6 +68,23 @@ pub(crate) async fn handle(instance: Arc<Instance>, request: Request<Incoming>) 
         }
         _ => unread(request, unknown(&path)).await,
     }
+}
+
+/// Whether it is a call of Lambda's API, or of another service of AWS, which `AWS_ENDPOINT_URL` leads here.
+fn is_api_call(request: &Request<Incoming>, path: &str) -> bool {
+    let signature = http::header(request.headers(), "authorization");
+    signature.is_some_and(|text| text.starts_with("AWS4-")) || path.split('/').nth(2) == Some("functions")
+}
+
+/// A call that the function makes. Its connection is closed, for the runtime needs one of the instance's
+/// few.
+async fn call(instance: &Instance, request: Request<Incoming>) -> Answer {
+    let mut answer = match instance.context.calls.get() {
+        Some(calls) => calls(request).await,
+        None => message(503, "ServiceException", "the worker does not serve yet"),
+    };
+    answer.headers_mut().insert("connection", HeaderValue::from_static("close"));
+    answer
 }
 
 async fn next(instance: &Instance, request: &Request<Incoming>) -> Answer {

@@ -1,6 +1,6 @@
 //! Starts instances as containers: a cgroup, the page store's socket, a network if wanted, the processes.
 
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Once};
@@ -24,6 +24,7 @@ use crate::sandbox::interface::{
     BoxFuture, CONNECTIONS, Ended, Handler, Kind, Maker, Order, Overall, RUNTIME_HEADER_BYTES, Sandbox,
 };
 use crate::sandbox::network::{self, Outside};
+use crate::sandbox::reach;
 use worker_container::cgroup::{Cgroup, Hierarchy, Limits};
 use worker_container::disk::Disks;
 use worker_container::freezer::Freezer;
@@ -115,6 +116,8 @@ impl Containers {
                 let of_extensions = Mutex::new(container.take_extensions_output());
                 let extensions = std::mem::take(&mut container.extensions);
                 let commands = container.commands();
+                let services = reach::listened(&self.options.reach).into_iter().map(|(_, service)| service);
+                let reached = std::mem::take(&mut container.listening).into_iter().zip(services).collect();
                 let container = tokio::sync::Mutex::new(Some(container));
                 Ok(Instance {
                     label: order.label(),
@@ -127,6 +130,7 @@ impl Containers {
                     mount_point,
                     extensions,
                     long_heads: self.long_heads.clone(),
+                    reached,
                     store,
                 })
             }
@@ -197,6 +201,8 @@ impl Containers {
             freezer: cgroup.freezer().and_then(Freezer::own_folder).cloned(),
             fixed_layout,
             resolvers: order.reaches_out(&self.options).then(network::resolvers),
+            listen: reach::listened(&self.options.reach).into_iter().map(|(inside, _)| inside).collect(),
+            loopback_names: self.options.reach.iter().take(1).map(|_| reach::HOST_NAME.into()).collect(),
             command,
             folder,
             environment,
@@ -241,6 +247,8 @@ struct Instance {
     mount_point: PathBuf,
     extensions: Vec<String>,
     long_heads: Arc<LongHeads>,
+    /// Sockets inside, each with the service of the host that it leads to.
+    reached: Vec<(TcpListener, SocketAddr)>,
     /// All stores, and the function or tenant whose store it uses; none if it shares no pages.
     store: Option<(Arc<PageStores>, FunctionId)>,
 }
@@ -259,6 +267,7 @@ impl Instance {
             match listener.accept().await {
                 Ok((stream, _)) => {
                     let _ = stream.set_nodelay(true); // answers are short and waited for
+                    let _ = http::close_untaken(&stream, http::UNTAKEN);
                     let (handler, heads) = (handler.clone(), heads.clone());
                     connections.spawn(async move {
                         http::serve_instance(stream, RUNTIME_HEADER_BYTES, &heads, |request| {
@@ -285,6 +294,7 @@ impl Sandbox for Instance {
 
     fn serve(&self, handler: Handler) -> BoxFuture<'_, ()> {
         Box::pin(async move {
+            let _relays = reach::serve(&self.reached, &self.label);
             if let Err(error) = self.accept(handler).await {
                 tracing::error!("{}: {error}", self.label);
             }

@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use crate::base::name::REGION;
 use crate::code::python_packages::{self, RUNTIME};
 use crate::code::runtime::Runtime;
 use crate::code::runtime_files;
 use crate::function::settings::Settings;
 use crate::function::variables::MAX_CONCURRENCY;
 use crate::function::worker_options::{Advise, Libraries, Options};
+use crate::sandbox::account;
 use crate::sandbox::interface::{Bind, Order, RUNTIME_PORT};
 use worker_container::page_store::Endpoint;
 use worker_image::Image;
@@ -169,7 +169,7 @@ fn of_image(
         let preloaded = variables.entry("LD_PRELOAD".into()).or_default();
         *preloaded = joined(&[preloaded, &in_image(HEAP)]);
     }
-    variables.extend(about(order));
+    variables.extend(about(order, options));
     variables.extend(deployment.settings.environment.clone());
     if shares {
         let path = variables.entry(PYTHON_PATH.into()).or_default();
@@ -240,7 +240,7 @@ fn is_python(settings: &Settings) -> bool {
 }
 
 /// The variables that Lambda sets for every function.
-fn about(order: &Order) -> Vec<(String, String)> {
+fn about(order: &Order, options: &Options) -> Vec<(String, String)> {
     let deployment = &order.deployment;
     let levels = deployment.settings.logging.json.as_ref();
     let logging = levels.map(|levels| {
@@ -248,8 +248,6 @@ fn about(order: &Order) -> Vec<(String, String)> {
     });
     let logging = logging.into_iter().flatten().map(|(name, value)| (name.to_string(), value.to_string()));
     let others = [
-        ("AWS_REGION", REGION.to_string()),
-        ("AWS_DEFAULT_REGION", REGION.into()),
         ("AWS_LAMBDA_FUNCTION_NAME", deployment.name.clone()),
         ("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", deployment.settings.memory_mib.to_string()),
         ("AWS_LAMBDA_FUNCTION_VERSION", deployment.version.clone()),
@@ -259,7 +257,8 @@ fn about(order: &Order) -> Vec<(String, String)> {
         ("AWS_LAMBDA_RUNTIME_API", format!("127.0.0.1:{RUNTIME_PORT}")),
     ]
     .map(|(name, value)| (name.to_string(), value));
-    others.into_iter().chain(logging).collect()
+    let aws = account::variables(order, options);
+    others.into_iter().chain(logging).chain(aws).collect()
 }
 
 fn variables(order: &Order, options: &Options, sharing: Sharing) -> Vec<(String, String)> {
@@ -279,7 +278,7 @@ fn variables(order: &Order, options: &Options, sharing: Sharing) -> Vec<(String,
     ]
     .map(|(name, value)| (name.to_string(), value))
     .to_vec();
-    variables.extend(about(order));
+    variables.extend(about(order, options));
     variables.extend(sharing_variables(order, options, sharing, is_python(settings)));
     let mut add = |name: &str, value: String| variables.push((name.to_string(), value));
     let version = settings.runtime.name();

@@ -40,6 +40,8 @@ pub(crate) type Handler = Arc<dyn Fn(Request<Incoming>) -> BoxFuture<'static, An
 pub(crate) struct Order {
     pub id: InstanceId,
     pub deployment: Arc<Deployment>,
+    /// With it, programs inside may ask for the instance's metadata.
+    pub metadata_token: Arc<str>,
 }
 
 impl Order {

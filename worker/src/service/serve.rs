@@ -19,7 +19,7 @@ use crate::control::Worker;
 use crate::control::sampler;
 use crate::events::async_invokes::Events;
 use crate::function::definition::FunctionUrl;
-use crate::function::worker_options::{Libraries, Options, TemplateOptions};
+use crate::function::worker_options::{Account, Libraries, Options, TemplateOptions};
 use crate::http::sigv4::Credentials;
 use crate::sandbox::containers::Containers;
 use crate::sandbox::environment;
@@ -70,6 +70,10 @@ pub struct Service {
     pub queues: Option<SocketAddr>,
     /// Whether functions without a setting for it reach the outside world.
     pub outside: bool,
+    /// The services of this host that functions reach.
+    pub reach: Vec<SocketAddr>,
+    /// What functions sign calls of AWS' services with.
+    pub account: Account,
     /// The folder where functions and layers of callers and accepted events survive the worker; otherwise
     /// they are in memory.
     pub state: Option<PathBuf>,
@@ -118,6 +122,8 @@ pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
             image_registries: service.image_registries,
             queues: service.queues,
             outside: service.outside,
+            reach: service.reach,
+            account: service.account,
             state: service.state,
             template: service.templates,
         })?;

@@ -22,8 +22,8 @@ use crate::function::worker_options::TemplateOptions;
 /// A VM's whole name has 40 characters, of which the worker takes some.
 const LONGEST_VM: usize = 20;
 /// Variables that a template may set although Lambda reserves them: `sam local` has it so.
-const OWN_VARIABLES: [&str; 4] =
-    ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION", "AWS_DEFAULT_REGION"];
+const OWN_VARIABLES: [&str; 5] =
+    ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION"];
 
 /// A function's URL.
 #[derive(Clone, Debug, PartialEq, Eq)]
