@@ -154,7 +154,7 @@ pub struct UpArguments {
     #[arg(long, value_name = "HOST:PORT", value_parser = reach::service)]
     reach: Vec<SocketAddr>,
     /// Credentials that functions find in AWS_ACCESS_KEY_ID and so on: test (no service knows them), env
-    /// (those of this process) or profile[:NAME] (static keys in ~/.aws/credentials or ~/.aws/config)
+    /// (those of this process), profile or profile:NAME (static keys in ~/.aws/credentials or config)
     #[arg(long, value_name = "SOURCE", default_value = "test")]
     credentials: credentials::Source,
     /// The sandbox of an instance
