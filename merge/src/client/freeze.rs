@@ -172,7 +172,8 @@ impl Freezer {
 
     /// Registers room to which pages can be moved.
     pub fn register_room(&self, room: &Range<usize>) -> Result<()> {
-        register(self.file.get()?, room, MODE_MISSING)
+        // Not for pages that are absent: this thread reads the room, and would wait for itself.
+        register(self.file.get()?, room, MODE_WRITE_PROTECT)
     }
 }
 

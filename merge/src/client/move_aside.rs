@@ -100,19 +100,29 @@ impl Room {
         self.start..self.start + MAX_BYTES
     }
 
-    fn place(&self, address: usize) -> usize {
+    /// Where the page at this address is while it is aside.
+    pub fn place(&self, address: usize) -> usize {
         self.start + address % MAX_BYTES
     }
 
-    /// Moves a piece aside, which lies in one batch and is held. Pages that another process maps, too, stay.
+    /// Moves a piece aside, which lies in one batch and is held, but for the pages in `stay`.
     ///
     /// # Errors
     /// The pages before the one that is busy are aside, the others are not.
-    pub fn take(&self, site: &Registered<'_>, piece: &Range<usize>) -> std::result::Result<(), Refusal> {
+    pub fn take(
+        &self,
+        site: &Registered<'_>,
+        piece: &Range<usize>,
+        stay: &PageSet,
+    ) -> std::result::Result<(), Refusal> {
         let (mut at, mut attempts) = (piece.start, 0);
         while at < piece.end {
-            match move_pages(site.file(), at, self.place(at), piece.end - at) {
-                (0, Errno::BUSY) if self.is_mapped_elsewhere(at) => (at, attempts) = (at + PAGE_BYTES, 0),
+            let run = stay.run(&(at..piece.end));
+            if stay.contains(at) {
+                at = run.end;
+                continue;
+            }
+            match move_pages(site.file(), at, self.place(at), run.len()) {
                 (0, Errno::AGAIN | Errno::INTR) if attempts < ATTEMPTS => attempts += 1,
                 (0, Errno::INVAL | Errno::NOTTY | Errno::PERM | Errno::NOSYS) if at == piece.start => {
                     return Err(Refusal::Unsuited);
@@ -157,7 +167,7 @@ impl Room {
     pub fn survey(&self, site: &Registered<'_>, piece: &Range<usize>) -> PageSet {
         let mut busy = PageSet::EMPTY;
         for at in piece.clone().step_by(PAGE_BYTES) {
-            if self.take(site, &(at..at + PAGE_BYTES)).is_err() {
+            if self.take(site, &(at..at + PAGE_BYTES), &PageSet::EMPTY).is_err() {
                 busy.insert(at);
             }
         }
@@ -171,9 +181,18 @@ impl Room {
         let _ = unsafe { madvise(self.place(piece.start) as *mut _, piece.len(), Advice::LinuxDontNeed) };
     }
 
-    fn is_mapped_elsewhere(&self, address: usize) -> bool {
-        let mut entry = [Entry::default()];
-        self.page_map.read(address, &mut entry).is_ok() && entry[0].is_mapped_elsewhere()
+    /// The pages of a frozen piece that another process maps as well: they are not pinned for writing.
+    pub fn mapped_elsewhere(&self, piece: &Range<usize>) -> PageSet {
+        let (mut found, mut entries) = (PageSet::EMPTY, [Entry::default(); MAX_BYTES / PAGE_BYTES]);
+        let entries = &mut entries[..piece.len() / PAGE_BYTES];
+        if self.page_map.read(piece.start, entries).is_ok() {
+            for (at, entry) in piece.clone().step_by(PAGE_BYTES).zip(entries) {
+                if entry.is_mapped_elsewhere() {
+                    found.insert(at);
+                }
+            }
+        }
+        found
     }
 }
 

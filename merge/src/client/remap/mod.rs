@@ -227,34 +227,41 @@ unsafe fn replace_batch(
     }
     fault::point("client.frozen");
     counts.freeze_ns = clock.lap();
-    for (i, page) in pages.iter().enumerate() {
-        let (old, new) = (batch.start + i * PAGE_BYTES, from + i * PAGE_BYTES);
-        let is_shared = is_shared(page);
+    let elsewhere = site.mapped_elsewhere(batch);
+    let address = |i: usize| batch.start + i * PAGE_BYTES;
+    let mut compare = |i: usize, old: usize| {
+        let (new, is_shared) = (from + i * PAGE_BYTES, is_shared(&pages[i]));
         // SAFETY: both are whole mapped pages; no thread writes the first, and only this function uses the
         // second. The C library's memcmp and memcpy touch nothing else.
         unsafe {
             if is_shared && libc::memcmp(pointer(old), pointer(new), PAGE_BYTES) == 0 {
                 counts.shared += 1;
-                continue;
+                return;
             }
             libc::memcpy(pointer(new), pointer(old), PAGE_BYTES);
         }
-        if is_shared {
-            counts.busy += 1;
-        }
+        counts.busy += is_shared as u64;
         counts.copied += 1;
-    }
-    counts.compare_ns = clock.lap();
-    if counts.shared == 0 {
-        site.thaw(batch);
-        return aside.drop_front(batch.len()).map(|()| Outcome::Left);
-    }
-    let verdict = site.exclude_devices(batch);
+    };
+    (0..pages.len()).filter(|&i| elsewhere.contains(address(i))).for_each(|i| compare(i, address(i)));
+    // Before the others are compared: until then a device may have written to them.
+    let verdict = site.exclude_devices(batch, &elsewhere);
     if let Verdict::Busy = verdict {
         (counts.busy, counts.shared) = (0, 0);
         return Ok(Outcome::Busy);
     }
     let is_aside = matches!(verdict, Verdict::Aside);
+    (0..pages.len())
+        .filter(|&i| !elsewhere.contains(address(i)))
+        .for_each(|i| compare(i, site.contents(address(i), &verdict)));
+    counts.compare_ns = clock.lap();
+    if counts.shared == 0 {
+        if is_aside {
+            site.put_back(batch);
+        }
+        site.thaw(batch);
+        return aside.drop_front(batch.len()).map(|()| Outcome::Left);
+    }
     // SAFETY: moves the piece over the batch's pages, which the caller allows; contents are the same.
     let moved = unsafe { move_into_place(from, batch, site.protection) };
     if moved.is_ok() {

@@ -9,6 +9,7 @@ use super::site::{BlockedSignals, Site, Verdict, make_exclusive};
 use super::{Aside, BATCH_BYTES, move_into_place, pointer, populate};
 use crate::base::page::PAGE_BYTES;
 use crate::client::interpose;
+use crate::client::move_aside::PageSet;
 use crate::client::statistics::{Clock, Statistics};
 
 /// Drops pages that are all zero, in anonymous memory: reading them gives zeros as before.
@@ -49,20 +50,28 @@ fn drop_zeros_of(site: &Site<'_>, batch: &Range<usize>) -> rustix::io::Result<(u
         }
         result => result?,
     }
+    let elsewhere = site.mapped_elsewhere(batch);
     let (mut dropped, mut is_busy, mut result) = (0, false, Ok(()));
     let mut still = batch.start;
+    // SAFETY: a mapped page that no thread writes.
+    let is_zero = |at: usize| unsafe { libc::memcmp(pointer(at), ZEROS.as_ptr().cast(), PAGE_BYTES) } == 0;
     // Runs of pages that are still zero.
     for page in batch.clone().step_by(PAGE_BYTES).chain([batch.end]) {
-        // SAFETY: a mapped page that no thread writes.
-        let is_zero = page < batch.end
-            && unsafe { libc::memcmp(pointer(page), ZEROS.as_ptr().cast(), PAGE_BYTES) } == 0;
-        if is_zero {
+        if page < batch.end && is_zero(page) {
             continue;
         }
         if still < page && result.is_ok() {
             let piece = still..page;
-            match site.exclude_devices(&piece) {
+            let verdict = site.exclude_devices(&piece, &elsewhere);
+            // Again: until now a device may have written to it.
+            let is_still = |verdict: &Verdict| {
+                let mut others = piece.clone().step_by(PAGE_BYTES).filter(|&at| !elsewhere.contains(at));
+                others.all(|at| is_zero(site.contents(at, verdict)))
+            };
+            match verdict {
                 Verdict::Busy => is_busy = true,
+                Verdict::Aside if !is_still(&verdict) => site.put_back(&piece),
+                Verdict::Unpinned if !is_still(&verdict) => {}
                 verdict => {
                     // SAFETY: anonymous pages of zeros become anonymous pages of zeros.
                     result = unsafe { madvise(pointer(still), piece.len(), Advice::LinuxDontNeed) };
@@ -101,7 +110,7 @@ pub fn make_private(site: &Site<'_>, range: Range<usize>) -> rustix::io::Result<
         let signals = BlockedSignals::new();
         let interposed = interpose::lock();
         site.freeze(&batch)?;
-        if let Verdict::Busy = site.exclude_devices(&batch) {
+        if let Verdict::Busy = site.exclude_devices(&batch, &PageSet::EMPTY) {
             drop(interposed);
             drop(signals);
             // Its own pages stay, and it gets the others by writing.

@@ -72,7 +72,7 @@ impl Site<'_> {
 
     /// Determines whether a device may write to a piece, which is frozen. From here to [`Site::end`] this
     /// thread must not touch it: it may have pages that are not there, and would wait for itself.
-    pub fn exclude_devices(&self, piece: &Range<usize>) -> Verdict {
+    pub fn exclude_devices(&self, piece: &Range<usize>, elsewhere: &PageSet) -> Verdict {
         let by_descriptors = || match device_writers::find(piece) {
             None => Verdict::Unpinned,
             Some(_) => {
@@ -82,7 +82,7 @@ impl Site<'_> {
         };
         match (self.devices, self.writers) {
             (Devices::Moved(_), Some(writers)) if writers.hold_absent(piece).is_err() => by_descriptors(),
-            (Devices::Moved(room), Some(writers)) => match room.take(writers, piece) {
+            (Devices::Moved(room), Some(writers)) => match room.take(writers, piece, elsewhere) {
                 Ok(()) => Verdict::Aside,
                 Err(Refusal::Unsuited) => by_descriptors(),
                 Err(Refusal::Busy(_)) => {
@@ -93,6 +93,23 @@ impl Site<'_> {
             },
             (Devices::ByDescriptors, Some(_)) => by_descriptors(),
             _ => Verdict::Unpinned,
+        }
+    }
+
+    /// The pages of a frozen piece that another process maps as well. They stay where they are, and may be
+    /// read only before [`Site::exclude_devices`].
+    pub fn mapped_elsewhere(&self, piece: &Range<usize>) -> PageSet {
+        match self.devices {
+            Devices::Moved(room) => room.mapped_elsewhere(piece),
+            _ => PageSet::EMPTY,
+        }
+    }
+
+    /// Where the contents of the page at `address` are.
+    pub fn contents(&self, address: usize, verdict: &Verdict) -> usize {
+        match (self.devices, verdict) {
+            (Devices::Moved(room), Verdict::Aside) => room.place(address),
+            _ => address,
         }
     }
 
