@@ -113,6 +113,7 @@ pub fn make_private(site: &Site<'_>, range: Range<usize>) -> rustix::io::Result<
         if let Verdict::Busy = site.exclude_devices(&batch, &PageSet::EMPTY) {
             drop(interposed);
             drop(signals);
+            site.end(&batch);
             // Its own pages stay, and it gets the others by writing.
             make_exclusive(&batch);
             continue;

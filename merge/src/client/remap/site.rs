@@ -130,10 +130,17 @@ impl Site<'_> {
     /// The pages of a piece that stay busy although they are this process's alone. The piece is not frozen.
     pub fn survey(&self, piece: &Range<usize>) -> Option<PageSet> {
         let (Devices::Moved(room), Some(writers)) = (self.devices, self.writers) else { return None };
+        // Absent pages are not held meanwhile: if another thread drops some, this one would wait for itself.
+        self.end_and_register(piece).ok()?;
         make_exclusive(piece);
-        let _signals = BlockedSignals::new();
-        let _interposed = interpose::lock();
-        Some(room.survey(writers, piece))
+        let busy = {
+            let _signals = BlockedSignals::new();
+            let _interposed = interpose::lock();
+            writers.hold_absent(piece).ok()?;
+            room.survey(writers, piece)
+        };
+        self.end_and_register(piece).ok()?;
+        Some(busy)
     }
 
     pub(super) fn freeze(&self, piece: &Range<usize>) -> rustix::io::Result<()> {
@@ -165,7 +172,7 @@ impl Site<'_> {
     }
 }
 
-/// Makes pages that a fork has shared this process's alone. They must not be frozen.
+/// Makes pages that a fork has shared this process's alone. They must not be frozen, nor absent ones held.
 pub fn make_exclusive(piece: &Range<usize>) {
     // SAFETY: changes no contents.
     let _ = unsafe { madvise(pointer(piece.start), piece.len(), Advice::LinuxPopulateWrite) };
