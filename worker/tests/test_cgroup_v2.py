@@ -36,8 +36,11 @@ def console(tmp_path_factory, worker):
     for client in (cache / "mayfly/worker/python").glob("*/awslambdaric"):
         shutil.copytree(client.parent, tree / "python" / client.parent.name)
     mke2fs = shutil.which("mke2fs") or "/sbin/mke2fs"
+    # A quarter more than the files have, for what the file system itself takes, and for its ends of blocks.
+    files_mib = sum(file.stat().st_size for file in tree.rglob("*") if file.is_file()) >> 20
+    size = f"{files_mib * 5 // 4 + 64}M"
     subprocess.run(
-        [mke2fs, "-q", "-t", "ext4", "-O", "^has_journal", "-d", tree, place / "disk", "160M"],
+        [mke2fs, "-q", "-t", "ext4", "-O", "^has_journal", "-d", tree, place / "disk", size],
         check=True,
         stdout=subprocess.DEVNULL,
     )
