@@ -87,7 +87,7 @@ def outside(request, tmp_path_factory, server):
   {name}:
     Type: AWS::Serverless::Function
     Metadata: {{ Mayfly: {{ Network: {network}{vm} }} }}
-    Properties: {{ CodeUri: {code}, Handler: app.handler, Runtime: python3.11, Timeout: 60 }}""".replace(
+    Properties: {{ CodeUri: {code}, Handler: app.handler, Runtime: python3.11, Timeout: 600 }}""".replace(
         "python3.11", PYTHON
     )
     functions = [*FUNCTIONS, APART] if in_vm else FUNCTIONS
