@@ -107,6 +107,7 @@ pub(crate) mod control;
 pub mod events {
     //! Invocations that no caller waits for: asynchronous ones, and those from SQS queues and schedules.
     pub(crate) mod async_invokes;
+    pub(crate) mod elsewhere;
     pub(crate) mod event_sources;
     pub(crate) mod schedules;
     pub(crate) mod sqs;

@@ -5,10 +5,20 @@ import hashlib
 import http.server
 import itertools
 import json
+import select
+import socket
 import threading
 import time
 
 import boto3
+
+
+def has_closed(connection):
+    """Whether the client has closed its end. It sends nothing while it waits for an answer."""
+    readable, _, _ = select.select([connection], [], [], 0)
+    with contextlib.suppress(ConnectionError):
+        return bool(readable) and not connection.recv(1, socket.MSG_PEEK)
+    return True
 
 
 class Queues:
@@ -30,7 +40,9 @@ class Queues:
         with self.changed:
             return sorted(message["Body"] for message in self.messages[name].values())
 
-    def call(self, action, wanted):
+    def call(self, action, wanted, connection):
+        if action == "ReceiveMessage":
+            wanted["is_waited_for"] = lambda: not has_closed(connection)
         return getattr(self, action)(wanted.get("QueueUrl", "").rsplit("/", 1)[-1], wanted)
 
     def GetQueueUrl(self, _, wanted):
@@ -64,6 +76,9 @@ class Queues:
         with self.changed:
             while True:
                 now = time.monotonic()
+                # A worker that has ended must not take a message that its successor waits for.
+                if not wanted["is_waited_for"]():
+                    return {}
                 ready = list(self.ready(self.messages[name].values(), now))
                 if ready or now >= ends:
                     break
@@ -124,7 +139,7 @@ def served(*names, port=0, **settings):
         def do_POST(self):
             action = self.headers["X-Amz-Target"].removeprefix("AmazonSQS.")
             wanted = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            answer = queues.call(action, wanted)
+            answer = queues.call(action, wanted, self.connection)
             missing = {"__type": "com.amazonaws.sqs#QueueDoesNotExist", "message": "there is no such queue"}
             text = json.dumps(missing if answer is None else answer).encode()
             with contextlib.suppress(ConnectionError):

@@ -1,6 +1,6 @@
 //! Asynchronous invocations: accepted at once, run later, and tried again when they fail, as Lambda does.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::function::attached::key;
 use crate::function::event_config::{self, Condition, EventConfig, after_failure, after_throttle};
 use crate::invocation::request::{Invocation, Outcome};
 use crate::state::event_store::{EventStore, StoredEvent};
-use crate::state::handover::{Accepting, Predecessor, Report};
+use crate::state::handover::{Accepting, Report};
 use worker_system::lock::lock;
 
 /// Invocations that wait or run at once.
@@ -28,11 +28,11 @@ const MOST_BYTES: usize = 256 * 1024 * 1024;
 /// The queue of asynchronous invocations.
 #[derive(Clone)]
 pub struct Events {
-    worker: Arc<Worker>,
+    pub(super) worker: Arc<Worker>,
     size: Arc<QueueSize>,
-    store: Option<Arc<EventStore>>,
-    /// Ids of the events that functions process now.
-    begun: Arc<Mutex<BTreeSet<String>>>,
+    pub(super) store: Option<Arc<EventStore>>,
+    /// Ids of the events that functions process now, here and in earlier workers.
+    pub(super) begun: Arc<Mutex<BTreeSet<String>>>,
 }
 
 #[derive(Default)]
@@ -43,10 +43,10 @@ struct QueueSize {
     fewer: Notify,
 }
 
-/// The place of one invocation in the queue.
-struct Place(Arc<QueueSize>, usize);
+/// One invocation's part of the queue's size.
+pub(super) struct QueueSlot(Arc<QueueSize>, usize);
 
-impl Drop for Place {
+impl Drop for QueueSlot {
     fn drop(&mut self) {
         self.0.count.fetch_sub(1, Ordering::Relaxed);
         self.0.bytes.fetch_sub(self.1, Ordering::Relaxed);
@@ -67,14 +67,11 @@ enum Next {
 
 impl Events {
     /// Reads the queue from the worker's state. Events that an earlier worker has accepted and not done
-    /// are run now, except those that it still runs, which are returned.
+    /// are run now, except those that it or one before it still runs, which are returned.
     ///
     /// # Errors
     /// The state cannot be read.
-    pub(crate) fn new(
-        worker: Arc<Worker>,
-        begun: &BTreeSet<String>,
-    ) -> Result<(Events, BTreeMap<String, StoredEvent>)> {
+    pub(crate) fn new(worker: Arc<Worker>, begun: &BTreeSet<String>) -> Result<(Events, Vec<StoredEvent>)> {
         let store = worker.options.state.as_deref().map(EventStore::open).transpose()?.map(Arc::new);
         let events = Events { worker, size: Arc::default(), store, begun: Arc::default() };
         let kept = events.store.as_ref().map_or_else(|| Ok(Vec::new()), |store| store.all())?;
@@ -86,53 +83,15 @@ impl Events {
         for event in kept {
             events.start(event);
         }
-        Ok((events, elsewhere.into_iter().map(|event| (event.id.clone(), event)).collect()))
+        Ok((events, elsewhere))
     }
 
-    fn start(&self, event: StoredEvent) {
+    pub(super) fn start(&self, event: StoredEvent) {
         let place = self.place(event.payload.len());
         tokio::spawn(self.clone().run(event, place));
     }
 
-    /// Receives the results of the events that an earlier worker has begun, on a thread of its own. If that
-    /// worker ends without them, they are run again.
-    ///
-    /// # Errors
-    /// There is no thread for it.
-    pub(crate) fn follow(
-        self,
-        mut predecessor: Predecessor,
-        mut elsewhere: BTreeMap<String, StoredEvent>,
-    ) -> Result<()> {
-        let runtime = tokio::runtime::Handle::current();
-        let hear = move || {
-            let _in_runtime = runtime.enter();
-            let written = |change: Result<()>| {
-                if let Err(error) = change {
-                    tracing::error!("an event of the earlier worker: {error:#}");
-                }
-            };
-            while let Some(report) = predecessor.next() {
-                match (report, &self.store) {
-                    (Report::Done(id), Some(store)) => {
-                        elsewhere.remove(&id);
-                        written(store.forget(&id));
-                    }
-                    (Report::Again(event), Some(store)) => {
-                        elsewhere.remove(&event.id);
-                        written(store.put(&event));
-                        self.start(event);
-                    }
-                    _ => {}
-                }
-            }
-            elsewhere.into_values().for_each(|event| self.start(event));
-        };
-        std::thread::Builder::new().name("predecessor".into()).spawn(hear)?;
-        Ok(())
-    }
-
-    /// Ids of the events that functions process now.
+    /// Ids of the events that functions process now, here and in earlier workers.
     pub(crate) fn begun(&self) -> BTreeSet<String> {
         if self.store.is_some() { lock(&self.begun).clone() } else { BTreeSet::new() }
     }
@@ -187,10 +146,10 @@ impl Events {
         accepted.map_err(|error| ApiError::service(format!("the event cannot be kept: {error:#}")))
     }
 
-    fn place(&self, bytes: usize) -> Place {
+    pub(super) fn place(&self, bytes: usize) -> QueueSlot {
         self.size.count.fetch_add(1, Ordering::Relaxed);
         self.size.bytes.fetch_add(bytes, Ordering::Relaxed);
-        Place(self.size.clone(), bytes)
+        QueueSlot(self.size.clone(), bytes)
     }
 
     /// Changes the state, if there is one, on a thread that may wait for the disk.
@@ -206,7 +165,7 @@ impl Events {
 
     /// Runs an event until it is done or given up, or until another worker runs it, which reads it from
     /// the state.
-    async fn run(self, mut event: StoredEvent, place: Place) {
+    async fn run(self, mut event: StoredEvent, place: QueueSlot) {
         let mut throttled = 0;
         while self.begin(&event.id).await {
             let next = match self.attempt(&mut event, &mut throttled).await {

@@ -18,6 +18,7 @@ use crate::code::runtime_files;
 use crate::control::Worker;
 use crate::control::sampler;
 use crate::events::async_invokes::Events;
+use crate::events::elsewhere::Elsewhere;
 use crate::function::definition::FunctionUrl;
 use crate::function::worker_options::{Account, Libraries, Options, TemplateOptions};
 use crate::http::sigv4::Credentials;
@@ -157,10 +158,10 @@ pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
         worker.make_with(maker.clone());
         let names = stack::deploy(&worker, functions, &BTreeSet::new(), &earlier.urls, &BTreeSet::new())?;
         worker.restore(stored);
-        let (events, elsewhere) = Events::new(worker.clone(), &earlier.begun)?;
+        let (events, begun) = Events::new(worker.clone(), &earlier.begun)?;
         if let Some(predecessor) = predecessor {
             predecessor.serving()?;
-            events.clone().follow(predecessor, elsewhere)?;
+            Elsewhere::new(&events, begun).follow(events.clone(), predecessor)?;
         }
         let sources = Arc::new(Running::new(&worker, &events));
         sources.set(wanted_sources.clone());
