@@ -19,9 +19,12 @@ const EXAMPLES: &str = "\
 Objects: a heap that packs them by when they will die
   mayfly run --stats -- python3 script.py     with the heap's statistics as a table
   mayfly profile -- ./app                     how long objects of each calling context live
-  mayfly train app.parquet -o app.model       learn from that profile
-  mayfly run --model app.model -- ./app       predict lifetimes with the model
-  mayfly bind app.model -o new.model -- ./new the model for a new build, by functions' names
+  mayfly train app.parquet -o app.mayfly-model
+                                              learn from that profile
+  mayfly run --model app.mayfly-model -- ./app
+                                              predict lifetimes with the model
+  mayfly bind app.mayfly-model -o new.mayfly-model -- ./new
+                                              the model for a new build, by functions' names
   mayfly trace -o app.trace -- ./app          record every allocation
   mayfly replay app.trace --plot memory.svg   pages kept by live objects, over time
 
@@ -47,7 +50,7 @@ Functions: AWS Lambda's interfaces on one machine
 #[derive(Parser)]
 #[command(name = "mayfly", version, after_help = EXAMPLES, arg_required_else_help = true)]
 pub struct Mayfly {
-    /// Log each step on stderr: the library found, the variables set
+    /// Log each step on stderr
     #[arg(short, long, global = true, display_order = 100)]
     pub verbose: bool,
     /// The verb.

@@ -160,7 +160,7 @@ pub struct UpArguments {
     /// The sandbox of an instance
     #[arg(long, value_enum, default_value = "process")]
     sandbox: Sandbox,
-    /// Instances that fit into the VM
+    /// Instances that fit into each VM (--sandbox vm)
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
     partitions: u32,
     /// How the VM's memory grows and shrinks
