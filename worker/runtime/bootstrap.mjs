@@ -2,6 +2,7 @@
 // (event, context, callback), and sends its answer. A client of Mayfly's own, because AWS' (npm's aws-lambda-ric) must be
 // compiled for each version of Node.js.
 
+import { AsyncLocalStorage } from "node:async_hooks";
 import fs from "node:fs";
 import http from "node:http";
 import nodeModule from "node:module";
@@ -12,7 +13,11 @@ import { pathToFileURL } from "node:url";
 
 const env = process.env;
 const [host, port] = env.AWS_LAMBDA_RUNTIME_API.split(":");
-const agent = new http.Agent({ keepAlive: true, maxSockets: 1 });
+// So many requests run at once, in one thread: what one waits for lets the others go on.
+const atOnce = Number(env.AWS_LAMBDA_MAX_CONCURRENCY ?? 1);
+const agent = new http.Agent({ keepAlive: true, maxSockets: atOnce === 1 ? 1 : 2 * atOnce });
+// The id of the request that code works on, of several.
+const ofRequest = atOnce === 1 ? { run: (_, work) => work(), getStore() {} } : new AsyncLocalStorage();
 // Rejects the invocation that runs now: called when it fails outside its handler.
 let current = null;
 // Called once the event loop is empty.
@@ -289,7 +294,8 @@ function run(runtime, event, headers) {
       else settle(() => resolve(value));
     };
     const callback = once((settle) => {
-      if (context.callbackWaitsForEmptyEventLoop) whenEmpty = () => setImmediate(settle);
+      // With several requests at once the event loop is never empty.
+      if (context.callbackWaitsForEmptyEventLoop && atOnce === 1) whenEmpty = () => setImmediate(settle);
       else settle();
     });
     const done = once((settle) => settle());
@@ -300,6 +306,7 @@ function run(runtime, event, headers) {
     try {
       const returned = runtime.handler(event, context, callback);
       if (typeof returned?.then === "function") returned.then(succeed, fail);
+      else if (atOnce > 1 && runtime.handler.length < 3) succeed();
     } catch (error) {
       callback(error);
     }
@@ -336,29 +343,33 @@ async function serve(handler) {
     if (status !== 200) throw new Error(`the Runtime API answered next with status ${status}`);
     const id = headers["lambda-runtime-aws-request-id"];
     const trace = headers["lambda-runtime-trace-id"];
-    if (trace) env._X_AMZN_TRACE_ID = trace;
+    if (trace && atOnce === 1) env._X_AMZN_TRACE_ID = trace;
     else delete env._X_AMZN_TRACE_ID;
     requestId = id;
-    let answer;
-    const response = handler[STREAMS] && new ResponseStream(id);
-    try {
-      if (response) {
-        await runStreaming(runtime, JSON.parse(body), headers, response);
-        continue;
-      }
-      answer = answerOf(await run(runtime, JSON.parse(body), headers));
-    } catch (thrown) {
-      const { error, code } = thrown instanceof Fatal ? thrown : { error: thrown };
-      if (code === undefined) logError("Invoke Error", error);
-      if (response?.hasBegun) await response.fail(error);
-      else await sendError(`invocation/${id}/error`, error);
-      if (code !== undefined) process.exit(code);
-      continue;
-    } finally {
-      current = whenEmpty = null;
-    }
-    await call("POST", `invocation/${id}/response`, answer, { "Content-Type": "application/json" });
+    await ofRequest.run(id, () => serveOne(runtime, id, headers, body));
   }
+}
+
+async function serveOne(runtime, id, headers, body) {
+  let answer;
+  const response = runtime.handler[STREAMS] && new ResponseStream(id);
+  try {
+    if (response) {
+      await runStreaming(runtime, JSON.parse(body), headers, response);
+      return;
+    }
+    answer = answerOf(await run(runtime, JSON.parse(body), headers));
+  } catch (thrown) {
+    const { error, code } = thrown instanceof Fatal ? thrown : { error: thrown };
+    if (code === undefined) logError("Invoke Error", error);
+    if (response?.hasBegun) await response.fail(error);
+    else await sendError(`invocation/${id}/error`, error);
+    if (code !== undefined) process.exit(code);
+    return;
+  } finally {
+    current = whenEmpty = null;
+  }
+  await call("POST", `invocation/${id}/response`, answer, { "Content-Type": "application/json" });
 }
 
 // ---- failures outside the handler ----
@@ -380,7 +391,8 @@ class UnhandledRejection extends RuntimeError {
 
 function end(title, error, code) {
   logError(title, error);
-  if (!current) process.exit(code);
+  // Of several requests, none is known as the one that failed: the worker answers them all with this end.
+  if (!current || atOnce > 1) process.exit(code);
   current(new Fatal(error, code));
 }
 
@@ -427,7 +439,7 @@ function errorFields(error) {
 
 // A line of a log in JSON: a lone value as it is, several as text, with the first error's fields.
 function record(level, values) {
-  const line = { timestamp: new Date().toISOString(), level, requestId };
+  const line = { timestamp: new Date().toISOString(), level, requestId: ofRequest.getStore() ?? requestId };
   if (values.length === 1) {
     const plain = (key, value) => (value instanceof Error ? { ...errorFields(value), ...value } : value);
     try {
@@ -440,7 +452,7 @@ function record(level, values) {
   return JSON.stringify({ ...line, message: util.format(...values), ...(error && errorFields(error)) });
 }
 
-const plainLine = (level, values) => `${new Date().toISOString()}\t${requestId ?? "undefined"}\t${level}\t${util.format(...values)}`;
+const plainLine = (level, values) => `${new Date().toISOString()}\t${ofRequest.getStore() ?? requestId ?? "undefined"}\t${level}\t${util.format(...values)}`;
 
 for (const [name, level] of [["log", "INFO"], ["info", "INFO"], ["debug", "DEBUG"], ["trace", "TRACE"], ["warn", "WARN"], ["error", "ERROR"]]) {
   console[name] = (...values) => {
@@ -457,4 +469,4 @@ try {
   await sendError("init/error", error);
   process.exit(129);
 }
-await serve(handler);
+await Promise.all(Array.from({ length: atOnce }, () => serve(handler)));

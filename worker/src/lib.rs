@@ -65,6 +65,7 @@ pub mod function {
     //! What a function is: its settings, its versions, and the template that declares it. Also what a
     //! worker is started with.
     pub(crate) mod attached;
+    pub(crate) mod capacity_provider;
     pub(crate) mod definition;
     pub(crate) mod event_config;
     pub(crate) mod failed;

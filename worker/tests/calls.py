@@ -1,5 +1,6 @@
 """Helpers with which the tests call functions and build their code."""
 
+import concurrent.futures
 import io
 import json
 import sys
@@ -65,3 +66,36 @@ def create(client, name, code, **settings):
         **settings,
     }
     return client.create_function(FunctionName=name, Code={"ZipFile": code}, **settings)
+
+
+def provider(at_once):
+    """`CapacityProviderConfig` for so many requests at once in one instance."""
+    arn = "arn:aws:lambda:us-east-1:000000000000:capacity-provider:any"
+    config = {"CapacityProviderArn": arn, "PerExecutionEnvironmentMaxConcurrency": at_once}
+    return {"LambdaManagedInstancesCapacityProviderConfig": config}
+
+
+def serves_several(running, name, event, expected, calls=200, at_once=4):
+    """Calls a function's only instance several times at once: each answer has its request's id, and the log
+    lines of requests overlap."""
+    client = running.client()
+    client.put_function_concurrency(FunctionName=name, ReservedConcurrentExecutions=1)
+
+    def call(_):
+        answer = client.invoke(FunctionName=name, Payload=json.dumps(event))
+        body = json.loads(answer["Payload"].read())
+        assert body == {**expected, "request": answer["ResponseMetadata"]["RequestId"]}
+
+    with concurrent.futures.ThreadPoolExecutor(2 * at_once) as threads:
+        list(threads.map(call, range(calls)))
+    logged = running.client(service="logs").filter_log_events(logGroupName=f"/aws/lambda/{name}")["events"]
+    now, most = {}, 0
+    for line in logged:
+        running_now = now.setdefault(line["logStreamName"], set())
+        kind, _, rest = line["message"].partition(" RequestId: ")
+        if kind == "START":
+            running_now.add(rest[:36])
+        elif kind == "END":
+            running_now.discard(rest[:36])
+        most = max(most, len(running_now))
+    assert 2 <= most <= at_once, most

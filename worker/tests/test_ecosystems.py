@@ -14,7 +14,7 @@ import urllib.request
 
 import pytest
 import samcli.lib.init
-from calls import PYTHON, invoke
+from calls import PYTHON, invoke, provider, serves_several
 from conftest import HERE, ROOT, Worker
 from test_nodejs import RUNTIME, version
 
@@ -174,3 +174,17 @@ def test_rust_and_go(ecosystems, name, event, expected, wrong, reason):
     answer, error = invoke(client, name, wrong)
     assert error == "Unhandled" and reason in answer["errorMessage"]
     assert invoke(client, name, event)[1] is None, "the instance survives"
+
+
+@pytest.mark.parametrize(
+    "name, event, expected",
+    [
+        ("primes", {"below": 200_000}, {"primes": 17_984}),
+        ("words", {"text": "b a b " * 20_000, "most": 1}, {"words": ["b"]}),
+    ],
+)
+def test_rust_and_go_serve_several_requests_in_one_process(ecosystems, name, event, expected):
+    client = ecosystems.client()
+    client.update_function_configuration(FunctionName=name, CapacityProviderConfig=provider(4))
+    serves_several(ecosystems, name, event, expected)
+    client.delete_function_concurrency(FunctionName=name)

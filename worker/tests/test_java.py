@@ -3,7 +3,7 @@
 import shutil
 
 import pytest
-from calls import invoke
+from calls import invoke, provider, serves_several
 from conftest import ROOT
 from images import Image, create_image, layer, root_of
 
@@ -28,7 +28,10 @@ def running(root, place, running):
         Entrypoint=[*ENTRY, RUNTIME],
         Cmd=["Totals::handleRequest"],
     )
-    create_image(running.client(), "totals", image.archive(place / "totals.tar"), MemorySize=512)
+    archive = image.archive(place / "totals.tar")
+    create_image(running.client(), "totals", archive, MemorySize=512)
+    several = {"CapacityProviderConfig": provider(4)}
+    create_image(running.client(), "totals-several", archive, MemorySize=512, Timeout=60, **several)
     return running
 
 
@@ -58,3 +61,8 @@ def test_java_exceptions_are_returned_to_the_caller(running):
         assert "Totals.handleRequest" in str(answer["stackTrace"])
     assert invoke(client, "totals", {"csv": TABLE})[1] is None, "the instance survives"
     assert len(running.events("start")) == 1
+
+
+def test_java_serves_several_requests_in_one_process(running):
+    expected = {"rows": 2, "totals": {"tea": 3.5, "cake": 4}}
+    serves_several(running, "totals-several", {"csv": TABLE}, expected)

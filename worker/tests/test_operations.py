@@ -95,7 +95,7 @@ def test_absent_features_are_refused_by_name(running):
     concurrent = {"Variables": {"AWS_LAMBDA_MAX_CONCURRENCY": "4"}}
     for settings, text in [
         ({"DurableConfig": {"ExecutionTimeout": 60}}, "DurableConfig is not supported here: "),
-        ({"Environment": concurrent}, "AWS_LAMBDA_MAX_CONCURRENCY.*one at a time"),
+        ({"Environment": concurrent}, "AWS_LAMBDA_MAX_CONCURRENCY.*CapacityProviderConfig"),
     ]:
         with pytest.raises(client.exceptions.InvalidParameterValueException, match=text):
             create(client, "refused", APP, **settings)

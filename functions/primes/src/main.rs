@@ -1,6 +1,6 @@
 //! Counts the primes below a number, with the runtime that AWS publishes for Rust.
 
-use lambda_runtime::{Error, LambdaEvent, run, service_fn};
+use lambda_runtime::{Error, LambdaEvent, run_concurrent, service_fn};
 use serde::{Deserialize, Serialize};
 
 /// More would take longer than a caller waits.
@@ -19,7 +19,7 @@ struct Answer {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Error> {
-    run(service_fn(count)).await
+    run_concurrent(service_fn(count)).await
 }
 
 async fn count(event: LambdaEvent<Question>) -> Result<Answer, Error> {

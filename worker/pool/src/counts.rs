@@ -1,4 +1,4 @@
-//! How many instances are in which phase: for the page and the metrics.
+//! How many instances are in which phase, and how many requests they have: for the page and the metrics.
 
 use std::collections::BTreeSet;
 
@@ -15,6 +15,8 @@ pub struct Counts {
     pub busy: u32,
     /// Instances that are stopping.
     pub stopping: u32,
+    /// Requests that instances have.
+    pub running: u32,
     /// Requests that wait.
     pub queued: u32,
 }
@@ -28,6 +30,7 @@ impl Counts {
             idle: self.idle + other.idle,
             busy: self.busy + other.busy,
             stopping: self.stopping + other.stopping,
+            running: self.running + other.running,
             queued: self.queued + other.queued,
         }
     }
@@ -36,11 +39,11 @@ impl Counts {
 impl Pool {
     /// The name of an instance's phase.
     pub fn phase(&self, instance: InstanceId) -> &'static str {
-        match self.instances.get(&instance).map(|known| known.phase) {
-            Some(Phase::Starting) => "starting",
-            Some(Phase::Idle(_)) => "idle",
-            Some(Phase::Busy(_) | Phase::Finishing(_)) => "busy",
-            Some(Phase::Stopping) | None => "stopping",
+        match self.instances.get(&instance) {
+            Some(known) if known.phase == Phase::Starting => "starting",
+            Some(known) if known.idle().is_some() => "idle",
+            Some(known) if known.phase == Phase::Serving => "busy",
+            _ => "stopping",
         }
     }
 
@@ -58,10 +61,11 @@ impl Pool {
         for instance in self.instances.values().filter(|instance| chosen(instance.function)) {
             *match instance.phase {
                 Phase::Starting => &mut counts.starting,
-                Phase::Idle(_) => &mut counts.idle,
-                Phase::Busy(_) | Phase::Finishing(_) => &mut counts.busy,
+                Phase::Serving if instance.idle().is_some() => &mut counts.idle,
+                Phase::Serving => &mut counts.busy,
                 Phase::Stopping => &mut counts.stopping,
             } += 1;
+            counts.running += instance.running.len() as u32;
         }
         let length = |function: &Function| function.queue.len() as u32;
         counts.queued = match function {

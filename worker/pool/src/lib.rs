@@ -9,61 +9,38 @@
 //!   An instance that has answered is Finishing until it asks for more, which is soon: a request that comes in
 //!   between waits for it, and starts no other.
 //! ```
+//! Busy and Idle are names for what an instance that has started does. An instance of a function that serves
+//! several requests at once asks for several, and has no more than its function may have; it is idle while it
+//! has none.
+//!
 //! Events come in as method calls with the time; what is to be done comes out as [`Action`]s, in order. So
 //! every rule here is tested without a process or a clock. Memory counts from the start of an instance
 //! until its last process has ended.
 
 mod counts;
+mod instance;
 mod interface;
 mod room;
+mod serving;
 
 pub use counts::Counts;
 pub use interface::{Action, Capacity, FunctionId, InstanceId, Refusal, RequestId, Time};
 
+use instance::{Instance, Phase};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
-    Starting,
-    Idle(Time),
-    Busy(RequestId),
-    Finishing(Time),
-    Stopping,
-}
-
-#[derive(Debug)]
-struct Instance {
-    function: FunctionId,
-    memory_mib: u64,
-    phase: Phase,
-    /// When it was started.
-    since: Time,
-    /// Its function has changed or was deleted, or another needs its room: it finishes its request, and
-    /// serves no other.
-    retired: bool,
-}
-
-impl Instance {
-    fn counts(&self) -> bool {
-        self.phase != Phase::Stopping
-    }
-
-    /// Whether it serves, or will serve, requests of its function.
-    fn serves(&self) -> bool {
-        self.counts() && !self.retired
-    }
-}
 
 #[derive(Debug)]
 struct Function {
     /// The function that it is a version of, or itself: whose reservation counts.
     parent: FunctionId,
     memory_mib: u64,
+    /// The most requests of one instance.
+    at_once: usize,
     reserved: Option<u32>,
     queue: VecDeque<(RequestId, Time)>,
-    /// Most recently used last, so that those not needed grow old.
-    idle: Vec<InstanceId>,
+    /// Instances that can be given a request. Most recently used last, so that those not needed grow old.
+    ready: Vec<InstanceId>,
 }
 
 /// The instances and queues of all functions.
@@ -96,24 +73,37 @@ impl Pool {
 
     /// Adds a function, or changes its memory: then the instances that it has serve no further request.
     pub fn set_function(&mut self, function: FunctionId, memory_mib: u32) -> Vec<Action> {
-        match self.functions.get_mut(&function) {
-            Some(known) => known.memory_mib = memory_mib.into(),
-            None => self.add(function, function, memory_mib),
-        }
+        self.set_function_at_once(function, memory_mib, 1)
+    }
+
+    /// The same for a function whose instances serve several requests at once.
+    pub fn set_function_at_once(
+        &mut self,
+        function: FunctionId,
+        memory_mib: u32,
+        at_once: u32,
+    ) -> Vec<Action> {
+        self.add(function, function, memory_mib, at_once);
         let mut actions = self.retire(function);
         self.schedule(&mut actions);
         actions
     }
 
     /// Adds a version of a function: it has instances of its own, and the function's reservation.
-    pub fn add_version(&mut self, version: FunctionId, parent: FunctionId, memory_mib: u32) {
-        self.add(version, parent, memory_mib);
+    pub fn add_version(&mut self, version: FunctionId, parent: FunctionId, memory_mib: u32, at_once: u32) {
+        self.add(version, parent, memory_mib, at_once);
     }
 
-    fn add(&mut self, id: FunctionId, parent: FunctionId, memory_mib: u32) {
-        let (queue, idle) = (VecDeque::new(), Vec::new());
-        let new = Function { parent, memory_mib: memory_mib.into(), reserved: None, queue, idle };
-        self.functions.insert(id, new);
+    fn add(&mut self, id: FunctionId, parent: FunctionId, memory_mib: u32, at_once: u32) {
+        let (memory_mib, at_once) = (memory_mib.into(), at_once.max(1) as usize);
+        match self.functions.get_mut(&id) {
+            Some(known) => (known.memory_mib, known.at_once) = (memory_mib, at_once),
+            None => {
+                let (queue, ready) = (VecDeque::new(), Vec::new());
+                let new = Function { parent, memory_mib, at_once, reserved: None, queue, ready };
+                self.functions.insert(id, new);
+            }
+        }
     }
 
     /// The reservation of a function, or of the one that it is a version of.
@@ -165,11 +155,14 @@ impl Pool {
         if self.reserved(function) == Some(0) {
             return refused(Refusal::Reserved);
         }
-        let Some(known) = self.functions.get_mut(&function) else { return refused(Refusal::Removed) };
-        if let Some(instance) = known.idle.pop() {
+        if !self.functions.contains_key(&function) {
+            return refused(Refusal::Removed);
+        }
+        if let Some(instance) = self.ready_instance(function) {
             self.dispatch(instance, request, &mut actions);
             return actions;
         }
+        let known = self.functions.get_mut(&function).expect("known a line above");
         if known.queue.len() >= self.capacity.queue {
             return refused(self.limiting_resource(function));
         }
@@ -187,64 +180,7 @@ impl Pool {
         })
     }
 
-    /// The instance's request has been answered; it may still be busy with the rest.
-    pub fn answered(&mut self, instance: InstanceId, now: Time) {
-        if let Some(known) = self.instances.get_mut(&instance)
-            && matches!(known.phase, Phase::Busy(_))
-        {
-            known.phase = Phase::Finishing(now);
-        }
-    }
-
-    /// The instance asks for work: it has started, or has served its request.
-    pub fn ready(&mut self, instance: InstanceId, now: Time) -> Vec<Action> {
-        self.now = now;
-        let mut actions = Vec::new();
-        let Some(known) = self.instances.get_mut(&instance) else { return actions };
-        match known.phase {
-            Phase::Stopping | Phase::Idle(_) => return actions,
-            Phase::Starting | Phase::Busy(_) | Phase::Finishing(_) if known.retired => {
-                known.phase = Phase::Stopping;
-                actions.push(Action::Stop { instance });
-            }
-            Phase::Starting | Phase::Busy(_) | Phase::Finishing(_) => {
-                let function = self.functions.get_mut(&known.function).expect("removed functions' retire");
-                known.phase = Phase::Idle(now);
-                match function.queue.pop_front() {
-                    Some((request, _)) => self.dispatch(instance, request, &mut actions),
-                    None => function.idle.push(instance),
-                }
-            }
-        }
-        self.schedule(&mut actions);
-        actions
-    }
-
-    /// A dispatched request never reached its instance, which is about to end: it waits again, as the
-    /// oldest.
-    pub fn undelivered(&mut self, instance: InstanceId, now: Time) -> Vec<Action> {
-        let mut actions = Vec::new();
-        let Some(known) = self.instances.get_mut(&instance) else { return actions };
-        let Phase::Busy(request) = known.phase else { return actions };
-        known.phase = Phase::Stopping;
-        actions.push(Action::Stop { instance });
-        let owner = known.function;
-        let may_not_run = self.reserved(owner) == Some(0);
-        match self.functions.get_mut(&owner) {
-            Some(function) => match function.idle.pop() {
-                Some(other) => self.dispatch(other, request, &mut actions),
-                None if may_not_run => {
-                    actions.push(Action::Refuse { request, refusal: Refusal::Reserved });
-                }
-                None => function.queue.push_front((request, now)),
-            },
-            None => actions.push(Action::Refuse { request, refusal: Refusal::Removed }),
-        }
-        self.schedule(&mut actions);
-        actions
-    }
-
-    /// The instance is to end in any phase; its request, if any, has been answered.
+    /// The instance is to end in any phase; requests that it has are answered when it has ended.
     pub fn stop(&mut self, instance: InstanceId) -> Vec<Action> {
         let mut actions = Vec::new();
         if self.end(instance) {
@@ -258,21 +194,16 @@ impl Pool {
     pub fn ended(&mut self, instance: InstanceId) -> Vec<Action> {
         let mut actions = Vec::new();
         let Some(known) = self.instances.remove(&instance) else { return actions };
-        let function = self.functions.get_mut(&known.function);
-        match known.phase {
-            Phase::Busy(request) => actions.push(Action::Lost { instance, request }),
-            Phase::Starting if !known.retired => {
-                if let Some((request, _)) = function.and_then(|function| function.queue.pop_front()) {
-                    actions.push(Action::FailedStart { instance, request });
-                }
+        if let Some(function) = self.functions.get_mut(&known.function) {
+            function.ready.retain(|ready| *ready != instance);
+            if known.phase == Phase::Starting
+                && !known.retired
+                && let Some((request, _)) = function.queue.pop_front()
+            {
+                actions.push(Action::FailedStart { instance, request });
             }
-            Phase::Idle(_) => {
-                if let Some(function) = function {
-                    function.idle.retain(|idle| *idle != instance);
-                }
-            }
-            Phase::Starting | Phase::Finishing(_) | Phase::Stopping => {}
         }
+        actions.extend(known.running.into_iter().map(|request| Action::Lost { instance, request }));
         self.schedule(&mut actions);
         actions
     }
@@ -296,7 +227,7 @@ impl Pool {
         let old: Vec<InstanceId> = self
             .instances
             .iter()
-            .filter(|(_, instance)| matches!(instance.phase, Phase::Idle(since) if since + keep_alive <= now))
+            .filter(|(_, instance)| instance.idle().is_some_and(|since| since + keep_alive <= now))
             .map(|(id, _)| *id)
             .collect();
         for instance in old {
@@ -331,16 +262,11 @@ impl Pool {
         self.instances.is_empty()
     }
 
-    fn dispatch(&mut self, instance: InstanceId, request: RequestId, actions: &mut Vec<Action>) {
-        self.instances.get_mut(&instance).expect("idle instances are known").phase = Phase::Busy(request);
-        actions.push(Action::Dispatch { instance, request });
-    }
-
     /// Marks an instance as ending; false if it is already.
     fn end(&mut self, instance: InstanceId) -> bool {
         let Some(known) = self.instances.get_mut(&instance) else { return false };
         if let Some(function) = self.functions.get_mut(&known.function) {
-            function.idle.retain(|idle| *idle != instance);
+            function.ready.retain(|ready| *ready != instance);
         }
         let ends = known.counts();
         known.phase = Phase::Stopping;
@@ -349,13 +275,13 @@ impl Pool {
 
     fn retire(&mut self, function: FunctionId) -> Vec<Action> {
         if let Some(function) = self.functions.get_mut(&function) {
-            function.idle.clear();
+            function.ready.clear();
         }
         let mut actions = Vec::new();
         for (id, instance) in self.instances.iter_mut().filter(|(_, instance)| instance.function == function)
         {
             instance.retired = true;
-            if matches!(instance.phase, Phase::Idle(_) | Phase::Starting) {
+            if instance.phase == Phase::Starting || instance.idle().is_some() {
                 instance.phase = Phase::Stopping;
                 actions.push(Action::Stop { instance: *id });
             }

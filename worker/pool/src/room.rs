@@ -13,6 +13,8 @@ use super::{Action, FunctionId, Instance, Phase, Pool, Refusal, Time};
 
 /// For how long an instance that has answered is expected to ask for more.
 const FINISHING: std::time::Duration = std::time::Duration::from_millis(100);
+/// For how long an instance that serves several requests at once is expected to ask for as many as it may.
+const ASKING: std::time::Duration = std::time::Duration::from_secs(2);
 /// For how long at least a function's only instance is left to it before another function has its turn.
 const TURN: std::time::Duration = std::time::Duration::from_secs(2);
 
@@ -93,18 +95,30 @@ impl Pool {
             }
         }
         for (_, function) in waiting {
-            let queued = self.functions[&function].queue.len();
-            let now = self.now;
-            let is_finishing = |i: &&Instance| {
-                let soon = matches!(i.phase, Phase::Finishing(since) if now < since + FINISHING);
-                soon && i.function == function && !i.retired
+            let (queued, at_once) = {
+                let known = &self.functions[&function];
+                (known.queue.len(), known.at_once)
             };
-            let finishing = self.instances.values().filter(is_finishing).count();
+            let expected: usize = self
+                .instances
+                .values()
+                .filter(|i| i.function == function && i.phase == Phase::Serving && !i.retired)
+                .map(|i| self.expected_asks(i))
+                .sum();
             while self.is_served(function)
-                && self.starting(Some(function)) + finishing < queued
+                && self.starting(Some(function)) * at_once + expected < queued
                 && self.start_one(function, reservation, actions)
             {}
         }
+    }
+
+    /// How many more requests an instance is expected to ask for soon.
+    fn expected_asks(&self, instance: &Instance) -> usize {
+        let finishing = instance.finishing.iter().filter(|since| self.now < **since + FINISHING).count();
+        // It has just started, and not all that run requests in it have asked.
+        let young = instance.at_once > 1 && self.now < instance.asked + ASKING;
+        let left = instance.at_once.saturating_sub(instance.asks + instance.running.len());
+        if young { left } else { finishing.min(left) }
     }
 
     fn starting(&self, which: Option<FunctionId>) -> usize {
@@ -126,9 +140,20 @@ impl Pool {
         }
         let instance = self.next_instance;
         self.next_instance += 1;
-        let memory_mib = self.functions[&function].memory_mib;
-        let started =
-            Instance { function, memory_mib, phase: Phase::Starting, since: self.now, retired: false };
+        let known = &self.functions[&function];
+        let started = Instance {
+            function,
+            memory_mib: known.memory_mib,
+            phase: Phase::Starting,
+            since: self.now,
+            retired: false,
+            at_once: known.at_once,
+            running: Vec::new(),
+            asks: 0,
+            asked: self.now,
+            finishing: Vec::new(),
+            idle_since: self.now,
+        };
         self.instances.insert(instance, started);
         actions.push(Action::Start { instance, function });
         true
@@ -155,10 +180,9 @@ impl Pool {
             if fits && held - leaving + wanted <= self.capacity.memory_mib {
                 return false;
             }
-            let idle = self.instances.iter().filter_map(|(id, instance)| match instance.phase {
-                Phase::Idle(since) if instance.function != function => Some((since, *id, instance.function)),
-                _ => None,
-            });
+            let others = self.instances.iter().filter(|(_, instance)| instance.function != function);
+            let idle = others
+                .filter_map(|(id, instance)| instance.idle().map(|since| (since, *id, instance.function)));
             let useful = idle.filter(|(_, _, owner)| own_fits || self.share_concurrency(*owner, function));
             let Some((_, instance, _)) = useful.min() else { return false };
             self.end(instance);
@@ -181,7 +205,14 @@ impl Pool {
                 return;
             }
             let Some(victim) = self.victim(function, own_fits) else { return };
-            self.instances.get_mut(&victim).expect("just found").retired = true;
+            let owner = {
+                let known = self.instances.get_mut(&victim).expect("just found");
+                known.retired = true;
+                known.function
+            };
+            if let Some(function) = self.functions.get_mut(&owner) {
+                function.ready.retain(|ready| *ready != victim);
+            }
         }
     }
 
@@ -203,7 +234,8 @@ impl Pool {
         let others = self.instances.iter().filter(|(_, instance)| {
             instance.function != function
                 && instance.serves()
-                && matches!(instance.phase, Phase::Busy(_) | Phase::Finishing(_))
+                && instance.phase == Phase::Serving
+                && instance.idle().is_none()
                 && (own_fits || self.share_concurrency(instance.function, function))
         });
         let may_go = others.filter_map(|(id, instance)| {

@@ -19,11 +19,11 @@ import time
 
 import runtime_client
 from awslambdaric import __main__ as client
-from awslambdaric.lambda_runtime_client import LambdaRuntimeClient
+from awslambdaric import lambda_runtime_client
 
 # The worker freezes an instance that has no work, and thaws it for the rests that it announces here.
 NEXT = (
-    "GET /2018-06-01/runtime/invocation/next HTTP/1.1\r\nHost: runtime\r\nMayfly-Rests-After-Ms: %s\r\n\r\n"
+    "GET /2018-06-01/runtime/invocation/next HTTP/1.1\r\nHost: runtime\r\nMayfly-Rests-After-Ms: %s\r\n%s\r\n"
 )
 ANSWER = (
     "POST /2018-06-01/runtime/invocation/%s/response HTTP/1.1\r\nHost: runtime\r\nContent-Type: %s\r\n"
@@ -158,6 +158,14 @@ class Work:
         self.busy_try_s = FIRST_S  # after the start
         self.retry_s = RETRY_S
         self.pace = Pace()
+        self.slot, self.process = None, ""
+
+    def start(self, slot):
+        """Begins in a process of its own, beside others (several.py)."""
+        self.slot = slot
+        self.process = f"Mayfly-Process: {slot.number}\r\n"
+        self.started = time.monotonic()
+        rests_in_this_process()
 
     def post_invocation_result(self, request, payload, kind="application/json", invocation=None):
         """Replaces runtime_client's: `next`, which follows at once, sends the answer with its GET."""
@@ -167,19 +175,29 @@ class Work:
 
     def next(self):
         """Replaces runtime_client's: the event and its headers."""
+        if self.slot:
+            # What is no whole line yet (several.py).
+            sys.stdout.flush()
+            sys.stderr.flush()
         self.asked += 1
         pause = self.pace.pause_s
         rests_after = [max(pause, FIRST_S - self.age()) if self.merges and self.asked == 1 else pause]
         is_busy = self.merges and not self.has_merged and self.asked > 2 and self.age() > self.busy_try_s
         if is_busy:
             rests_after.insert(0, 0)
-        request = (NEXT % ",".join(str(int(after * 1000)) for after in rests_after)).encode()
+        after_ms = ",".join(str(int(after * 1000)) for after in rests_after)
+        request = (NEXT % (after_ms, self.process)).encode()
         answers, self.answer = self.answer, b""
         self.connection.send(answers + request)
         if answers:
             status, _, reason = self.connection.receive()
-            if status != "202":
+            if status != "202" and self.slot is None:
                 raise RuntimeError(f"Failed to post invocation response: {status} {reason.decode()}")
+            if status != "202":
+                # As of Lambda's client: the request took too long, or its process was thought to have ended.
+                print(f"mayfly: an answer was refused: {status} {reason.decode()}", file=sys.stderr)
+        if self.slot:
+            self.slot.put(several.WAITS)
         if is_busy and not self.connection.has_answer(0):
             self.busy_try_s = 2 * self.age()
             self.rest(self.connection.socket.fileno(), is_busy)
@@ -189,6 +207,8 @@ class Work:
         if status != "200":
             raise RuntimeError(f"Failed to get next: {status}")
         self.pace.worked(time.monotonic())
+        if self.slot:
+            self.slot.put(several.SERVES)
         headers["Lambda-Runtime-Deadline-Ms"] = int(headers["Lambda-Runtime-Deadline-Ms"])
         return event, headers
 
@@ -245,7 +265,11 @@ class Work:
         return outcome
 
 
-start_client = LambdaRuntimeClient.__init__
+# Newer clients have two classes with this one's calls.
+BaseClient = getattr(
+    lambda_runtime_client, "BaseLambdaRuntimeClient", lambda_runtime_client.LambdaRuntimeClient
+)
+start_client = BaseClient.__init__
 
 
 def start_without_thread(self, address, *_, **__):
@@ -255,12 +279,22 @@ def start_without_thread(self, address, *_, **__):
     start_client(self, address)
 
 
-LambdaRuntimeClient.__init__ = start_without_thread
-# mayfly.advise only records regions in this process; its rests share them.
-if "MAYFLY_MERGE_LIBRARY" in os.environ:
-    os.environ["MAYFLY_RESTING_PROCESS"] = str(os.getpid())
+def rests_in_this_process():
+    # mayfly.advise only records regions in this process; its rests share them.
+    if "MAYFLY_MERGE_LIBRARY" in os.environ:
+        os.environ["MAYFLY_RESTING_PROCESS"] = str(os.getpid())
+
+
+BaseClient.__init__ = start_without_thread
+rests_in_this_process()
 work = Work(os.environ["AWS_LAMBDA_RUNTIME_API"], "MAYFLY_MERGE_LIBRARY" in os.environ)
 original_calls = runtime_client.next, runtime_client.post_invocation_result
 runtime_client.next = work.next
 runtime_client.post_invocation_result = work.post_invocation_result
-client.main(sys.argv)
+at_once = os.environ.get("AWS_LAMBDA_MAX_CONCURRENCY")
+if at_once:
+    from . import several
+
+    several.run(work, sys.argv[1], int(at_once))
+else:
+    client.main(sys.argv)

@@ -36,12 +36,9 @@ fn requests(text: &mut Metrics, worker: &Worker) {
     ] {
         text.value("mayfly_invocations_total", &[("outcome", outcome)], counter.load(Ordering::Relaxed));
     }
-    text.alone(
-        "mayfly_queued_requests",
-        "gauge",
-        "Requests that wait for an instance",
-        worker.counts().queued,
-    );
+    let counts = worker.counts();
+    text.alone("mayfly_running_requests", "gauge", "Requests that instances have", counts.running);
+    text.alone("mayfly_queued_requests", "gauge", "Requests that wait for an instance", counts.queued);
     text.histogram("mayfly_latency_seconds", "From arrival to answer, of requests that ran", &count.latency);
     let help = "From an instance's start until it asks for work";
     text.histogram("mayfly_cold_start_seconds", help, &count.cold_start);

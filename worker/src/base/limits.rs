@@ -41,6 +41,8 @@ pub const CALL_BYTES: usize = 1024 * 1024;
 pub const ENVIRONMENT_BYTES: usize = 4096;
 /// How long an instance may take until it asks for its first invocation; a longer `Timeout` allows more.
 pub const INIT: Duration = Duration::from_secs(10);
+/// The same where an instance serves several requests at once.
+pub const INIT_OF_SEVERAL: Duration = Duration::from_secs(130);
 /// The end of an invocation's log that `LogType=Tail` answers with.
 pub const LOG_TAIL_BYTES: usize = 4096;
 /// Processes and threads of an instance.

@@ -24,6 +24,7 @@ pub const BOOTSTRAP_FILES: &[(&str, &str)] = &[
     ("__init__.py", include_str!("../../runtime/mayfly_bootstrap/__init__.py")),
     ("__main__.py", include_str!("../../runtime/mayfly_bootstrap/__main__.py")),
     ("image.py", include_str!("../../runtime/mayfly_bootstrap/image.py")),
+    ("several.py", include_str!("../../runtime/mayfly_bootstrap/several.py")),
     ("rest.py", include_str!("../../runtime/mayfly_bootstrap/rest.py")),
 ];
 /// The file with the packages that a function in Python needs, beside its code.

@@ -41,7 +41,7 @@ impl Worker {
                         }
                         // It never reached the function, so another instance may have it.
                         let now = self.now();
-                        let actions = state.pool.undelivered(instance, now);
+                        let actions = state.pool.undelivered(instance, request, now);
                         self.carry_out(state, actions);
                     }
                 }
@@ -76,12 +76,14 @@ impl Worker {
 }
 
 impl Scheduler for Worker {
-    fn answer(&self, instance: InstanceId, request: RequestId, outcome: Result<Outcome, ApiError>) {
+    fn answer(self: Arc<Self>, instance: InstanceId, request: RequestId, outcome: Result<Outcome, ApiError>) {
         let waiting = {
             let mut state = self.lock();
             let now = self.now();
-            state.pool.answered(instance, now);
-            state.waiting.remove(&request)
+            let waiting = state.waiting.remove(&request);
+            let actions = state.pool.answered(instance, request, now);
+            self.carry_out(&mut state, actions);
+            waiting
         };
         if let Some(waiting) = waiting {
             self.history.answered(waiting.answer(outcome, &self.count));
@@ -92,6 +94,12 @@ impl Scheduler for Worker {
         let mut state = self.lock();
         let now = self.now();
         let actions = state.pool.ready(instance, now);
+        self.carry_out(&mut state, actions);
+    }
+
+    fn drain(self: Arc<Self>, instance: InstanceId) {
+        let mut state = self.lock();
+        let actions = state.pool.drain(instance);
         self.carry_out(&mut state, actions);
     }
 

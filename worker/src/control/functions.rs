@@ -14,7 +14,9 @@ use crate::function::attached::Attached;
 use crate::function::definition::{Deployment, Function, FunctionUrl};
 use crate::function::failed::Failed;
 use crate::function::settings::Settings;
+use crate::function::variables::MAX_CONCURRENCY;
 use worker_pool::FunctionId;
+use worker_system::text::shown;
 
 impl Worker {
     /// Adds a function.
@@ -60,6 +62,14 @@ impl Worker {
         code: Code,
         opt: OptMount,
     ) -> Result<Arc<Deployment>, ApiError> {
+        let at_once = settings.at_once();
+        let of_image = code.image.iter().flat_map(|image| &image.environment);
+        if let Some((variable, own)) = of_image.into_iter().find(|(name, _)| name == MAX_CONCURRENCY) {
+            let own = shown(own);
+            tracing::info!(
+                "{name}: the image's {variable}={own} is passed over: CapacityProviderConfig sets it"
+            );
+        }
         let (wanted, most) = (settings.memory_mib, state.pool.capacity().memory_mib);
         if u64::from(wanted) > most {
             return Err(ApiError::invalid_parameter(format!(
@@ -96,8 +106,8 @@ impl Worker {
                 state.functions.insert(name.to_string(), new);
             }
         }
-        let mut actions = state.pool.set_function(id, wanted);
-        actions.extend(state.change_tenants(id, wanted));
+        let mut actions = state.pool.set_function_at_once(id, wanted, at_once);
+        actions.extend(state.change_tenants(id, wanted, at_once));
         self.carry_out(state, actions);
         Ok(deployment)
     }

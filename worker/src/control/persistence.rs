@@ -183,9 +183,11 @@ impl Worker {
         for deployment in function.deployments() {
             state.deployments.insert(deployment.function, deployment.clone());
         }
-        let mut actions = state.pool.set_function(id, function.deployment.settings.memory_mib);
+        let settings = &function.deployment.settings;
+        let mut actions = state.pool.set_function_at_once(id, settings.memory_mib, settings.at_once());
         for version in function.versions.values() {
-            state.pool.add_version(version.function, id, version.settings.memory_mib);
+            let (memory_mib, at_once) = (version.settings.memory_mib, version.settings.at_once());
+            state.pool.add_version(version.function, id, memory_mib, at_once);
         }
         actions.extend(state.pool.reserve(id, function.reserved));
         state.functions.insert(name.to_string(), function);

@@ -62,7 +62,7 @@ impl State {
             return Ok(*known);
         }
         let id = self.new_function_id();
-        self.pool.add_version(id, deployment.parent, settings.memory_mib);
+        self.pool.add_version(id, deployment.parent, settings.memory_mib, settings.at_once());
         self.tenants.add(deployment.function, key.1, id);
         Ok(id)
     }
@@ -77,9 +77,14 @@ impl State {
     }
 
     /// A function has changed: the instances of its tenants finish what they have.
-    pub(super) fn change_tenants(&mut self, function: FunctionId, memory_mib: u32) -> Vec<Action> {
+    pub(super) fn change_tenants(
+        &mut self,
+        function: FunctionId,
+        memory_mib: u32,
+        at_once: u32,
+    ) -> Vec<Action> {
         let ids: Vec<FunctionId> = self.tenants.of(function).collect();
-        ids.into_iter().flat_map(|id| self.pool.set_function(id, memory_mib)).collect()
+        ids.into_iter().flat_map(|id| self.pool.set_function_at_once(id, memory_mib, at_once)).collect()
     }
 }
 

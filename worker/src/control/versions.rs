@@ -64,7 +64,8 @@ impl Worker {
         }
         let version = Arc::new(version);
         state.deployments.insert(version.function, version.clone());
-        state.pool.add_version(version.function, version.parent, version.settings.memory_mib);
+        let (memory_mib, at_once) = (version.settings.memory_mib, version.settings.at_once());
+        state.pool.add_version(version.function, version.parent, memory_mib, at_once);
         let function = state.functions.get_mut(name).expect("found above");
         function.latest_version = number;
         function.versions.insert(number, version.clone());

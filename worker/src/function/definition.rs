@@ -164,6 +164,9 @@ impl Deployment {
                 configuration["Handler"] = settings.handler.clone().into();
             }
         }
+        if let Some(provider) = settings.several.as_ref().and_then(|several| several.provider.as_ref()) {
+            configuration["CapacityProviderConfig"] = provider.clone();
+        }
         if !settings.environment.is_empty() {
             configuration["Environment"] = json!({ "Variables": settings.environment });
         }

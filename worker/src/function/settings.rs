@@ -9,6 +9,7 @@ use crate::base::error::ApiError;
 use crate::base::limits;
 use crate::code::lambda_layers;
 use crate::code::runtime::Runtime;
+use crate::function::capacity_provider::{CapacityProviderConfig, Several};
 use crate::function::logging::{Logging, WantedLogging};
 use crate::function::tenancy::TenancyConfig;
 use crate::function::variables;
@@ -47,6 +48,8 @@ pub struct Wanted {
     pub logging_config: Option<WantedLogging>,
     /// Whether each tenant has instances of its own; only a new function may choose.
     pub tenancy_config: Option<TenancyConfig>,
+    /// Read for its figure alone.
+    pub capacity_provider_config: Option<CapacityProviderConfig>,
     /// Other properties of a request; [`REFUSED`] lists those that are not supported.
     #[serde(flatten)]
     pub other: BTreeMap<String, Value>,
@@ -57,7 +60,7 @@ const OF_THE_CALL: [&str; 2] = ["Publish", "RevisionId"];
 
 /// Settings that are not supported, and why. They are refused, as are unknown ones, so that no caller
 /// believes to have them; their default is accepted.
-const REFUSED: [(&str, &str); 10] = [
+const REFUSED: [(&str, &str); 9] = [
     ("DeadLetterConfig", "events that failed are only logged"),
     ("VpcConfig", "there is no such network"),
     ("TracingConfig", "there is no X-Ray"),
@@ -67,7 +70,6 @@ const REFUSED: [(&str, &str); 10] = [
     ("SnapStart", "there is no SnapStart"),
     ("RuntimeManagementConfig", "the runtime is the host's"),
     ("DurableConfig", "there are no durable executions"),
-    ("CapacityProviderConfig", "all instances run on this machine, each for one request at a time"),
 ];
 
 /// `Environment`.
@@ -130,6 +132,9 @@ pub struct Settings {
     /// `TenancyConfig`: an instance serves one tenant.
     #[serde(default)]
     pub per_tenant: bool,
+    /// How many requests an instance serves at once, where it serves several.
+    #[serde(default)]
+    pub several: Option<Several>,
 }
 
 impl Settings {
@@ -166,6 +171,7 @@ impl Settings {
             vm: None,
             page_out_after_s: None,
             per_tenant: wanted.tenancy_config.is_some(),
+            several: None,
         };
         wanted.tenancy_config.as_ref().map_or(Ok(()), TenancyConfig::check)?;
         let without = Wanted { tenancy_config: None, ..wanted.clone() };
@@ -230,6 +236,9 @@ impl Settings {
             lambda_layers::check(arns)?;
             settings.layers.clone_from(arns);
         }
+        if let Some(config) = &wanted.capacity_provider_config {
+            settings.several = config.several()?;
+        }
         for (name, value) in &wanted.other {
             if !OF_THE_CALL.contains(&name.as_str()) && !is_default(value) {
                 let known = REFUSED.iter().find(|(refused, _)| refused == name);
@@ -239,6 +248,11 @@ impl Settings {
             }
         }
         Ok(settings)
+    }
+
+    /// The most requests that one instance serves at once.
+    pub fn at_once(&self) -> u32 {
+        self.several.as_ref().map_or(1, |several| several.at_once)
     }
 
     /// Refuses settings of the other package type, as Lambda does.

@@ -30,7 +30,7 @@ const RESERVED_VARIABLES: [&str; 19] = [
     "LAMBDA_RUNTIME_DIR",
 ];
 
-/// With it, Lambda's clients in Go and Rust ask for several requests at once, of which they would lose some.
+/// With it, runtimes ask for several requests at once. The worker sets it, by the function's own setting.
 pub const MAX_CONCURRENCY: &str = "AWS_LAMBDA_MAX_CONCURRENCY";
 
 /// Checks a function's own variables.
@@ -66,7 +66,7 @@ pub fn fault_of(name: &str) -> Option<&'static str> {
         return Some("name variables by a letter, then letters, digits and _");
     }
     if name == MAX_CONCURRENCY {
-        return Some("not ask for several requests at once: an instance serves one at a time");
+        return Some("ask for several requests at once by CapacityProviderConfig, which sets it");
     }
     RESERVED_VARIABLES.contains(&name).then_some("not set what Lambda itself sets")
 }

@@ -5,14 +5,13 @@
 //! and after each invocation.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
 use super::shutdown::FAILURE;
-use super::{Instance, Phase, lock};
+use super::{Instance, lock};
 use crate::base::limits;
 use crate::invocation::platform::{PlatformEvent, Status};
 use crate::invocation::request::{Invocation, Outcome};
@@ -68,9 +67,10 @@ pub(super) struct Extensions {
     started: Vec<String>,
     /// By identifier.
     registered: BTreeMap<String, Extension>,
-    /// Set while the runtime waits for work and the pool has no report of it: after how long it would do
-    /// idle work.
-    runtime_waits: Option<Vec<Duration>>,
+    /// How many requests the runtime waits for of which the pool has no report.
+    runtime_waits: usize,
+    /// Instances that serve several requests at once send extensions no invocations.
+    several: bool,
     /// Ends the instance where an extension is never done with an invocation.
     timer: Option<AbortHandle>,
     was_ready: bool,
@@ -91,6 +91,12 @@ impl Extensions {
         }
         if self.registered.values().any(|known| known.name == name) {
             return refused("Extension.InvalidExtensionState", "an extension of this name is registered");
+        }
+        if wishes.invoke && self.several {
+            return refused(
+                "Extension.InvalidEventType",
+                "no extension receives INVOKE where an instance serves several requests at once",
+            );
         }
         if wishes.shutdown && !self.started.iter().any(|known| known == name) {
             return refused(
@@ -117,14 +123,17 @@ impl Extensions {
         Ok(receiver)
     }
 
-    /// The runtime's times for idle work, once: when the runtime and all extensions wait, so that the
-    /// instance is ready.
-    fn take_ready(&mut self) -> Option<Vec<Duration>> {
+    /// How many requests the instance is ready for of which the pool has no report: once the runtime and all
+    /// extensions wait.
+    fn take_ready(&mut self) -> Option<usize> {
+        if self.several && self.was_ready && !self.failed {
+            return Some(std::mem::take(&mut self.runtime_waits)).filter(|asks| *asks > 0);
+        }
         let all = self.started.iter().all(|name| self.registered.values().any(|known| known.name == *name));
         if self.failed || !all || !self.registered.values().all(|known| known.waits) {
             return None;
         }
-        let ready = self.runtime_waits.take()?;
+        let ready = Some(std::mem::take(&mut self.runtime_waits)).filter(|asks| *asks > 0)?;
         self.was_ready = true;
         if let Some(timer) = self.timer.take() {
             timer.abort();
@@ -182,14 +191,13 @@ impl Instance {
             extensions.failed = true;
             extensions.reason.get_or_insert(FAILURE);
         }
-        let busy = match &*lock(&self.phase) {
-            Phase::Busy(work) => Some(work.invocation.id.clone()),
-            _ => None,
-        };
-        match busy {
+        let busy = lock(&self.requests).ids();
+        if busy.is_empty() {
+            let _ = lock(&self.failure).get_or_insert_with(|| Ok(Outcome::error(kind, reason)));
+        }
+        for id in busy {
             // The runtime may have answered meanwhile.
-            Some(id) => drop(self.finish(&id, Outcome::error(kind, &format!("RequestId: {id} {reason}")))),
-            None => drop(lock(&self.failure).get_or_insert_with(|| Ok(Outcome::error(kind, reason)))),
+            drop(self.finish(&id, Outcome::error(kind, &format!("RequestId: {id} {reason}"))));
         }
         match self.was_ready() {
             true => self.scheduler.clone().end(self.id),
@@ -199,10 +207,13 @@ impl Instance {
     }
 
     /// The runtime waits for work. `timer` ends the instance if an extension is not done by then.
-    pub(super) fn runtime_waits(&self, idle_work_after: &[Duration], timer: Option<AbortHandle>) {
+    pub(super) fn runtime_waits(&self, timer: Option<AbortHandle>) {
         let mut extensions = lock(&self.extensions);
-        extensions.runtime_waits = Some(idle_work_after.to_vec());
-        extensions.timer = timer;
+        extensions.runtime_waits += 1;
+        match extensions.several {
+            true => timer.iter().for_each(AbortHandle::abort),
+            false => extensions.timer = timer,
+        }
     }
 
     /// Reports to the pool that the instance is ready.
@@ -210,13 +221,21 @@ impl Instance {
         let (ready, has_started) = {
             let mut extensions = lock(&self.extensions);
             let before = extensions.was_ready;
-            (extensions.take_ready(), !before && extensions.was_ready)
+            (extensions.take_ready().unwrap_or_default(), !before && extensions.was_ready)
         };
         if has_started {
             self.publish_start();
         }
-        if let Some(idle_work_after) = ready {
-            self.idles(&idle_work_after);
+        if ready > 0 {
+            let idle_work = {
+                let requests = lock(&self.requests);
+                requests.is_idle().then(|| requests.idle_work())
+            };
+            if let Some(idle_work) = idle_work {
+                self.idles(idle_work);
+            }
+        }
+        for _ in 0..ready {
             self.scheduler.clone().ready(self.id);
         }
     }
@@ -236,7 +255,7 @@ impl Instance {
 
     /// Whether its runtime is done, and an extension is not.
     pub(super) fn extension_is_at_work(&self) -> bool {
-        lock(&self.extensions).runtime_waits.is_some()
+        lock(&self.extensions).runtime_waits > 0
     }
 
     /// From now on this is the reason of the shutdown that extensions receive, unless there is one.
@@ -263,7 +282,9 @@ impl Instance {
 
     /// The programs that were started with the runtime.
     pub(super) fn extensions_started(&self, names: &[String]) {
-        lock(&self.extensions).started = names.to_vec();
+        let mut extensions = lock(&self.extensions);
+        extensions.started = names.to_vec();
+        extensions.several = self.deployment.settings.at_once() > 1;
     }
 }
 
@@ -276,32 +297,46 @@ mod tests {
     #[test]
     fn an_instance_is_ready_when_all_wait_and_that_is_said_once() {
         let mut extensions = Extensions { started: vec!["one".into()], ..Extensions::default() };
-        extensions.runtime_waits = Some(Vec::new());
+        extensions.runtime_waits = 1;
         assert_eq!(extensions.take_ready(), None, "one has not registered");
         let one = extensions.register("one", INVOKE).unwrap();
         let internal = extensions.register("inside", INVOKE).unwrap();
         let mut waiting = extensions.next(&one).unwrap();
         assert_eq!(extensions.take_ready(), None, "the other does not wait");
         drop(extensions.next(&internal).unwrap());
-        assert_eq!(extensions.take_ready(), Some(Vec::new()));
+        assert_eq!(extensions.take_ready(), Some(1));
         assert_eq!(extensions.take_ready(), None);
         assert!(matches!(extensions.register("late", INVOKE), Err(Refused::Registration(..))));
 
         extensions.send_event(|wishes| wishes.invoke, &json!(1));
         assert_eq!(waiting.try_recv().unwrap(), json!(1));
-        extensions.runtime_waits = Some(Vec::new());
+        extensions.runtime_waits = 1;
         assert_eq!(extensions.take_ready(), None);
         drop(extensions.next(&one).unwrap());
         // The connection on which it waited was broken: it receives the event all the same.
         assert_eq!(extensions.next(&internal).unwrap().try_recv().unwrap(), json!(1));
         assert_eq!(extensions.take_ready(), None, "and has it to do");
         drop(extensions.next(&internal).unwrap());
-        assert_eq!(extensions.take_ready(), Some(Vec::new()));
+        assert_eq!(extensions.take_ready(), Some(1));
         assert_eq!(extensions.next("nobody").unwrap_err(), Refused::Unknown);
 
         extensions.failed = true;
-        extensions.runtime_waits = Some(Vec::new());
+        extensions.runtime_waits = 1;
         assert_eq!(extensions.take_ready(), None, "one cannot go on, whatever it asks for");
+    }
+
+    #[test]
+    fn an_instance_for_several_requests_is_ready_for_each_that_its_runtime_asks_for() {
+        let mut extensions = Extensions { several: true, runtime_waits: 2, ..Extensions::default() };
+        extensions.started = vec!["one".into()];
+        assert!(matches!(extensions.register("one", INVOKE), Err(Refused::Registration(..))));
+        let one = extensions.register("one", Wishes { invoke: false, shutdown: true }).unwrap();
+        assert_eq!(extensions.take_ready(), None, "the extension does not wait");
+        drop(extensions.next(&one).unwrap());
+        assert_eq!(extensions.take_ready(), Some(2));
+        assert_eq!(extensions.take_ready(), None);
+        extensions.runtime_waits += 1;
+        assert_eq!(extensions.take_ready(), Some(1));
     }
 
     #[test]

@@ -72,15 +72,16 @@ impl Idle {
 }
 
 impl Instance {
-    /// The instance waits for work from now on, and wants to do idle work after each of these times
-    /// without any.
-    pub(super) fn idles(&self, idle_work_after: &[Duration]) {
+    /// The instance waits for work from now on, and wants to do idle work at these times: of each of its
+    /// processes that wait, as some rest while others work.
+    pub(super) fn idles(&self, idle_work: Vec<Instant>) {
         let now = Instant::now();
         let mut idle = lock(&self.idle);
         idle.since = Some(now);
         idle.repeats_after = REPEATS_AFTER;
-        idle.idle_work =
-            idle_work_after.iter().take(MOST_IDLE_WORK).map(|after| now + MOST.min(*after)).collect();
+        let most = MOST_IDLE_WORK * self.deployment.settings.at_once() as usize;
+        let due = idle_work.into_iter().filter(|at| *at + GRACE >= now);
+        idle.idle_work = due.take(most).map(|at| at.clamp(now, now + MOST)).collect();
         let pages_out = self.deployment.settings.page_out_after_s;
         idle.pages_out = pages_out.map(|seconds| now + Duration::from_secs(seconds.into()));
         let worked = idle.worked;

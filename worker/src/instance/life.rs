@@ -7,8 +7,9 @@ use anyhow::Result;
 use tokio::task::JoinSet;
 use worker_page::data::Event;
 
+use super::requests::{Overdue, Stage};
 use super::shutdown::{FAILURE, TIMEOUT};
-use super::{Instance, Phase, lock};
+use super::{Instance, lock};
 use crate::base::error::ApiError;
 use crate::base::limits;
 use crate::instance::runtime_api;
@@ -76,14 +77,16 @@ impl Instance {
     /// ended by itself.
     async fn until_it_ends(&self, ending: impl Future<Output = Ended>) -> Option<Ending> {
         let timeout = Duration::from_secs(self.deployment.settings.timeout_s.into());
-        let init = limits::INIT.max(timeout) * self.context.maker.slower();
+        let at_least =
+            if self.deployment.settings.at_once() > 1 { limits::INIT_OF_SEVERAL } else { limits::INIT };
+        let init = at_least.max(timeout) * self.context.maker.slower();
         tokio::select! {
             ended = ending => {
                 self.ends_because_of(FAILURE);
                 self.ended_by_itself(&ended);
                 return Some(ended.how);
             }
-            () = self.stop.notified() => *lock(&self.phase) = Phase::Ended,
+            () = self.stop.notified() => self.stopped(),
             () = self.still_starting_after(init) => {
                 let message = format!("Error: Init phase timed out after {} seconds", init.as_secs());
                 let timed_out = Some(End::TimedOut(init.as_secs() as u32));
@@ -96,6 +99,12 @@ impl Instance {
         None
     }
 
+    /// It is to end. What it still has is lost: the worker answers those callers once it has ended.
+    fn stopped(&self) {
+        let (_, running) = lock(&self.requests).end();
+        running.iter().for_each(|work| work.timer.abort());
+    }
+
     async fn still_starting_after(&self, limit: Duration) {
         tokio::time::sleep(limit).await;
         if self.was_ready() {
@@ -103,58 +112,66 @@ impl Instance {
         }
     }
 
-    /// The runtime has ended by itself: the caller that waits for it receives the reason.
+    /// The runtime has ended by itself: callers that wait for it receive the reason.
     fn ended_by_itself(&self, Ended { how: ending, out_of_memory }: &Ended) {
-        let phase = std::mem::replace(&mut *lock(&self.phase), Phase::Ended);
+        let (stage, running) = lock(&self.requests).end();
         let memory = self.deployment.settings.memory_mib;
         let cause = if *out_of_memory { format!(" (memory of {memory} MB used up)") } else { String::new() };
         tracing::warn!("{}: {ending}{cause}", self.label());
         self.note(Event { message: Some(format!("{ending}{cause}")), ..self.event("ended") });
         let kind = ending.kind();
-        match phase {
-            Phase::Busy(work) => {
-                work.timer.abort();
-                let message = format!("RequestId: {} Error: {ending}{cause}", work.invocation.id);
-                self.report(work, Outcome::error(kind, &message));
-            }
-            Phase::Init | Phase::Waiting(_) if !self.was_ready() => {
-                // The runtime's own error is better.
-                lock(&self.failure)
-                    .get_or_insert_with(|| Ok(Outcome::error(kind, &format!("Error: {ending}{cause}"))));
-            }
-            Phase::Answered(timer) => timer.abort(),
-            Phase::Init | Phase::Waiting(_) | Phase::Ended => {}
+        if stage != Stage::Ended && !self.was_ready() {
+            // The runtime's own error is better.
+            lock(&self.failure)
+                .get_or_insert_with(|| Ok(Outcome::error(kind, &format!("Error: {ending}{cause}"))));
         }
+        for work in running {
+            work.timer.abort();
+            let message = format!("RequestId: {} Error: {ending}{cause}", work.invocation.id);
+            self.report(work, Outcome::error(kind, &message));
+        }
+    }
+
+    /// A process of the runtime's has ended with this status: the caller whose request it had receives the
+    /// reason. The others go on.
+    pub(crate) fn process_ended(&self, process: u32, status: i32) {
+        let Some(id) = lock(&self.requests).process_ended(process) else { return };
+        let ending = match status & 0x7f {
+            0 => Ending::Exit(status >> 8 & 0xff),
+            signal => Ending::Signal(signal),
+        };
+        tracing::warn!("{}: {ending}, in a process that had request {id}", self.label());
+        // Its answer may have been received just now.
+        drop(self.finish(&id, Outcome::error(ending.kind(), &format!("RequestId: {id} Error: {ending}"))));
     }
 
     pub(super) fn out_of_time(&self, request: RequestId) {
         let timeout_s = self.deployment.settings.timeout_s;
-        let phase = {
-            let mut phase = lock(&self.phase);
-            // It may have gone on to another request just now.
-            let overdue = match &*phase {
-                Phase::Busy(work) => work.request == request,
-                Phase::Answered(_) => true,
-                Phase::Waiting(_) => self.extension_is_at_work(),
-                _ => false,
-            };
-            if !overdue {
-                return;
-            }
-            std::mem::replace(&mut *phase, Phase::Ended)
+        let extension_works = self.extension_is_at_work();
+        let overdue = lock(&self.requests).out_of_time(request, extension_works);
+        let (work, is_last) = match overdue {
+            Overdue::No => return,
+            Overdue::Request(work) => (Some(work), false),
+            Overdue::Last(work) => (work, true),
         };
-        self.ends_because_of(TIMEOUT);
-        match phase {
-            Phase::Busy(work) => {
+        if is_last {
+            self.ends_because_of(TIMEOUT);
+        }
+        match work {
+            Some(work) => {
                 let outcome = Outcome::timed_out(&work.invocation.id, timeout_s);
                 tracing::warn!("{}: {} did not answer in {timeout_s} s", self.label(), work.invocation.id);
                 self.report(work, outcome);
             }
-            Phase::Waiting(_) => {
+            None if extension_works => {
                 tracing::warn!("{}: answered, but an extension was not done in {timeout_s} s", self.label())
             }
-            _ => tracing::warn!("{}: answered, but asked for no more work in {timeout_s} s", self.label()),
+            None => tracing::warn!("{}: answered, but asked for no more work in {timeout_s} s", self.label()),
         }
-        self.scheduler.clone().end(self.id);
+        if is_last && self.deployment.settings.at_once() > 1 {
+            self.scheduler.clone().drain(self.id);
+        } else if is_last {
+            self.scheduler.clone().end(self.id);
+        }
     }
 }

@@ -8,6 +8,7 @@ mod idle_work;
 mod life;
 mod metadata_api;
 mod reports;
+mod requests;
 pub(crate) mod runtime_api;
 mod shutdown;
 mod telemetry;
@@ -20,7 +21,6 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use tokio::sync::{Notify, oneshot};
-use tokio::task::AbortHandle;
 use worker_page::data::Event;
 
 use crate::base::error::ApiError;
@@ -34,6 +34,7 @@ use crate::invocation::platform::{PlatformEvent, Status};
 use crate::invocation::request::{Figures, Invocation, Outcome};
 use crate::sandbox::history::{self, History};
 use crate::sandbox::interface::{Handler, Maker, Order, Sandbox};
+use requests::{Requests, Stage, Work};
 use worker_pool::{InstanceId, RequestId};
 use worker_system::lock::lock;
 
@@ -42,7 +43,9 @@ pub(crate) trait Scheduler: Send + Sync {
     /// It waits for work.
     fn ready(self: Arc<Self>, instance: InstanceId);
     /// It has run this request.
-    fn answer(&self, instance: InstanceId, request: RequestId, outcome: Result<Outcome, ApiError>);
+    fn answer(self: Arc<Self>, instance: InstanceId, request: RequestId, outcome: Result<Outcome, ApiError>);
+    /// It is to be given no further request, and to end once it has none.
+    fn drain(self: Arc<Self>, instance: InstanceId);
     /// It can be used no more.
     fn end(self: Arc<Self>, instance: InstanceId);
     /// Nothing of it is left.
@@ -61,29 +64,6 @@ pub(crate) struct InstanceContext {
     pub calls: OnceLock<Handler>,
 }
 
-/// What the runtime inside is doing.
-enum Phase {
-    /// It has not asked for work yet.
-    Init,
-    /// It waits for work; this is where the work goes.
-    Waiting(oneshot::Sender<Arc<Invocation>>),
-    /// It has work.
-    Busy(Work),
-    /// It has answered and not asked again; the timer ends it if it never does.
-    Answered(AbortHandle),
-    /// It is being ended.
-    Ended,
-}
-
-struct Work {
-    request: RequestId,
-    invocation: Arc<Invocation>,
-    since: Instant,
-    timer: AbortHandle,
-    /// The answer is being received: no other request may send one.
-    answering: bool,
-}
-
 /// An instance of a function.
 pub struct Instance {
     /// Its number.
@@ -95,7 +75,7 @@ pub struct Instance {
     scheduler: Arc<dyn Scheduler>,
     context: Arc<InstanceContext>,
     started: Instant,
-    phase: Mutex<Phase>,
+    requests: Mutex<Requests>,
     /// Set when it first asks for work, taken by the first report.
     init: Mutex<Option<Duration>>,
     started_in: OnceLock<Duration>,
@@ -127,6 +107,8 @@ pub enum Misuse {
     RequestId,
     /// It answered a request whose answer is being received already.
     Answering,
+    /// It answered a request that took longer than the function's `Timeout`.
+    Overdue,
 }
 
 impl Instance {
@@ -137,6 +119,7 @@ impl Instance {
         scheduler: Arc<dyn Scheduler>,
         context: Arc<InstanceContext>,
     ) -> Instance {
+        let requests = Mutex::new(Requests::new(deployment.settings.at_once()));
         Instance {
             id,
             deployment,
@@ -144,7 +127,7 @@ impl Instance {
             scheduler,
             context,
             started: Instant::now(),
-            phase: Mutex::new(Phase::Init),
+            requests,
             init: Mutex::new(None),
             started_in: OnceLock::new(),
             rested: Mutex::new(None),
@@ -203,36 +186,30 @@ impl Instance {
     }
 
     /// The runtime asks for work (`GET /invocation/next`): where the work will come from. It may name
-    /// after how long without any it wants to do idle work, and to do it again.
+    /// after how long without any it wants to do idle work, and to do it again, and its process that asks.
     pub(crate) fn next(
         &self,
         idle_work_after: &[Duration],
+        process: Option<u32>,
     ) -> Result<oneshot::Receiver<Arc<Invocation>>, Misuse> {
-        let (sender, receiver) = oneshot::channel();
-        let is_first = {
-            let mut phase = lock(&self.phase);
-            let is_first = matches!(&*phase, Phase::Init);
-            let timer = match &*phase {
-                Phase::Init => {
-                    let init = self.started.elapsed();
-                    *lock(&self.init) = Some(init);
-                    let _ = self.started_in.set(init);
-                    self.context.count.started(init);
-                    self.note(Event { ms: history::ms(init), ..self.event("ready") });
-                    tracing::debug!("{}: started in {:.1} ms", self.label(), init.as_secs_f64() * 1e3);
-                    None
-                }
-                Phase::Answered(timer) => Some(timer.clone()),
-                // Its earlier connection broke before work came; the pool still counts on it.
-                Phase::Waiting(earlier) if earlier.is_closed() => {
-                    *phase = Phase::Waiting(sender);
-                    return Ok(receiver);
-                }
-                Phase::Waiting(_) | Phase::Busy(_) | Phase::Ended => return Err(Misuse::State),
-            };
-            *phase = Phase::Waiting(sender);
-            self.runtime_waits(idle_work_after, timer);
-            is_first
+        let (receiver, is_first) = {
+            let mut requests = lock(&self.requests);
+            let now = Instant::now();
+            let idle_work = idle_work_after.iter().map(|after| now + *after).collect();
+            let asked = requests.ask(idle_work, process)?;
+            if asked.is_again {
+                return Ok(asked.receiver);
+            }
+            if asked.is_first {
+                let init = self.started.elapsed();
+                *lock(&self.init) = Some(init);
+                let _ = self.started_in.set(init);
+                self.context.count.started(init);
+                self.note(Event { ms: history::ms(init), ..self.event("ready") });
+                tracing::debug!("{}: started in {:.1} ms", self.label(), init.as_secs_f64() * 1e3);
+            }
+            self.runtime_waits(asked.timer);
+            (asked.receiver, asked.is_first)
         };
         if is_first {
             self.publish(&PlatformEvent::init_runtime_done(&Status::Success));
@@ -244,20 +221,17 @@ impl Instance {
     /// Sends it a request. False if the runtime cannot have received it.
     pub(crate) fn dispatch(self: &Arc<Self>, request: RequestId, invocation: Arc<Invocation>) -> bool {
         debug_assert_eq!(self.deployment.tenant.as_deref(), invocation.tenant.as_deref(), "one for life");
-        let mut phase = lock(&self.phase);
-        let Phase::Waiting(receiver) = std::mem::replace(&mut *phase, Phase::Ended) else { return false };
-        if receiver.send(invocation.clone()).is_err() {
-            return false;
-        }
         let timeout = Duration::from_secs(self.deployment.settings.timeout_s.into());
-        let instance = self.clone();
-        let timer = tokio::spawn(async move {
-            tokio::time::sleep(timeout).await;
-            instance.out_of_time(request);
-        });
-        let timer = timer.abort_handle();
-        *phase = Phase::Busy(Work { request, invocation, since: Instant::now(), timer, answering: false });
-        true
+        let work = |invocation| {
+            let instance = self.clone();
+            let timer = tokio::spawn(async move {
+                tokio::time::sleep(timeout).await;
+                instance.out_of_time(request);
+            });
+            let timer = timer.abort_handle();
+            Work { request, invocation, since: Instant::now(), timer, answering: false, process: None }
+        };
+        lock(&self.requests).give(invocation, work)
     }
 
     /// The runtime is about to receive the invocation: it runs again, and its log begins.
@@ -266,7 +240,9 @@ impl Instance {
         self.send_invocation(invocation);
         if let Some(output) = self.output.get() {
             output.catch_up();
-            output.begin();
+            if self.deployment.settings.at_once() == 1 {
+                output.begin();
+            }
         }
         self.say_start(invocation);
     }
@@ -274,25 +250,27 @@ impl Instance {
     /// The runtime is about to send the answer to this request. The worker reads its body only once this
     /// has succeeded, and only one answer's.
     pub(crate) fn begin_answer(&self, id: &str) -> Result<(), Misuse> {
-        match &mut *lock(&self.phase) {
-            Phase::Busy(work) if work.invocation.id != id => Err(Misuse::RequestId),
-            Phase::Busy(work) if !work.answering => {
-                work.answering = true;
-                Ok(())
-            }
-            Phase::Busy(_) => Err(Misuse::Answering),
-            _ => Err(Misuse::State),
+        let mut requests = lock(&self.requests);
+        let work = requests.of(id)?;
+        match std::mem::replace(&mut work.answering, true) {
+            false => Ok(()),
+            true => Err(Misuse::Answering),
         }
     }
 
     /// The answer did not come: the runtime may try again.
     pub(crate) fn abandon_answer(&self, id: &str) {
-        if let Phase::Busy(work) = &mut *lock(&self.phase)
-            && work.invocation.id == id
-        {
+        if let Ok(work) = lock(&self.requests).of(id) {
             work.answering = false;
         }
         self.answering_ends.notify_waiters();
+    }
+
+    /// The runtime is done with a request that took too long.
+    pub(crate) fn finish_overdue(&self, id: &str) {
+        if lock(&self.requests).finish_overdue(id) {
+            tracing::debug!("{}: {id} is answered after its time", self.label());
+        }
     }
 
     /// Notified whenever an answer has been received, or did not come.
@@ -302,7 +280,7 @@ impl Instance {
 
     /// Whether it may still report why it cannot start.
     pub(crate) fn is_starting(&self) -> bool {
-        matches!(&*lock(&self.phase), Phase::Init)
+        lock(&self.requests).stage == Stage::Init
     }
 
     /// The runtime has answered (`POST /invocation/ID/response` or `/error`).
@@ -312,35 +290,19 @@ impl Instance {
 
     /// The invocation that it has, if it is this one.
     pub(crate) fn invocation(&self, id: &str) -> Option<Arc<Invocation>> {
-        match &*lock(&self.phase) {
-            Phase::Busy(work) if work.invocation.id == id => Some(work.invocation.clone()),
-            _ => None,
-        }
+        lock(&self.requests).of(id).ok().map(|work| work.invocation.clone())
     }
 
     /// The request's result.
     pub(crate) fn finish(&self, id: &str, outcome: Outcome) -> Result<(), Misuse> {
-        let work = {
-            let mut phase = lock(&self.phase);
-            match &*phase {
-                Phase::Busy(work) if work.invocation.id == id => {
-                    let timer = work.timer.clone();
-                    let Phase::Busy(work) = std::mem::replace(&mut *phase, Phase::Answered(timer)) else {
-                        unreachable!("it was busy a line above")
-                    };
-                    work
-                }
-                Phase::Busy(_) => return Err(Misuse::RequestId),
-                _ => return Err(Misuse::State),
-            }
-        };
+        let work = lock(&self.requests).finish(id)?;
         self.report(work, outcome);
         Ok(())
     }
 
     /// The runtime reports why it cannot start (`POST /init/error`).
     pub(crate) fn init_failed(&self, payload: Bytes) -> Result<(), Misuse> {
-        if !matches!(&*lock(&self.phase), Phase::Init) {
+        if !self.is_starting() {
             return Err(Misuse::State);
         }
         *lock(&self.failure) = Some(Ok(Outcome::answered(payload, true)));

@@ -47,7 +47,10 @@ impl Instance {
         self.say(&report_line(&invocation.id, figures));
         self.publish(&PlatformEvent::report(invocation, figures, &status));
         if let Some(output) = self.output.get() {
-            outcome.log_tail = output.tail();
+            outcome.log_tail = match self.deployment.settings.at_once() {
+                1 => output.tail(),
+                _ => output.tail_of(&invocation.id),
+            };
         }
     }
 
@@ -64,7 +67,7 @@ impl Instance {
             output.catch_up();
         }
         self.say_end(&work.invocation, &figures, &mut outcome);
-        self.scheduler.answer(self.id, work.request, Ok(outcome));
+        self.scheduler.clone().answer(self.id, work.request, Ok(outcome));
     }
 
     /// Writes to the function's log that it could not start.

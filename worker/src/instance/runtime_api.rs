@@ -30,6 +30,8 @@ const MODE: &str = "lambda-runtime-function-response-mode";
 const REST_BYTES: usize = 4096;
 /// After how long without work a runtime wants to do idle work, if it does: one number, or two.
 const IDLE_WORK_AFTER_MS: &str = "mayfly-rests-after-ms";
+/// The number of the process that asks, of a runtime that has one for each request.
+const PROCESS: &str = "mayfly-process";
 /// The most that is read of a body that is not used.
 const UNREAD_BYTES: usize = 64 * 1024;
 /// By then, the worker has noticed the end of a connection.
@@ -66,6 +68,7 @@ pub(crate) async fn handle(instance: Arc<Instance>, request: Request<Incoming>) 
         (_, ["invocation", "next"] | ["invocation", _, "response" | "error"] | ["init", "error"]) => {
             unread(request, http::answer(405, "text/plain", Bytes::new())).await
         }
+        (&Method::POST, ["mayfly", "ended", process]) => process_ended(&instance, process, request).await,
         _ => unread(request, unknown(&path)).await,
     }
 }
@@ -93,7 +96,8 @@ async fn next(instance: &Instance, request: &Request<Incoming>) -> Answer {
         .flat_map(|text| text.split(','))
         .filter_map(|text| text.trim().parse().ok().map(Duration::from_millis))
         .collect();
-    let work = match instance.next(&idle_work_after) {
+    let process = http::header(request.headers(), PROCESS).and_then(|text| text.parse().ok());
+    let work = match instance.next(&idle_work_after, process) {
         Ok(work) => work,
         Err(misuse) => return refused(&misuse),
     };
@@ -130,7 +134,7 @@ fn hand_out(instance: &Instance, invocation: &Invocation) -> Answer {
 async fn response(instance: &Instance, id: &str, request: Request<Incoming>) -> Answer {
     let _answering = match Answering::begin(instance, id).await {
         Ok(answering) => answering,
-        Err(misuse) => return unread(request, refused(&misuse)).await,
+        Err(misuse) => return not_answering(instance, id, request, &misuse).await,
     };
     if http::header(request.headers(), MODE) == Some("streaming") {
         return streamed(instance, id, request).await;
@@ -199,6 +203,17 @@ fn trailing_error(trailers: &HeaderMap) -> Option<Bytes> {
     Some(body.map_or_else(|| json!({ "errorType": kind }).to_string().into(), Bytes::from))
 }
 
+/// An answer that comes too early, too late or from nothing that was asked.
+async fn not_answering(instance: &Instance, id: &str, request: Request<Incoming>, misuse: &Misuse) -> Answer {
+    if *misuse == Misuse::Overdue {
+        // The runtime asks for more then, and must be able to on this connection.
+        let _ = http::read_alone(request.into_body(), limits::ANSWER_BYTES).await;
+        instance.finish_overdue(id);
+        return refused(misuse);
+    }
+    unread(request, refused(misuse)).await
+}
+
 /// The right to answer a request; without an answer, another may.
 struct Answering<'a>(&'a Instance, &'a str);
 
@@ -230,7 +245,7 @@ impl Drop for Answering<'_> {
 async fn error(instance: &Instance, id: &str, request: Request<Incoming>) -> Answer {
     let _answering = match Answering::begin(instance, id).await {
         Ok(answering) => answering,
-        Err(misuse) => return unread(request, refused(&misuse)).await,
+        Err(misuse) => return not_answering(instance, id, request, &misuse).await,
     };
     match described_error(request, limits::ANSWER_BYTES).await {
         Ok(payload) => accepted(instance.answer(id, payload, true)),
@@ -258,6 +273,18 @@ async fn idle_work(instance: &Instance, request: Request<Incoming>) -> Answer {
         }
         Err(_) => message(400, "InvalidRequest", "not a rest"),
     }
+}
+
+/// Not Lambda's: Mayfly's bootstrap reports that a process of its own has ended. The body is its status, as
+/// `wait` has it.
+async fn process_ended(instance: &Instance, process: &str, request: Request<Incoming>) -> Answer {
+    let body = http::read_alone(request.into_body(), REST_BYTES).await.unwrap_or_default();
+    let status = std::str::from_utf8(&body).ok().and_then(|text| text.trim().parse().ok());
+    match (process.parse(), status) {
+        (Ok(process), Some(status)) => instance.process_ended(process, status),
+        _ => return message(400, "InvalidRequest", "not a process and its status"),
+    }
+    accepted(Ok(()))
 }
 
 /// The body if it is JSON and has at most `limit` bytes, or else a description made of the header that names
@@ -294,6 +321,7 @@ fn refused(misuse: &Misuse) -> Answer {
         Misuse::State | Misuse::Answering => {
             message(403, "InvalidStateTransition", "Transition from the current state is not allowed")
         }
+        Misuse::Overdue => message(410, "InvokeTimeout", "Invoke timeout"),
         Misuse::RequestId => message(400, "InvalidRequestID", "Invalid request ID"),
     }
 }

@@ -133,6 +133,14 @@ impl Output {
         lock(&self.state).tail.iter().copied().collect()
     }
 
+    /// Of the end of the output, the lines that name this: where several requests run at once, no caller
+    /// receives what another's has printed.
+    pub fn tail_of(&self, id: &str) -> Vec<u8> {
+        let tail = self.tail();
+        let lines = tail.split_inclusive(|byte| *byte == b'\n');
+        lines.filter(|line| String::from_utf8_lossy(line).contains(id)).flatten().copied().collect()
+    }
+
     /// Reads at most so many bytes. False once the other end is closed.
     fn read_at_most(&self, printer: Printer, most: usize) -> bool {
         let Some(receiver) = self.receiver(printer) else { return false };

@@ -21,7 +21,7 @@ use crate::http;
 use crate::http::heads::{Heads, LongHeads};
 use crate::sandbox::environment::{self, ProgramSpec, Sharing};
 use crate::sandbox::interface::{
-    BoxFuture, CONNECTIONS, Ended, Handler, Kind, Maker, Order, Overall, RUNTIME_HEADER_BYTES, Sandbox,
+    BoxFuture, Ended, Handler, Kind, Maker, Order, Overall, RUNTIME_HEADER_BYTES, Sandbox,
 };
 use crate::sandbox::network::{self, Outside};
 use crate::sandbox::reach;
@@ -132,6 +132,7 @@ impl Containers {
                     long_heads: self.long_heads.clone(),
                     reached,
                     store,
+                    connections: order.connections(),
                 })
             }
             Err(error) => {
@@ -251,6 +252,8 @@ struct Instance {
     reached: Vec<(TcpListener, SocketAddr)>,
     /// All stores, and the function or tenant whose store it uses; none if it shares no pages.
     store: Option<(Arc<PageStores>, FunctionId)>,
+    /// The most connections to the Runtime API at once.
+    connections: usize,
 }
 
 impl Instance {
@@ -258,7 +261,7 @@ impl Instance {
         let listener = self.listener.try_clone()?;
         listener.set_nonblocking(true)?;
         let listener = tokio::net::TcpListener::from_std(listener)?;
-        let places = Arc::new(Semaphore::new(CONNECTIONS));
+        let places = Arc::new(Semaphore::new(self.connections));
         let heads = Arc::new(Heads::new(self.long_heads.clone()));
         let mut connections = JoinSet::new();
         loop {

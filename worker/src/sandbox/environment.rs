@@ -162,7 +162,7 @@ fn of_image(
         variables.insert("MAYFLY_HEAP_PAGES".into(), HEAP_PAGES.into());
     }
     variables.extend(image.environment.iter().cloned());
-    // An image for Lambda's managed instances runs here as any other.
+    // It is the function's setting that counts.
     variables.remove(MAX_CONCURRENCY);
     if libraries.heap.is_some() {
         // After what the image itself preloads.
@@ -242,6 +242,8 @@ fn is_python(settings: &Settings) -> bool {
 /// The variables that Lambda sets for every function.
 fn about(order: &Order, options: &Options) -> Vec<(String, String)> {
     let deployment = &order.deployment;
+    let at_once = deployment.settings.at_once();
+    let kind = if at_once > 1 { "lambda-managed-instances" } else { "on-demand" };
     let levels = deployment.settings.logging.json.as_ref();
     let logging = levels.map(|levels| {
         [("AWS_LAMBDA_LOG_FORMAT", "JSON"), ("AWS_LAMBDA_LOG_LEVEL", levels.application.name())]
@@ -251,14 +253,16 @@ fn about(order: &Order, options: &Options) -> Vec<(String, String)> {
         ("AWS_LAMBDA_FUNCTION_NAME", deployment.name.clone()),
         ("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", deployment.settings.memory_mib.to_string()),
         ("AWS_LAMBDA_FUNCTION_VERSION", deployment.version.clone()),
-        ("AWS_LAMBDA_INITIALIZATION_TYPE", "on-demand".into()),
+        ("AWS_LAMBDA_INITIALIZATION_TYPE", kind.into()),
         ("AWS_LAMBDA_LOG_GROUP_NAME", deployment.log_group()),
         ("AWS_LAMBDA_LOG_STREAM_NAME", deployment.log_stream(order.id)),
         ("AWS_LAMBDA_RUNTIME_API", format!("127.0.0.1:{RUNTIME_PORT}")),
     ]
     .map(|(name, value)| (name.to_string(), value));
     let aws = account::variables(order, options);
-    others.into_iter().chain(logging).chain(aws).collect()
+    // Runtimes that find it, even as 1, run as for several requests.
+    let several = (at_once > 1).then(|| (MAX_CONCURRENCY.to_string(), at_once.to_string()));
+    others.into_iter().chain(logging).chain(aws).chain(several).collect()
 }
 
 fn variables(order: &Order, options: &Options, sharing: Sharing) -> Vec<(String, String)> {

@@ -24,7 +24,7 @@ use crate::function::worker_options::Options;
 use crate::http::Answer;
 use worker_pool::{FunctionId, InstanceId};
 
-/// Connections to one instance's Runtime API at once.
+/// Connections to one instance's Runtime API at once, beside two for each request of more than one at once.
 pub(crate) const CONNECTIONS: usize = 16;
 /// Headers of one request to the Runtime API: clients repeat the description of an error in one of up to
 /// 1 MiB, beside the others.
@@ -48,6 +48,11 @@ impl Order {
     /// Its name in logs.
     pub fn label(&self) -> String {
         format!("[{}#{}]", self.deployment.name, self.id)
+    }
+
+    /// The most connections to its Runtime API at once.
+    pub fn connections(&self) -> usize {
+        CONNECTIONS + 2 * (self.deployment.settings.at_once() as usize - 1)
     }
 
     /// Whether it has a way to the outside world.

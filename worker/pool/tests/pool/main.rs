@@ -88,12 +88,12 @@ fn a_request_waits_for_an_instance_that_has_just_answered() {
     pool.set_function(1, 128);
     pool.request(1, 0, Time::ZERO);
     pool.ready(1, Time::ZERO);
-    pool.answered(1, Duration::from_secs(1));
+    assert_eq!(pool.answered(1, 0, Duration::from_secs(1)), []);
     assert_eq!(pool.request(1, 1, Duration::from_secs(1)), []);
     assert_eq!(pool.request(1, 2, Duration::from_secs(1)), [Action::Start { instance: 2, function: 1 }]);
     assert_eq!(pool.ready(1, Duration::from_secs(1)), [Action::Dispatch { instance: 1, request: 1 }]);
     // The pool waits no longer for an instance that does not ask for work again.
-    pool.answered(1, Duration::from_secs(2));
+    assert_eq!(pool.answered(1, 1, Duration::from_secs(2)), []);
     assert_eq!(pool.request(1, 3, Duration::from_secs(2)), []);
     assert_eq!(pool.tick(Duration::from_secs(3)), [Action::Start { instance: 3, function: 1 }]);
 }
@@ -195,7 +195,7 @@ fn a_refusal_names_the_limiting_resource() {
 fn versions_have_instances_of_their_own_and_share_the_reservation() {
     let mut pool = Pool::new(capacity());
     pool.set_function(1, 128);
-    pool.add_version(2, 1, 128);
+    pool.add_version(2, 1, 128, 1);
     pool.reserve(1, Some(1));
     pool.request(1, 0, Time::ZERO);
     pool.ready(1, Time::ZERO);
@@ -222,7 +222,7 @@ fn versions_have_instances_of_their_own_and_share_the_reservation() {
 fn idle_instance_of_a_tenant_makes_room_for_another() {
     let mut pool = Pool::new(Capacity { memory_mib: 128, ..capacity() });
     pool.set_function(1, 128);
-    (2..4).for_each(|tenant| pool.add_version(tenant, 1, 128));
+    (2..4).for_each(|tenant| pool.add_version(tenant, 1, 128, 1));
     pool.request(2, 0, Time::ZERO);
     pool.ready(1, Time::ZERO);
     pool.ready(1, Time::ZERO);
@@ -239,12 +239,12 @@ fn many_tenants_of_one_function_delay_no_other_function() {
     pool.set_function(1, 256);
     pool.set_function(2, 256);
     for instance in 1..=4 {
-        pool.add_version(10 + instance, 1, 256);
+        pool.add_version(10 + instance, 1, 256, 1);
         pool.request(10 + instance, instance, Time::ZERO);
         pool.ready(instance, Time::ZERO);
     }
     for tenant in 20..24 {
-        pool.add_version(tenant, 1, 256);
+        pool.add_version(tenant, 1, 256, 1);
         assert_eq!(pool.request(tenant, tenant, Time::ZERO), [], "each has its turn");
     }
     // Older tenants wait, and none has had its turn.
@@ -255,4 +255,85 @@ fn many_tenants_of_one_function_delay_no_other_function() {
     // The next idle one makes room for the oldest tenant.
     assert_eq!(pool.ready(2, now), [Action::Stop { instance: 2 }]);
     assert_eq!(pool.ended(2), [Action::Start { instance: 6, function: 20 }]);
+}
+
+const SOON: Time = Duration::from_millis(1);
+
+/// A pool whose function 1 has an instance that may have two requests at once and has asked for both.
+fn two_at_once() -> Pool {
+    let mut pool = Pool::new(capacity());
+    pool.set_function_at_once(1, 128, 2);
+    pool.request(1, 0, Time::ZERO);
+    assert_eq!(pool.request(1, 1, Time::ZERO), [], "the instance that starts is enough for both");
+    assert_eq!(pool.ready(1, SOON), [Action::Dispatch { instance: 1, request: 0 }]);
+    assert_eq!(pool.ready(1, SOON), [Action::Dispatch { instance: 1, request: 1 }]);
+    pool
+}
+
+#[test]
+fn an_instance_serves_as_many_requests_at_once_as_its_runtime_asks_for() {
+    let mut pool = two_at_once();
+    assert_eq!((pool.counts(Some(1)).busy, pool.counts(Some(1)).running), (1, 2));
+    assert_eq!(
+        pool.request(1, 2, SOON),
+        [Action::Start { instance: 2, function: 1 }],
+        "it has no place left"
+    );
+    assert_eq!(pool.answered(1, 0, SOON), []);
+    assert_eq!(pool.ready(1, SOON), [Action::Dispatch { instance: 1, request: 2 }], "the first that asks");
+    assert_eq!(pool.ready(2, SOON), []);
+    assert_eq!(pool.request(1, 3, SOON), [Action::Dispatch { instance: 2, request: 3 }]);
+}
+
+#[test]
+fn requests_of_an_instance_stay_within_its_figure_whatever_it_asks_for() {
+    let mut pool = two_at_once();
+    // As a runtime does that asks again before it has answered.
+    pool.ready(1, SOON);
+    pool.ready(1, SOON);
+    assert_eq!(pool.request(1, 2, SOON), [Action::Start { instance: 2, function: 1 }]);
+    assert_eq!(pool.answered(1, 1, SOON), [Action::Dispatch { instance: 1, request: 2 }]);
+}
+
+#[test]
+fn of_two_instances_the_one_with_most_requests_is_given_the_next() {
+    let mut pool = two_at_once();
+    pool.request(1, 2, SOON);
+    pool.ready(2, SOON);
+    pool.ready(2, SOON);
+    assert_eq!(pool.counts(Some(1)).busy, 2, "the second has what waited");
+    pool.answered(2, 2, SOON);
+    pool.ready(2, SOON);
+    pool.answered(1, 0, SOON);
+    pool.ready(1, SOON);
+    assert_eq!(pool.request(1, 3, SOON), [Action::Dispatch { instance: 1, request: 3 }]);
+    // So the other grows old and ends.
+    assert_eq!(pool.tick(Duration::from_secs(61)), [Action::Stop { instance: 2 }]);
+}
+
+#[test]
+fn an_instance_that_ends_loses_each_of_its_requests() {
+    let mut pool = two_at_once();
+    let lost = |request| Action::Lost { instance: 1, request };
+    assert_eq!(pool.ended(1), [lost(0), lost(1)]);
+    assert!(pool.is_empty());
+}
+
+#[test]
+fn an_instance_goes_on_where_one_of_its_requests_is_not_delivered() {
+    let mut pool = two_at_once();
+    assert_eq!(pool.undelivered(1, 1, SOON), [], "it may soon ask for another");
+    assert_eq!(pool.tick(Duration::from_secs(3)), [Action::Start { instance: 2, function: 1 }]);
+    assert_eq!(pool.answered(1, 0, SOON), []);
+    assert_eq!(pool.ready(1, SOON), [Action::Dispatch { instance: 1, request: 1 }]);
+}
+
+#[test]
+fn a_drained_instance_ends_once_it_has_answered_all() {
+    let mut pool = two_at_once();
+    assert_eq!(pool.drain(1), []);
+    assert_eq!(pool.answered(1, 0, SOON), []);
+    assert_eq!(pool.ready(1, SOON), [], "it has another request");
+    assert_eq!(pool.answered(1, 1, SOON), [Action::Stop { instance: 1 }]);
+    assert_eq!(pool.drain(1), [], "it is ending");
 }

@@ -9,6 +9,8 @@ use worker_pool::{Action, Pool, Time};
 use super::capacity;
 
 const MEMORY_MIB: [u32; 3] = [128, 256, 512];
+/// Requests at once in an instance of each function.
+const AT_ONCE: [u32; 3] = [1, 1, 3];
 
 #[derive(Clone, Debug)]
 enum Event {
@@ -19,6 +21,7 @@ enum Event {
     Gone(usize),
     Undelivered(usize),
     Stop(usize),
+    Drain(usize),
     Reserve(u64, Option<u32>),
     Change(u64, usize),
     Remove(u64),
@@ -35,6 +38,7 @@ fn event() -> impl Strategy<Value = Event> {
         3 => (0..8_usize).prop_map(Event::Gone),
         1 => (0..8_usize).prop_map(Event::Undelivered),
         1 => (0..8_usize).prop_map(Event::Stop),
+        1 => (0..8_usize).prop_map(Event::Drain),
         1 => (function.clone(), prop::option::of(0..3_u32)).prop_map(|(f, r)| Event::Reserve(f, r)),
         1 => (function.clone(), 0..3_usize).prop_map(|(f, m)| Event::Change(f, m)),
         1 => function.prop_map(Event::Remove),
@@ -49,22 +53,34 @@ struct Model {
     now: Time,
     next_request: u64,
     waiting: BTreeSet<u64>,
-    running: BTreeMap<u64, Option<u64>>,
+    running: BTreeMap<u64, Instance>,
     stopping: BTreeSet<u64>,
     memory_mib: BTreeMap<u64, u64>,
     function_memory: [u32; 3],
     removed: [bool; 3],
     reserved: [Option<u32>; 3],
-    owner: BTreeMap<u64, u64>,
-    current: BTreeSet<u64>,
-    finishing: BTreeSet<u64>,
+}
+
+struct Instance {
+    function: u64,
+    requests: Vec<u64>,
+    asks: u32,
+    /// It has asked once.
+    started: bool,
+}
+
+impl Instance {
+    /// Whether its runtime could ask for one more: each process of it has one request at a time.
+    fn may_ask(&self) -> bool {
+        self.requests.len() as u32 + self.asks < AT_ONCE[self.function as usize]
+    }
 }
 
 impl Model {
     fn new() -> Model {
         let mut pool = Pool::new(capacity());
-        for (function, memory) in MEMORY_MIB.iter().enumerate() {
-            assert!(pool.set_function(function as u64, *memory).is_empty());
+        for (function, (memory, at_once)) in MEMORY_MIB.iter().zip(AT_ONCE).enumerate() {
+            assert!(pool.set_function_at_once(function as u64, *memory, at_once).is_empty());
         }
         Model {
             pool,
@@ -77,9 +93,6 @@ impl Model {
             function_memory: MEMORY_MIB,
             removed: [false; 3],
             reserved: [None; 3],
-            owner: BTreeMap::new(),
-            current: BTreeSet::new(),
-            finishing: BTreeSet::new(),
         }
     }
 
@@ -88,34 +101,43 @@ impl Model {
             match action {
                 Action::Start { instance, function } => {
                     assert!(!self.removed[function as usize], "a removed function starts nothing");
-                    assert!(self.running.insert(instance, None).is_none(), "instances have ids of their own");
+                    let new = Instance { function, requests: Vec::new(), asks: 0, started: false };
+                    assert!(self.running.insert(instance, new).is_none(), "instances have ids of their own");
                     self.memory_mib.insert(instance, u64::from(self.function_memory[function as usize]));
-                    self.owner.insert(instance, function);
                 }
                 Action::Dispatch { instance, request } => {
                     assert!(self.waiting.remove(&request), "{request} was not waiting");
                     assert!(!self.stopping.contains(&instance));
-                    assert_eq!(
-                        self.running.insert(instance, Some(request)),
-                        Some(None),
-                        "it had work already"
-                    );
-                    self.current.insert(instance);
+                    let known = self.running.get_mut(&instance).expect("it has started");
+                    assert!(known.asks > 0, "it has not asked");
+                    known.asks -= 1;
+                    known.requests.push(request);
+                    assert!(known.requests.len() <= AT_ONCE[known.function as usize] as usize);
                 }
                 Action::Refuse { request, .. } | Action::FailedStart { request, .. } => {
                     assert!(self.waiting.remove(&request), "{request} was answered twice");
                 }
                 Action::Lost { instance, request } => {
-                    assert_eq!(self.running.get(&instance), Some(&Some(request)));
+                    let known = self.running.get_mut(&instance).expect("it ends now");
+                    let before = known.requests.len();
+                    known.requests.retain(|its| *its != request);
+                    assert_eq!(known.requests.len() + 1, before, "a request that it did not have");
                 }
                 Action::Stop { instance } => assert!(self.stopping.insert(instance), "stopped twice"),
             }
         }
     }
 
-    fn chosen(&self, index: usize, may: impl Fn(&u64) -> bool) -> Option<u64> {
-        let all: Vec<u64> = self.running.keys().copied().filter(may).collect();
+    fn chosen(&self, index: usize, may: impl Fn(&Instance) -> bool) -> Option<u64> {
+        let all: Vec<u64> = self.running.iter().filter(|(_, its)| may(its)).map(|(id, _)| *id).collect();
         (!all.is_empty()).then(|| all[index % all.len()])
+    }
+
+    /// Takes a request from an instance.
+    fn request(&mut self, index: usize) -> Option<(u64, u64)> {
+        let instance = self.chosen(index, |known| !known.requests.is_empty())?;
+        let requests = &mut self.running.get_mut(&instance)?.requests;
+        Some((instance, requests.swap_remove(index % requests.len())))
     }
 
     fn apply(&mut self, event: &Event) {
@@ -128,51 +150,35 @@ impl Model {
                 self.carry_out(actions);
             }
             Event::Ready(index) => {
-                // An instance that waits for work does not ask for it again.
-                let idle = |i: &u64| self.running[i].is_none() && self.current.contains(i);
-                let waits = |i: &u64| idle(i) && !self.finishing.contains(i);
-                let Some(instance) = self.chosen(index, |i| !waits(i)) else { return };
-                self.running.insert(instance, None);
-                self.finishing.remove(&instance);
-                self.current.insert(instance);
+                let Some(instance) = self.chosen(index, Instance::may_ask) else { return };
+                let known = self.running.get_mut(&instance).expect("just chosen");
+                (known.asks, known.started) = (known.asks + 1, true);
                 let actions = self.pool.ready(instance, self.now);
                 self.carry_out(actions);
             }
             Event::Answered(index) => {
-                let busy = |i: &u64| self.running[i].is_some() && !self.stopping.contains(i);
-                let Some(instance) = self.chosen(index, busy) else { return };
-                self.running.insert(instance, None);
-                self.finishing.insert(instance);
-                self.pool.answered(instance, self.now);
+                let Some((instance, request)) = self.request(index) else { return };
+                let actions = self.pool.answered(instance, request, self.now);
+                self.carry_out(actions);
             }
             Event::Gone(index) => {
                 let Some(instance) = self.chosen(index, |_| true) else { return };
-                let had = self.running[&instance];
-                let actions = self.pool.ended(instance);
-                let lost = actions.iter().any(|a| matches!(a, Action::Lost { .. }));
-                assert_eq!(
-                    lost,
-                    had.is_some() && !self.stopping.contains(&instance),
-                    "a request that ran is answered"
-                );
-                self.carry_out(actions);
-                self.running.remove(&instance);
-                self.stopping.remove(&instance);
-                self.memory_mib.remove(&instance);
+                self.apply_end(instance);
             }
             Event::Undelivered(index) => {
-                let busy = |i: &u64| self.running[i].is_some() && !self.stopping.contains(i);
-                let Some(instance) = self.chosen(index, busy) else { return };
-                self.waiting.extend(self.running.insert(instance, None).flatten());
-                let actions = self.pool.undelivered(instance, self.now);
+                let Some((instance, request)) = self.request(index) else { return };
+                self.waiting.insert(request);
+                let actions = self.pool.undelivered(instance, request, self.now);
                 self.carry_out(actions);
             }
             Event::Stop(index) => {
                 let Some(instance) = self.chosen(index, |_| true) else { return };
-                // The caller has answered its request.
-                self.running.insert(instance, None);
-                self.finishing.remove(&instance);
                 let actions = self.pool.stop(instance);
+                self.carry_out(actions);
+            }
+            Event::Drain(index) => {
+                let Some(instance) = self.chosen(index, |known| known.started) else { return };
+                let actions = self.pool.drain(instance);
                 self.carry_out(actions);
             }
             Event::Reserve(function, reserved) => {
@@ -187,7 +193,8 @@ impl Model {
                     return;
                 }
                 self.function_memory[function as usize] = MEMORY_MIB[memory];
-                let actions = self.pool.set_function(function, MEMORY_MIB[memory]);
+                let at_once = AT_ONCE[function as usize];
+                let actions = self.pool.set_function_at_once(function, MEMORY_MIB[memory], at_once);
                 self.carry_out(actions);
             }
             Event::Remove(function) => {
@@ -209,6 +216,15 @@ impl Model {
         }
     }
 
+    fn apply_end(&mut self, instance: u64) {
+        let actions = self.pool.ended(instance);
+        self.carry_out(actions);
+        let known = self.running.remove(&instance).expect("it is one that has not ended");
+        assert!(known.requests.is_empty(), "a request that ran is answered");
+        self.stopping.remove(&instance);
+        self.memory_mib.remove(&instance);
+    }
+
     fn check(&self, before: u32) {
         let counts = self.pool.counts(None);
         assert_eq!(counts.queued as usize, self.waiting.len());
@@ -221,6 +237,8 @@ impl Model {
         for function in 0..3 {
             let counts = self.pool.counts(Some(function));
             assert!(counts.idle == 0 || counts.queued == 0, "no request waits while an instance is idle");
+            let its = self.running.values().filter(|known| known.function == function);
+            assert_eq!(counts.running as usize, its.map(|known| known.requests.len()).sum::<usize>());
             assert!(counts.queued as usize <= capacity().queue + 6, "{counts:?}");
         }
     }
@@ -245,15 +263,17 @@ proptest! {
         for _ in 0..400 {
             for instance in model.running.keys().copied().collect::<Vec<_>>() {
                 if model.stopping.contains(&instance) {
-                    model.stopping.remove(&instance);
-                    model.running.remove(&instance);
-                    model.memory_mib.remove(&instance);
-                    let actions = model.pool.ended(instance);
-                    model.carry_out(actions);
+                    model.apply_end(instance);
                 } else {
-                    model.running.insert(instance, None);
-                    let actions = model.pool.ready(instance, model.now);
-                    model.carry_out(actions);
+                    while let Some(request) = model.running.get_mut(&instance).unwrap().requests.pop() {
+                        let actions = model.pool.answered(instance, request, model.now);
+                        model.carry_out(actions);
+                    }
+                    if model.running[&instance].may_ask() {
+                        model.running.get_mut(&instance).unwrap().asks += 1;
+                        let actions = model.pool.ready(instance, model.now);
+                        model.carry_out(actions);
+                    }
                 }
             }
         }

@@ -11,6 +11,7 @@ use super::yaml::text_of;
 use super::{Declared, bucket, coercion, http_apis};
 use crate::base::name;
 use crate::code::runtime::Runtime;
+use crate::function::capacity_provider::{self, Several};
 use crate::function::event_config::EventConfig;
 use crate::function::failed::{ReasonCode, Refused};
 use crate::function::http_api::Cors;
@@ -66,6 +67,11 @@ pub fn of_mayfly(resource: &Json, settings: &mut Settings) -> Result<()> {
         let seconds = value.as_u64().filter(|seconds| (1..=86_400).contains(seconds));
         ensure!(seconds.is_some(), "Metadata.Mayfly.PageOutAfter must be a number of seconds, 1 to 86400");
         settings.page_out_after_s = seconds.map(|seconds| seconds as u32);
+    }
+    if let Some(value) = given("Concurrency") {
+        let at_once = capacity_provider::figure(value);
+        ensure!(at_once.is_some(), "Metadata.Mayfly.Concurrency must be a number of requests, 1 to 1600");
+        settings.several = at_once.map(|at_once| Several { at_once, provider: None });
     }
     if let Some(value) = given("Network") {
         settings.outside = match value.as_str() {

@@ -45,7 +45,7 @@ const LAYERS: [&str; 2] = ["AWS::Serverless::LayerVersion", "AWS::Lambda::LayerV
 /// The name of the stack.
 const STACK: &str = "mayfly";
 /// Properties that the worker reads.
-const KNOWN: [&str; 25] = [
+const KNOWN: [&str; 26] = [
     "FunctionName",
     "CodeUri",
     "InlineCode",
@@ -70,6 +70,7 @@ const KNOWN: [&str; 25] = [
     "EventInvokeConfig",
     "LoggingConfig",
     "TenancyConfig",
+    "CapacityProviderConfig",
     // Refused: without it the function would lose what it relies on.
     "DurableConfig",
 ];

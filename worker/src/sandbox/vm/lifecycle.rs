@@ -115,7 +115,7 @@ async fn start_in(
         false => None,
     };
     let partition = plug(vm, running, order).await.context("no memory in the VM")?;
-    let listener = running.relay.listen(name);
+    let listener = running.relay.listen(name, order.connections());
     let address = link.as_ref().map(Link::address);
     let spawned = match spawn_order(vm, order, name, address) {
         Ok(order) => ask(running, move |vm| vm.spawn(MemorySource::Partition(partition), order))

@@ -19,7 +19,6 @@ use vm::protocol::relay::{HEADER_BYTES, Header, Kind, MOST_BYTES};
 
 use super::flow::Flow;
 use super::tunnel::Tunnel;
-use crate::sandbox::interface::CONNECTIONS;
 
 /// Frames that wait for the guest to take them.
 const TO_GUEST: usize = 64;
@@ -190,15 +189,12 @@ impl Relay {
         Ok(Relay(shared))
     }
 
-    /// Lets an instance of this name connect.
-    pub fn listen(&self, instance: &str) -> Listener {
-        let (sender, connections) = mpsc::channel(CONNECTIONS);
-        let expected = Expected {
-            instance: instance.to_string(),
-            connections: sender,
-            places: Arc::new(Semaphore::new(CONNECTIONS)),
-            said: Once::new(),
-        };
+    /// Lets an instance of this name connect, so many times at once.
+    pub fn listen(&self, instance: &str, connections: usize) -> Listener {
+        let places = Arc::new(Semaphore::new(connections));
+        let (sender, connections) = mpsc::channel(connections);
+        let expected =
+            Expected { instance: instance.to_string(), connections: sender, places, said: Once::new() };
         self.0.listeners().insert(instance.to_string(), Arc::new(expected));
         Listener { shared: self.0.clone(), instance: instance.to_string(), connections }
     }

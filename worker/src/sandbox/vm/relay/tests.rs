@@ -5,6 +5,7 @@ use std::time::Duration;
 use vm::protocol::window::WINDOW_BYTES;
 
 use super::*;
+use crate::sandbox::interface::CONNECTIONS;
 
 /// The guest's side of the line, spoken by hand.
 fn line() -> (Relay, UnixStream) {
@@ -43,7 +44,7 @@ async fn reads(connection: &mut UnixStream, bytes: usize) -> Vec<u8> {
 #[tokio::test]
 async fn carries_a_connection_both_ways_and_closes_unexpected_ones() {
     let (relay, mut guest) = line();
-    let mut listener = relay.listen("a");
+    let mut listener = relay.listen("a", CONNECTIONS);
     says(&mut guest, 7, Kind::Open, b"a").await;
     says(&mut guest, 7, Kind::Data, b"ping").await;
     let mut connection = listener.accept().await;
@@ -60,7 +61,7 @@ async fn carries_a_connection_both_ways_and_closes_unexpected_ones() {
 #[tokio::test]
 async fn a_slow_reader_on_either_side_holds_up_its_own_connection_and_no_other() {
     let (relay, mut guest) = line();
-    let mut listener = relay.listen("a");
+    let mut listener = relay.listen("a", CONNECTIONS);
     says(&mut guest, 1, Kind::Open, b"a").await;
     let mut slow = listener.accept().await;
     // Neither the worker nor the guest reads what the other sends: each may send a window, and what the
@@ -113,7 +114,7 @@ async fn a_slow_reader_on_either_side_holds_up_its_own_connection_and_no_other()
 #[tokio::test]
 async fn a_guest_that_ignores_a_window_loses_that_connection_and_no_other() {
     let (relay, mut guest) = line();
-    let mut listener = relay.listen("a");
+    let mut listener = relay.listen("a", CONNECTIONS);
     let mut connections = Vec::new();
     for stream in 1..=4 {
         says(&mut guest, stream, Kind::Open, b"a").await;
@@ -151,7 +152,7 @@ async fn a_guest_that_ignores_a_window_loses_that_connection_and_no_other() {
 #[tokio::test]
 async fn an_instance_has_only_so_many_connections() {
     let (relay, mut guest) = line();
-    let mut listener = relay.listen("a");
+    let mut listener = relay.listen("a", CONNECTIONS);
     for stream in 0..=CONNECTIONS as u32 {
         says(&mut guest, stream, Kind::Open, b"a").await;
     }
@@ -170,7 +171,7 @@ async fn an_instance_has_only_so_many_connections() {
 #[tokio::test]
 async fn a_guest_that_has_fallen_silent_keeps_nothing_of_an_instance_that_has_ended() {
     let (relay, mut guest) = line();
-    let mut listener = relay.listen("a");
+    let mut listener = relay.listen("a", CONNECTIONS);
     says(&mut guest, 1, Kind::Open, b"a").await;
     let mut connection = listener.accept().await;
     // It grants nothing, and never says that the connection is closed.

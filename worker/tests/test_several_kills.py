@@ -1,0 +1,84 @@
+"""Several requests at once in one instance, while processes are killed."""
+
+import collections
+import concurrent.futures
+import os
+import random
+import re
+import signal
+import threading
+
+from calls import until
+from conftest import Worker
+from test_several import call, has_node, make
+
+# `worker/tests/run --soak -k several` is the long form.
+REQUESTS, CONNECTIONS = (100_000, 32) if os.environ.get("MAYFLY_SOAK") else (3_000, 12)
+# Requests between two kills.
+EVERY = 100
+SEED = 11
+
+
+def test_requests_of_one_instance_are_never_mixed_up_under_kills():
+    """Processes of functions are killed at random: each call is answered, or its caller gets a reason."""
+    with Worker("--keep-alive", "5") as running:
+        client = running.client(max_pool_connections=CONNECTIONS)
+        names = ["kills-python"]
+        make(client, names[0], "python", 4, Timeout=30)
+        if has_node:
+            names.append("kills-node")
+            make(client, names[1], "node", 4, Timeout=30)
+        for name in names:
+            assert call(client, name, {"number": 0})[1] is None
+        choose, over = random.Random(SEED), threading.Event()
+        killed, outcomes = 0, collections.deque()
+
+        def kill_at_random():
+            nonlocal killed
+            while not over.wait(0.02):
+                below = running.descendants() if len(outcomes) >= EVERY * killed else []
+                if below:
+                    try:
+                        os.kill(choose.choice(below), signal.SIGKILL)
+                        killed += 1
+                    except ProcessLookupError:
+                        pass
+
+        def ask(number):
+            event = {"number": number, "seconds": 0.002 * (number % 5), "raise": number % 50 == 0}
+            try:
+                answer, error, request = call(client, names[number % len(names)], event)
+            except client.exceptions.ClientError as refused:
+                outcomes.append((refused.response["Error"]["Code"], None))
+                return
+            if error is None:
+                assert (answer["id"], answer["number"]) == (request, number), "an answer to another request"
+                outcomes.append(("answered", request))
+            elif answer["errorType"] in ("ValueError", "RangeError"):
+                assert event["raise"] and answer["errorMessage"] == f"number {number}", answer
+                outcomes.append(("raised", request))
+            else:
+                # One that waited for an instance which was killed while it started has no id in its reason.
+                reason = answer["errorMessage"]
+                assert reason.startswith((f"RequestId: {request} ", "Error: ")), answer
+                outcomes.append((answer["errorType"], request))
+
+        killer = threading.Thread(target=kill_at_random)
+        killer.start()
+        try:
+            with concurrent.futures.ThreadPoolExecutor(CONNECTIONS) as threads:
+                for done in [threads.submit(ask, number) for number in range(REQUESTS)]:
+                    done.result()
+        finally:
+            over.set()
+            killer.join()
+        kinds = collections.Counter(kind for kind, _ in outcomes)
+        print(f"{killed} processes killed: {dict(kinds)}")
+        known = {"answered", "raised", "Runtime.ExitError", "ServiceException", "TooManyRequestsException"}
+        assert killed >= 5 and set(kinds) <= known, kinds
+        assert kinds["answered"] > REQUESTS / 2, kinds
+        ran = collections.Counter(re.findall(r"ran ([0-9a-f-]{36})", running.log()))
+        twice = [request for request, times in ran.items() if times > 1]
+        lines = [line for line in running.log().splitlines() if any(one in line for one in twice)]
+        assert not twice, "run twice:\n" + "\n".join(lines)
+        until(lambda: not running.descendants() and not running.figure("mayfly_instances"), running.state)
