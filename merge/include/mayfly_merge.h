@@ -36,7 +36,7 @@ enum {
  *   ECONNREFUSED, ECONNRESET, ETIMEDOUT   no page store, or its connection closed: start one with `mayfly share`
  *   EPERM       userfaultfd is not permitted: mayfly_merge_error() names the remedy
  *   ENOSPC      the store is full: pages that it has are shared, the rest stay private
- *   EFBIG, EMFILE   ulimit -f or -n is too low
+ *   EFBIG, EMFILE   ulimit -f or -n is too low; EMFILE also if the store may open no more files, or connections
  * The contents of the region are right in every case.
  *
  * Pages at which a read would raise a signal, guards (MADV_GUARD_INSTALL) and poisoned ones, are left out. No thread may

@@ -47,6 +47,7 @@ pub mod daemon {
     mod server;
     mod socket_lock;
     mod trust_domain;
+    mod turn_away;
     mod untrusted_fds;
     mod upload_claims;
 

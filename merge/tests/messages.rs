@@ -75,7 +75,8 @@ fn answers() -> impl Strategy<Value = Answer> {
         Just(Refusal::Full),
         Just(Refusal::NoSegment),
         Just(Refusal::Wrong),
-        Just(Refusal::Version)
+        Just(Refusal::Version),
+        Just(Refusal::Exhausted)
     ];
     prop_oneof![
         any::<u64>().prop_map(|identity| Answer::Welcome { identity, secret: Box::new([9; SECRET_BYTES]) }),

@@ -16,7 +16,7 @@
 use crate::base::page::{PageHash, SECRET_BYTES};
 
 /// The version of the protocol.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// The longest message.
 pub const MAX_BYTES: usize = 32 * 1024;
 /// Hashes in one message.
@@ -133,6 +133,8 @@ pub enum Refusal {
     Wrong = 3,
     /// The client uses another version of the protocol.
     Version = 4,
+    /// The store may open no more files, or serve no more connections. It may close the connection.
+    Exhausted = 5,
 }
 
 /// Not a message of this protocol.
@@ -286,6 +288,7 @@ impl Answer {
                     2 => Refusal::NoSegment,
                     3 => Refusal::Wrong,
                     4 => Refusal::Version,
+                    5 => Refusal::Exhausted,
                     _ => return Err(Malformed),
                 };
                 Answer::Refused { reason, line: input.text()? }

@@ -20,6 +20,7 @@ use crate::daemon::page_store::PageStore;
 use crate::daemon::programs::Programs;
 use crate::daemon::requests;
 use crate::daemon::trust_domain::{Peer, TrustDomain};
+use crate::daemon::turn_away::{self, turn_away};
 use crate::daemon::untrusted_fds::{self, PendingCloses, UntrustedFd};
 
 /// How often the thread looks for segments that no process maps.
@@ -208,15 +209,18 @@ impl DomainLoop {
                     let pid = peer.pid;
                     if self.clients.len() >= self.max_clients {
                         self.metrics.turned_away_total += 1;
-                        tracing::warn!("process {pid} was refused: {} has too many connections", self.domain);
-                        untrusted_fds::close_on_thread(socket);
+                        let most = self.max_clients;
+                        let line =
+                            format!("{} has {most} connections to the page store, its limit", self.domain);
+                        tracing::warn!("process {pid} was refused: {line}");
+                        turn_away(socket, (Refusal::Exhausted, line));
                         continue;
                     }
                     let token = self.next;
                     self.next += 1;
                     if let Err(error) = watch(&self.events, socket.as_fd(), token) {
                         tracing::warn!("process {pid} was refused: {error}");
-                        untrusted_fds::close_on_thread(socket);
+                        turn_away(socket, turn_away::refusal(&error));
                         continue;
                     }
                     tracing::debug!("process {pid} of {} is client {token}", self.domain);
@@ -256,6 +260,9 @@ impl DomainLoop {
             let seen = channel::receive(&client.socket, &mut self.buffer, flags | RecvFlags::PEEK, true);
             let first = seen
                 .map(|seen| (seen.file.map(|file| UntrustedFd::new(file, &self.closing)), seen.left_files));
+            if let Ok((None, true)) = first {
+                return self.refuse_file(token);
+            }
             file = first.ok().filter(|&(_, is_one_of_several)| !is_one_of_several).and_then(|(file, _)| file);
         }
         if has_files && file.is_none() {
@@ -287,6 +294,23 @@ impl DomainLoop {
         } else if let Answer::Refused { reason: Refusal::Wrong, line } = answer {
             self.expel(token, &line);
         }
+    }
+
+    /// Refuses an offer whose file the kernel did not pass on. The file stays in its message, which only a
+    /// thread that may block can drop, so the connection ends; the client's next call opens another.
+    fn refuse_file(&mut self, token: u64) {
+        let Some(client) = self.clients.get(&token) else { return };
+        let (reason, line) = match rustix::io::fcntl_dupfd_cloexec(&self.events, 0) {
+            Err(errno) => turn_away::out_of_files(errno),
+            // Another thread has closed one since.
+            Ok(_) => turn_away::out_of_files(Errno::MFILE),
+        }
+        .unwrap_or((Refusal::Exhausted, "the page store could not receive the file".to_owned()));
+        self.metrics.requests_total += 1;
+        self.metrics.refused_total += 1;
+        let answer = Answer::Refused { reason, line: line.clone() }.encode();
+        let _ = channel::send(&client.socket, &answer, None, SendFlags::DONTWAIT);
+        self.expel(token, &line);
     }
 
     /// Metrics of the client's domain; of all domains for clients of root and of the daemon's own user.

@@ -2,9 +2,11 @@
 
 use std::os::fd::OwnedFd;
 
+use rustix::io::Errno;
+
 use crate::base::protocol::{Answer, Refusal, Request, VERSION};
 use crate::daemon::domain_metrics::DomainMetrics;
-use crate::daemon::page_store::{PageStore, Refused};
+use crate::daemon::page_store::{PageStore, Refused, cannot_add};
 use crate::daemon::programs::Programs;
 use crate::daemon::untrusted_fds::UntrustedFd;
 
@@ -18,9 +20,7 @@ fn refused((reason, line): Refused) -> Reply {
 fn with_index(store: &PageStore, answer: Answer) -> Reply {
     match store.index().try_clone_to_owned() {
         Ok(index) => (answer, Some(index)),
-        Err(error) => {
-            refused((Refusal::Full, format!("the page store has no file descriptor left: {error}")))
-        }
+        Err(error) => refused(cannot_add(Errno::from_io_error(&error).unwrap_or(Errno::IO))),
     }
 }
 
@@ -61,7 +61,8 @@ pub fn handle(
             }
         }
         (Request::Attach { segment }, None) => match store.attach(segment) {
-            Some((file, segment_pages)) => (Answer::Attached { segment_pages }, Some(file)),
+            Some(Ok((file, segment_pages))) => (Answer::Attached { segment_pages }, Some(file)),
+            Some(Err(errno)) => refused(cannot_add(errno)),
             None => refused((Refusal::NoSegment, format!("segment {segment} does not exist any more"))),
         },
         (Request::Private { pages }, None) => match store.note_private(client, &pages) {

@@ -22,7 +22,7 @@ use crate::daemon::page_budget::{Budget, Charge};
 use crate::daemon::page_store::{Limits, PageStore};
 use crate::daemon::socket_lock::SocketLock;
 use crate::daemon::trust_domain::{self, Rule, TrustDomain};
-use crate::daemon::untrusted_fds;
+use crate::daemon::turn_away::{self, turn_away};
 
 /// The settings of a daemon.
 pub struct Configuration {
@@ -49,6 +49,8 @@ const MAX_DOMAINS: usize = 256;
 /// Connections to /metrics at a time, and how long each may take.
 const MAX_SCRAPES: usize = 16;
 const SCRAPE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How often the daemon tries to accept a connection for which it has no descriptor.
+const ACCEPT_INTERVAL: Duration = Duration::from_millis(10);
 
 /// A daemon that listens.
 pub struct Server {
@@ -62,6 +64,8 @@ pub struct Server {
     descriptors: Arc<DescriptorStore>,
     budget: Arc<Budget>,
     last_warning: Option<Instant>,
+    /// A descriptor that is closed to accept a connection where no other is left.
+    reserve: Option<OwnedFd>,
     /// Held as long as the daemon lives: two daemons must not serve one socket.
     _lock: SocketLock,
 }
@@ -109,6 +113,7 @@ impl Server {
             descriptors: Arc::new(DescriptorStore::from_environment()),
             budget,
             last_warning: None,
+            reserve: None,
             _lock: lock,
         };
         for kept in descriptor_store::saved_stores() {
@@ -152,38 +157,60 @@ impl Server {
                 let is_done = ready.next() == Some(&true) && scrape.serve(|| by_domain.prometheus());
                 !is_done && scrape.since.elapsed() < SCRAPE_TIMEOUT
             });
-            if self.metrics.is_some()
+            if let Some(listener) = &self.metrics
                 && is_ready[2]
-                && let Some(scrape) = self.metrics.as_ref().and_then(Listener::accept)
-                && self.scrapes.len() < MAX_SCRAPES
             {
-                self.scrapes.push(scrape);
+                match listener.accept() {
+                    Some(scrape) if self.scrapes.len() < MAX_SCRAPES => self.scrapes.push(scrape),
+                    Some(_) => {}
+                    // Without a descriptor it stays ready.
+                    None => std::thread::sleep(ACCEPT_INTERVAL),
+                }
             }
             self.threads.retain(|_, thread| !thread.is_closed());
         }
     }
 
+    fn accept_one(&self) -> rustix::io::Result<OwnedFd> {
+        rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
+    }
+
     fn accept(&mut self) {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = match rustix::net::accept_with(&self.listener, flags) {
+        // Before any connection: the first that cannot be served could take the last descriptor.
+        if self.reserve.is_none() {
+            match rustix::io::fcntl_dupfd_cloexec(&self.listener, 0) {
+                Ok(descriptor) => self.reserve = Some(descriptor),
+                Err(_) => return std::thread::sleep(ACCEPT_INTERVAL),
+            }
+        }
+        let socket = match self.accept_one() {
             Ok(socket) => socket,
-            Err(Errno::MFILE | Errno::NFILE) => return std::thread::sleep(Duration::from_millis(10)),
+            Err(errno @ (Errno::MFILE | Errno::NFILE)) => {
+                let error = Error::system("accepting a connection", errno);
+                // Closed first: its descriptor is for the connection.
+                drop(self.reserve.take());
+                match self.accept_one() {
+                    Ok(socket) => self.refuse(socket, &error),
+                    Err(_) => std::thread::sleep(ACCEPT_INTERVAL),
+                }
+                return;
+            }
             Err(_) => return,
         };
         fault::point("store.accepted");
         let peer = match self.configuration.rule.peer(&socket) {
             Ok(peer) => peer,
-            Err(error) => return self.refuse(socket, &error.to_string()),
+            Err(error) => return self.refuse(socket, &error),
         };
         if let Some(members) = &self.configuration.members
             && let Err(error) = trust_domain::check_member(&socket, peer.pid, members)
         {
-            return self.refuse(socket, &error.to_string());
+            return self.refuse(socket, &error);
         }
         let own = rustix::process::geteuid();
         if !own.is_root() && peer.user != own.as_raw() && self.configuration.rule != Rule::Everyone {
             let why = format!("process {} is of uid {}, not of this user", peer.pid, peer.user);
-            return self.refuse(socket, &why);
+            return self.refuse(socket, &Error::new(libc::EACCES, why));
         }
         let domain = peer.domain.clone();
         let mut connected = Connected { socket, peer };
@@ -198,7 +225,7 @@ impl Server {
                 let _ = thread.hand_over(connected);
                 self.threads.insert(domain, thread);
             }
-            Err(error) => self.refuse(connected.socket, &error.to_string()),
+            Err(error) => self.refuse(connected.socket, &error),
         }
     }
 
@@ -215,12 +242,12 @@ impl Server {
         domain_thread::start(domain.clone(), store, self.by_domain.clone(), self.configuration.max_clients)
     }
 
-    fn refuse(&mut self, socket: OwnedFd, why: &str) {
+    fn refuse(&mut self, socket: OwnedFd, why: &Error) {
         if self.last_warning.is_none_or(|last| last.elapsed() > Duration::from_millis(100)) {
             self.last_warning = Some(Instant::now());
             tracing::warn!("a connection was refused: {why}");
         }
-        untrusted_fds::close_on_thread(socket);
+        turn_away(socket, turn_away::refusal(why));
     }
 }
 

@@ -52,20 +52,24 @@ pub struct Peer {
 /// `SO_PEERPIDFD`, Linux 6.5.
 const PEER_PIDFD: i32 = 77;
 
-fn peer_pidfd(socket: impl AsFd) -> Option<OwnedFd> {
+fn peer_pidfd(socket: impl AsFd) -> std::io::Result<OwnedFd> {
     let (mut file, mut length) = (-1i32, size_of::<i32>() as libc::socklen_t);
     // SAFETY: the kernel writes one descriptor into `file`, which is then ours.
     unsafe {
         let socket = socket.as_fd().as_raw_fd();
         let written =
             libc::getsockopt(socket, libc::SOL_SOCKET, PEER_PIDFD, (&raw mut file).cast(), &raw mut length);
-        (written == 0 && file >= 0).then(|| OwnedFd::from_raw_fd(file))
+        if written == 0 && file >= 0 {
+            Ok(OwnedFd::from_raw_fd(file))
+        } else {
+            Err(std::io::Error::last_os_error())
+        }
     }
 }
 
 /// Whether this kernel can identify a connection's process for certain, which domains by cgroup need.
 pub fn has_peer_pidfd() -> bool {
-    std::os::unix::net::UnixStream::pair().is_ok_and(|(one, _other)| peer_pidfd(&one).is_some())
+    std::os::unix::net::UnixStream::pair().is_ok_and(|(one, _other)| peer_pidfd(&one).is_ok())
 }
 
 impl Rule {
@@ -88,10 +92,17 @@ fn cgroup_of(pid: i32, socket: impl AsFd) -> Result<String, Error> {
     if pid == 0 {
         return Err(Error::new(libc::ESRCH, "the process is in a namespace whose cgroups cannot be seen"));
     }
-    let process = peer_pidfd(socket)
-        .ok_or_else(|| Error::new(libc::ENOTSUP, "domains by cgroup need Linux 6.5 (SO_PEERPIDFD)"))?;
-    let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup"))
-        .map_err(|error| Error::new(libc::ESRCH, format!("cgroup of process {pid}: {error}")))?;
+    let number = |error: &std::io::Error, else_: i32| match error.raw_os_error() {
+        Some(errno @ (libc::EMFILE | libc::ENFILE)) => errno,
+        _ => else_,
+    };
+    let process = peer_pidfd(socket).map_err(|error| {
+        let line = format!("domains by cgroup need Linux 6.5 (SO_PEERPIDFD): {error}");
+        Error::new(number(&error, libc::ENOTSUP), line)
+    })?;
+    let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).map_err(|error| {
+        Error::new(number(&error, libc::ESRCH), format!("cgroup of process {pid}: {error}"))
+    })?;
     // If the process lives now, the ID was still its own when the file was read.
     // SAFETY: signal 0 to a process that our descriptor names: checks whether it lives.
     let lives = unsafe {

@@ -143,7 +143,7 @@ impl Connection {
                 files: HashSet::new(),
                 former_files: HashSet::new(),
             }),
-            (Answer::Refused { line, .. }, _) => Err(Error::new(libc::EPROTO, line)),
+            (Answer::Refused { reason, line }, _) => Err(refused(reason, line)),
             _ => Err(not_a_page_store(&path)),
         }
     }
@@ -191,6 +191,7 @@ impl Connection {
         while self.index.is_superseded() {
             match self.ask(&Request::Index, None)? {
                 (Answer::Index, Some(file)) => self.index = open_index(&file)?,
+                (Answer::Refused { reason, line }, _) => return Err(refused(reason, line)),
                 _ => return Err(not_a_page_store(&self.path)),
             }
         }
@@ -212,7 +213,7 @@ impl Connection {
                 Ok(Offered::Accepted)
             }
             (Answer::Refused { reason: Refusal::Full, line }, _) => Ok(Offered::Full(line)),
-            (Answer::Refused { line, .. }, _) => Err(Error::new(libc::EPROTO, line)),
+            (Answer::Refused { reason, line }, _) => Err(refused(reason, line)),
             _ => Err(not_a_page_store(&self.path)),
         }
     }
@@ -304,6 +305,10 @@ fn not_a_page_store(path: &std::path::Path) -> Error {
     Error::new(libc::EPROTO, format!("what listens at {} does not answer like a page store", path.display()))
 }
 
+fn refused(reason: Refusal, line: String) -> Error {
+    Error::new(if reason == Refusal::Exhausted { libc::EMFILE } else { libc::EPROTO }, line)
+}
+
 fn open_index(file: &OwnedFd) -> Result<Reader, Error> {
     let seals = rustix::fs::fcntl_get_seals(file).while_doing("the page store's index")?;
     if !seals.contains(SealFlags::SHRINK) {
@@ -341,7 +346,9 @@ fn exchange(
         Errno::AGAIN => timed_out(path),
         errno => Error::system(format!("the page store at {}", path.display()), errno),
     };
-    channel::send(socket, &request.encode(), file, SendFlags::empty()).map_err(lost)?;
+    if let Err(errno) = channel::send(socket, &request.encode(), file, SendFlags::empty()) {
+        return last_refusal(socket, buffer).ok_or_else(|| lost(errno));
+    }
     if matches!(request, Request::Offer { .. }) {
         fault::point("client.offered");
     }
@@ -365,12 +372,27 @@ fn exchange(
             Err(errno) => return Err(lost(errno)),
         }
     }
-    let received = channel::receive(socket, buffer, RecvFlags::DONTWAIT, true).map_err(lost)?;
+    let received = match channel::receive(socket, buffer, RecvFlags::DONTWAIT, true) {
+        Ok(received) => received,
+        Err(errno) => return last_refusal(socket, buffer).ok_or_else(|| lost(errno)),
+    };
     if received.bytes == 0 {
         return Err(disconnected(path));
+    }
+    if received.left_files && received.file.is_none() {
+        let line =
+            "no file descriptor is left for the page store's files: raise the program's limit (ulimit -n)";
+        return Err(Error::new(libc::EMFILE, line));
     }
     match Answer::decode(&buffer[..received.bytes]) {
         Ok(answer) => Ok((answer, received.file)),
         Err(_) => Err(not_a_page_store(path)),
     }
+}
+
+/// Why the store refused before it closed the connection. The kernel reports the close first, and once.
+fn last_refusal(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Option<(Answer, Option<OwnedFd>)> {
+    let received = channel::receive(socket, buffer, RecvFlags::DONTWAIT, false).ok()?;
+    let answer = Answer::decode(&buffer[..received.bytes]).ok()?;
+    matches!(answer, Answer::Refused { .. }).then_some((answer, None))
 }

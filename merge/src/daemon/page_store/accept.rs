@@ -75,8 +75,8 @@ impl PageStore {
         }
         let (segment, new_pages) = accepted?;
         fault::point("store.indexed");
-        let at = self.attach(segment).map(|(file, room)| (segment, file, room));
-        Ok(Accepted { new_pages, at })
+        let opened = self.attach(segment).transpose().map_err(cannot_add)?;
+        Ok(Accepted { new_pages, at: opened.map(|(file, room)| (segment, file, room)) })
     }
 
     /// Reads instead of mapping: a page that cannot be read is then an error, and not a signal.
@@ -184,7 +184,11 @@ impl PageStore {
 
     fn next_number(&mut self) -> Result<u32, Refused> {
         if self.segments.len() >= self.max_segments {
-            return Err(cannot_add(rustix::io::Errno::MFILE));
+            let most = self.max_segments;
+            let line = format!(
+                "the page store is full: it has {most} segments, a quarter of its limit of open files"
+            );
+            return Err((Refusal::Full, line));
         }
         let number = self.next_segment;
         self.next_segment = number.checked_add(1).ok_or_else(|| cannot_add(rustix::io::Errno::OVERFLOW))?;

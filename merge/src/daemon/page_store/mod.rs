@@ -17,6 +17,7 @@ use crate::daemon::domain_metrics::DomainMetrics;
 use crate::daemon::packed_segment::PackedSegment;
 use crate::daemon::page_budget::{Budget, Copied};
 use crate::daemon::trust_domain::TrustDomain;
+use crate::daemon::turn_away::out_of_files;
 use crate::daemon::upload_claims::Claims;
 
 struct Segment {
@@ -209,10 +210,10 @@ impl PageStore {
         self.segments.is_empty()
     }
 
-    /// A segment's file for a client, and its capacity in pages.
-    pub fn attach(&self, segment: u32) -> Option<(OwnedFd, u32)> {
+    /// A segment's file for a client, and its capacity in pages; None if there is no such segment.
+    pub fn attach(&self, segment: u32) -> Option<rustix::io::Result<(OwnedFd, u32)>> {
         let segment = self.segments.get(&segment)?;
-        Some((segment::reopen_read_only(&segment.file).ok()?, segment.room))
+        Some(segment::reopen_read_only(&segment.file).map(|file| (file, segment.room)))
     }
 
     /// Notes pages that stay in a client's private memory.
@@ -321,8 +322,10 @@ impl PageStore {
             // the memory of the last.
             self.index.clear();
         } else {
-            let larger = Writer::new(lines)
-                .map_err(|_| (Refusal::Full, "the page store has no memory for its index".to_owned()))?;
+            let larger = Writer::new(lines).map_err(|errno| {
+                let full = || (Refusal::Full, "the page store has no memory for its index".to_owned());
+                out_of_files(errno).unwrap_or_else(full)
+            })?;
             std::mem::replace(&mut self.index, larger).supersede();
         }
         for (hash, at) in found {
@@ -347,9 +350,12 @@ impl Drop for PageStore {
     }
 }
 
-fn cannot_add(errno: rustix::io::Errno) -> Refused {
-    let why = std::io::Error::from(errno);
-    (Refusal::Full, format!("the page store cannot take another segment: {why}"))
+/// The refusal for an error of the store's own files.
+pub fn cannot_add(errno: rustix::io::Errno) -> Refused {
+    out_of_files(errno).unwrap_or_else(|| {
+        let why = std::io::Error::from(errno);
+        (Refusal::Full, format!("the page store cannot take another segment: {why}"))
+    })
 }
 
 #[cfg(test)]
