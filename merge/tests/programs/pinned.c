@@ -18,6 +18,7 @@
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
+#include <time.h>
 
 enum { PAGES = 2048, FIRST = 600, PINNED = 40 };
 
@@ -57,6 +58,15 @@ static void expect_pages(const unsigned char *at, size_t from, size_t to, const 
 
 static void must_advise(unsigned char *at) {
     CHECK(!mayfly_advise(at, PAGES * PAGE, 0), "%m: %s", mayfly_merge_error());
+}
+
+// Whether another round is due, of so many: an emulated processor takes seconds for one.
+static bool is_due(int round, int rounds) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    static time_t first;
+    if (round == 0) first = now.tv_sec;
+    return round < rounds && (round < 4 || now.tv_sec - first < 30);
 }
 
 static unsigned long long shared_pages(void) {
@@ -207,7 +217,7 @@ static void during(void) {
     unsigned long rounds = 0;
     pthread_t thread;
     CHECK(!pthread_create(&thread, NULL, registers, &rounds), "%m");
-    for (int i = 0; i < 60; i++) {
+    for (int i = 0; is_due(i, 60); i++) {
         must_advise(target);
         if (i % 3 == 1) CHECK(!mayfly_unadvise(target, PAGES * PAGE), "%s", mayfly_merge_error());
         expect_pages(target, 0, FIRST, "in front");
@@ -246,7 +256,7 @@ static void direct(void) {
     fill_pages(target);
     pthread_t threads[2];
     for (long i = 0; i < 2; i++) CHECK(!pthread_create(&threads[i], NULL, reads_directly, (void *)i), "%m");
-    for (int i = 0; i < 40; i++) {
+    for (int i = 0; is_due(i, 40); i++) {
         must_advise(target);
         if (i % 10 == 9) CHECK(!mayfly_unadvise(target, PAGES * PAGE), "%s", mayfly_merge_error());
     }
@@ -306,7 +316,7 @@ static void forking(void) {
     target = block(false);
     pthread_t thread;
     CHECK(!pthread_create(&thread, NULL, forks, NULL), "%m");
-    for (int i = 0; i < 30; i++) {
+    for (int i = 0; is_due(i, 30); i++) {
         must_advise(target);
         CHECK(!mayfly_unadvise(target, PAGES * PAGE), "%s", mayfly_merge_error());
     }
@@ -325,7 +335,7 @@ static void reading(void) {
     target = block(false);
     pthread_t threads[2];
     for (int i = 0; i < 2; i++) CHECK(!pthread_create(&threads[i], NULL, looks, NULL), "%m");
-    for (int i = 0; i < 20; i++) {
+    for (int i = 0; is_due(i, 20); i++) {
         must_advise(target);
         CHECK(!mayfly_unadvise(target, PAGES * PAGE), "%s", mayfly_merge_error());
     }
