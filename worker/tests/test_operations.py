@@ -5,7 +5,7 @@ import re
 
 import pytest
 from botocore.exceptions import ClientError
-from calls import create, zipped
+from calls import PYTHON, create, zipped
 from conftest import ROOT
 
 APP = zipped(app_py="def handler(event, context):\n    return event\n")
@@ -26,6 +26,9 @@ GIVEN = {
     "Principal": "s3.amazonaws.com",
     "Action": "lambda:InvokeFunction",
 }
+DURABLE = {"DurableConfig": {"ExecutionTimeout": 60}}
+# What CreateFunction needs of a function with this code, beside what the model says.
+CREATED = {"FunctionName": "another", "Runtime": PYTHON, "Handler": "app.handler", "Code": {"ZipFile": APP}}
 
 
 def made_up(shape):
@@ -60,6 +63,25 @@ def every(running):
     client.create_alias(FunctionName="every", Name="live", FunctionVersion="1")
     client.publish_layer_version(LayerName="every", Content={"ZipFile": APP})
     return client
+
+
+def test_durable_executions_are_refused_wherever_the_model_has_them(every):
+    model = every.meta.service_model
+    found = []
+    for name in model.operation_names:
+        shape = model.operation_model(name).input_shape
+        members = [] if "Durable" in name or not shape else [one for one in shape.members if "Durable" in one]
+        wanted = {**made_up(shape), **(CREATED if name == "CreateFunction" else {})} if shape else {}
+        for member, refused in [(one, one) for one in members] or [(None, name)] * ("Durable" in name):
+            given = {member: DURABLE.get(member, made_up(shape.members[member]))} if member else {}
+            with pytest.raises(ClientError) as caught:
+                every._make_api_call(name, {**wanted, **given})
+            error = caught.value.response["Error"]
+            assert error["Code"] == "InvalidParameterValueException", (name, member, error)
+            assert error["Message"].startswith(f"{refused} is not s"), (name, member, error)
+            assert "there are no durable executions" in error["Message"], (name, member, error)
+            found.append(member or name)
+    assert len(found) >= 15 and {"DurableConfig", "DurableExecutionName"} <= set(found), found
 
 
 def order(name):

@@ -77,14 +77,12 @@ pub fn answer(api: &Api, call: &Call, named: Named<'_>) -> Result<Answer, ApiErr
         }
         Op::GetRuntimeManagementConfig => function().map(|arn| http::json(200, &automatic(&arn))),
 
-        Op::ListDurableExecutionsByFunction => {
-            function().map(|_| http::json(200, &json!({ "DurableExecutions": [] })))
-        }
         Op::CheckpointDurableExecution
         | Op::DeleteDurableExecution
         | Op::GetDurableExecution
         | Op::GetDurableExecutionHistory
         | Op::GetDurableExecutionState
+        | Op::ListDurableExecutionsByFunction
         | Op::PauseDurableExecution
         | Op::ResumeDurableExecution
         | Op::SendDurableExecutionCallbackFailure
