@@ -91,6 +91,7 @@ pub mod state {
 
 pub mod sandbox {
     //! Where an instance runs: a container, or a partition of a VM, behind one interface.
+    pub(crate) mod accept;
     pub(crate) mod account;
     pub(crate) mod containers;
     pub(crate) mod environment;

@@ -4,13 +4,11 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Once};
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use tokio::net::TcpStream;
 use tokio::net::unix::pipe;
 use tokio::sync::Semaphore;
-use tokio::task::JoinSet;
 use worker_page::data;
 
 use crate::base::limits;
@@ -19,6 +17,7 @@ use crate::code::runtime::Runtime;
 use crate::function::worker_options::Options;
 use crate::http;
 use crate::http::heads::{Heads, LongHeads};
+use crate::sandbox::accept::accept;
 use crate::sandbox::environment::{self, ProgramSpec, Sharing};
 use crate::sandbox::interface::{
     BoxFuture, Ended, Handler, Kind, Maker, Order, Overall, RUNTIME_HEADER_BYTES, Sandbox,
@@ -257,35 +256,18 @@ struct Instance {
 }
 
 impl Instance {
-    async fn accept(&self, handler: Handler) -> Result<()> {
-        let listener = self.listener.try_clone()?;
-        listener.set_nonblocking(true)?;
-        let listener = tokio::net::TcpListener::from_std(listener)?;
+    async fn accept(&self, handler: Handler) -> std::io::Result<()> {
         let places = Arc::new(Semaphore::new(self.connections));
         let heads = Arc::new(Heads::new(self.long_heads.clone()));
-        let mut connections = JoinSet::new();
-        loop {
-            let place = places.clone().acquire_owned().await.expect("it is never closed");
-            while connections.try_join_next().is_some() {}
-            match listener.accept().await {
-                Ok((stream, _)) => {
-                    let _ = stream.set_nodelay(true); // answers are short and waited for
-                    let _ = http::close_untaken(&stream, http::UNTAKEN);
-                    let (handler, heads) = (handler.clone(), heads.clone());
-                    connections.spawn(async move {
-                        http::serve_instance(stream, RUNTIME_HEADER_BYTES, &heads, |request| {
-                            handler(request)
-                        })
-                        .await;
-                        drop(place);
-                    });
-                }
-                Err(error) => {
-                    tracing::warn!("{}: {error}", self.label);
-                    tokio::time::sleep(Duration::from_millis(100)).await;
-                }
+        let serve = |stream: TcpStream| {
+            let _ = stream.set_nodelay(true); // answers are short and waited for
+            let _ = http::close_untaken(&stream, http::UNTAKEN);
+            let (handler, heads) = (handler.clone(), heads.clone());
+            async move {
+                http::serve_instance(stream, RUNTIME_HEADER_BYTES, &heads, |request| handler(request)).await;
             }
-        }
+        };
+        accept(&self.listener, places, &self.label, serve).await
     }
 }
 

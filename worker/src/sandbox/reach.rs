@@ -15,6 +15,8 @@ use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
+use crate::sandbox::accept::accept;
+
 /// The host's name inside, as containers have it. It is the loopback address.
 pub(crate) const HOST_NAME: &str = "host.docker.internal";
 /// Connections of one instance to all services at once; more wait.
@@ -41,45 +43,23 @@ pub(crate) fn serve(reached: &[(TcpListener, SocketAddr)], label: &str) -> JoinS
     let (mut all, places) = (JoinSet::new(), Arc::new(Semaphore::new(CONNECTIONS)));
     for (listener, service) in reached {
         let (listener, service) = (listener.try_clone(), *service);
-        let (places, label) = (places.clone(), label.to_string());
+        let (places, label) = (places.clone(), format!("{label}: --reach {service}"));
         all.spawn(async move {
-            let served = async { accept(listener?, service, places, label.clone()).await };
+            let serve = |stream| {
+                let label = label.clone();
+                async move {
+                    if let Err(error) = relay(stream, service).await {
+                        tracing::debug!("{label}: {error}");
+                    }
+                }
+            };
+            let served = async { accept(&listener?, places, &label, serve).await };
             if let Err(error) = served.await {
-                tracing::error!("{label}: --reach {service}: {error}");
+                tracing::error!("{label}: {error}");
             }
         });
     }
     all
-}
-
-async fn accept(
-    listener: TcpListener,
-    service: SocketAddr,
-    places: Arc<Semaphore>,
-    label: String,
-) -> io::Result<()> {
-    listener.set_nonblocking(true)?;
-    let listener = tokio::net::TcpListener::from_std(listener)?;
-    let mut connections = JoinSet::new();
-    loop {
-        let place = places.clone().acquire_owned().await.expect("it is never closed");
-        while connections.try_join_next().is_some() {}
-        match listener.accept().await {
-            Ok((stream, _)) => {
-                let label = label.clone();
-                connections.spawn(async move {
-                    if let Err(error) = relay(stream, service).await {
-                        tracing::debug!("{label}: --reach {service}: {error}");
-                    }
-                    drop(place);
-                });
-            }
-            Err(error) => {
-                tracing::warn!("{label}: --reach {service}: {error}");
-                tokio::time::sleep(Duration::from_millis(100)).await;
-            }
-        }
-    }
 }
 
 async fn relay(mut inside: TcpStream, service: SocketAddr) -> io::Result<()> {
