@@ -1,9 +1,14 @@
 """Helpers with which the tests call functions and build their code."""
 
 import concurrent.futures
+import contextlib
 import io
 import json
+import os
+import random
+import signal
 import sys
+import threading
 import time
 import zipfile
 
@@ -41,6 +46,30 @@ def shell(client, command, name="probe"):
     return in_shell(client, command, name)["out"]
 
 
+@contextlib.contextmanager
+def killing(choose_from, requests_done, every, seed):
+    """Kills a process at random after every so many requests; yields the list of those killed."""
+    choose, over, killed = random.Random(seed), threading.Event(), []
+
+    def kill_at_random():
+        while not over.wait(0.02):
+            # Kills by time would hit a slow machine's instances before they have started.
+            processes = choose_from() if requests_done() >= every * len(killed) else []
+            if processes:
+                process = choose.choice(processes)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+                    killed.append(process)
+
+    killer = threading.Thread(target=kill_at_random)
+    killer.start()
+    try:
+        yield killed
+    finally:
+        over.set()
+        killer.join()
+
+
 def open_folder(tmp_path_factory, name):
     """A new folder that other users may read, as the users of instances and of their servers do."""
     made = tmp_path_factory.mktemp(name)
@@ -55,6 +84,19 @@ def zipped(**files):
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, text in files.items():
             archive.writestr(name.replace("_py", ".py"), text)
+    return content.getvalue()
+
+
+def programs(files, beside=None):
+    """A .zip of programs, and of files beside them that are none: their text, by name."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        for name, text in files.items():
+            program = zipfile.ZipInfo(name)
+            program.external_attr = 0o100755 << 16
+            archive.writestr(program, text)
+        for name, text in (beside or {}).items():
+            archive.writestr(name, text)
     return content.getvalue()
 
 

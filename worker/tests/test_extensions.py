@@ -1,11 +1,9 @@
 """Extensions, of a layer and of the function itself, by Lambda's Extensions API."""
 
-import io
 import re
-import zipfile
 
 import pytest
-from calls import create, invoke, until, zipped
+from calls import create, invoke, programs, until, zipped
 
 WATCH = """#!/usr/bin/python3
 import http.client, json, os, sys, time
@@ -64,16 +62,9 @@ def handler(event, context):
 """
 
 
-def archive(programs):
-    """A layer with these programs."""
-    content = io.BytesIO()
-    with zipfile.ZipFile(content, "w") as made:
-        for name, text in programs.items():
-            program = zipfile.ZipInfo(name)
-            program.external_attr = 0o755 << 16
-            made.writestr(program, text)
-        made.writestr("extensions/README", "no program")
-    return content.getvalue()
+def archive(extensions):
+    """A layer with these programs, and a file beside them that is none."""
+    return programs(extensions, {"extensions/README": "no program"})
 
 
 @pytest.fixture(scope="module")

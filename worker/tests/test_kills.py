@@ -4,17 +4,14 @@ import collections
 import concurrent.futures
 import json
 import os
-import random
 import re
-import signal
-import threading
 
-from calls import until
+from calls import killing, until
 from conftest import TEMPLATE, Worker
 
 # `worker/tests/run --soak -k kills` is the long form.
 REQUESTS, CONNECTIONS = (10_000, 64) if os.environ.get("MAYFLY_SOAK") else (600, 16)
-# Requests between two kills. Kills by time would hit a slow machine's instances before they have started.
+# Requests between two kills.
 EVERY = 10
 SEED = 7
 
@@ -22,22 +19,7 @@ SEED = 7
 def test_each_request_is_answered_or_refused_with_a_reason():
     with Worker(TEMPLATE, "--keep-alive", "2") as running:
         client = running.client(max_pool_connections=CONNECTIONS)
-        choose = random.Random(SEED)
-        over = threading.Event()
-        killed, outcomes = 0, []
-
-        def kill_at_random():
-            nonlocal killed
-            while not over.wait(0.02):
-                if len(outcomes) < EVERY * killed:
-                    continue
-                below = running.descendants() + running.stores()
-                if below:
-                    try:
-                        os.kill(choose.choice(below), signal.SIGKILL)
-                        killed += 1
-                    except ProcessLookupError:
-                        pass
+        outcomes = []
 
         def outcome_of(number):
             name = ["probe", "neighbour"][number % 2]
@@ -56,19 +38,19 @@ def test_each_request_is_answered_or_refused_with_a_reason():
         def ask(number):
             outcomes.append(outcome_of(number))
 
-        killer = threading.Thread(target=kill_at_random)
-        killer.start()
-        try:
-            with concurrent.futures.ThreadPoolExecutor(CONNECTIONS) as threads:
-                for done in [threads.submit(ask, number) for number in range(REQUESTS)]:
-                    done.result()
-        finally:
-            over.set()
-            killer.join()
+        def processes():
+            return running.descendants() + running.stores()
+
+        with (
+            killing(processes, lambda: len(outcomes), EVERY, SEED) as killed,
+            concurrent.futures.ThreadPoolExecutor(CONNECTIONS) as threads,
+        ):
+            for done in [threads.submit(ask, number) for number in range(REQUESTS)]:
+                done.result()
         kinds = collections.Counter(kind for kind, _ in outcomes)
         reasons = {reason for kind, reason in outcomes if kind != "answered"}
-        print(f"{killed} processes killed: {dict(kinds)}, not answered because of {sorted(reasons)}")
-        assert killed >= 5, "the test kills something"
+        print(f"{len(killed)} processes killed: {dict(kinds)}, not answered because of {sorted(reasons)}")
+        assert len(killed) >= 5, "the test kills something"
         assert kinds["answered"] > REQUESTS / 2, kinds
         assert reasons <= {"Runtime.ExitError", "ServiceException", "TooManyRequestsException"}, reasons
         answered = [request for kind, request in outcomes if kind == "answered"]

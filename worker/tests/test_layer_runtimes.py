@@ -1,10 +1,7 @@
 """What Lambda's runtimes find in layers and variables: a wrapper, a bootstrap, programs, Python's folders."""
 
-import io
-import zipfile
-
 import pytest
-from calls import PYTHON, create, invoke, zipped
+from calls import PYTHON, create, invoke, programs, zipped
 
 WRAPPER = """#!/bin/sh
 export WRAPPED="$(tool) $#"
@@ -31,17 +28,6 @@ while True:
 """
 
 
-def programs(**files):
-    """A .zip of programs."""
-    content = io.BytesIO()
-    with zipfile.ZipFile(content, "w") as archive:
-        for name, text in files.items():
-            program = zipfile.ZipInfo(name)
-            program.external_attr = 0o100755 << 16
-            archive.writestr(program, text)
-    return content.getvalue()
-
-
 @pytest.fixture(scope="module")
 def layer(running):
     files = {
@@ -51,7 +37,7 @@ def layer(running):
         f"python/lib/{PYTHON}/site-packages/shared.py": "TEXT = 'site-packages'",
         "python/shared.py": "TEXT = 'python'",
     }
-    made = running.client().publish_layer_version(LayerName="runtime", Content={"ZipFile": programs(**files)})
+    made = running.client().publish_layer_version(LayerName="runtime", Content={"ZipFile": programs(files)})
     return made["LayerVersionArn"]
 
 
@@ -72,7 +58,7 @@ def test_layer_brings_the_bootstrap_of_code_without_one(running, layer):
     settings = {"Runtime": "provided.al2023", "Handler": "any", "Layers": [layer]}
     create(client, "borrowed", zipped(other="x"), **settings)
     assert invoke(client, "borrowed") == ("/opt/bootstrap", None)
-    create(client, "owned", programs(bootstrap=BOOTSTRAP), **settings)
+    create(client, "owned", programs({"bootstrap": BOOTSTRAP}), **settings)
     assert invoke(client, "owned") == ("/var/task/bootstrap", None)
 
 
