@@ -1,10 +1,15 @@
-"""The Telemetry API: extensions in Python and Node.js, written against Lambda's guide."""
+"""The Telemetry API: extensions written against Lambda's guide, by hand and with AWS Labs' crate."""
 
 import json
+import os
+import shutil
+import subprocess
 
 import pytest
 from calls import create, invoke, until, zipped
+from conftest import HERE
 from test_extensions import archive
+from test_extensions import lines as all_lines
 from test_nodejs import version
 
 # A server that keeps what it receives in a file, for the function, which lives in the same sandbox.
@@ -304,3 +309,39 @@ def test_extension_in_nodejs(running):
         running.wait_for(rf"\[in-node#\d+\] node platform.{kind}")
     for kind in ["start", "runtimeDone", "report"]:
         running.wait_for(rf"\[in-node#\d+\] node platform.{kind} {request}")
+
+
+@pytest.fixture(scope="module")
+def in_rust():
+    """The extension with AWS Labs' crate; its compiled dependencies stay in build/."""
+    if not os.environ.get("MAYFLY_SOAK"):
+        pytest.skip("compiling the crate takes two minutes of processor time: set MAYFLY_SOAK")
+    folder, target = HERE / "functions/telemetry_extension", HERE / "build/cargo"
+    if not shutil.which("cargo"):
+        pytest.skip("this host has no cargo")
+    fetched = subprocess.run(["cargo", "fetch", "--locked"], cwd=folder, capture_output=True, text=True)
+    if fetched.returncode:
+        pytest.skip(f"the crate cannot be had: {fetched.stderr.strip().splitlines()[-1]}")
+    built = subprocess.run(
+        ["cargo", "build", "--release", "--locked", "--offline"],
+        cwd=folder,
+        env={**os.environ, "CARGO_TARGET_DIR": str(target)},
+        capture_output=True,
+        text=True,
+    )
+    assert built.returncode == 0, built.stderr
+    return (target / "release/telemetry-extension").read_bytes()
+
+
+def test_extension_with_the_crate_of_aws_labs(running, in_rust):
+    client = make(running, "in-rust", subscription(), {"extensions/telemetry-extension": in_rust})
+    request, error = invoke(client, "in-rust", {"do": "print", "lines": 1})
+    assert error is None, request
+    assert invoke(client, "in-rust", {"do": "exit"})[1] == "Unhandled"
+    running.wait_for(rf"\[in-rust#\d+\] crate report {request} Success 128")
+    for line in [f"crate INVOKE {request}", "crate function line 0", "crate SHUTDOWN failure"]:
+        running.wait_for(rf"\[in-rust#\d+\] {line}")
+    lines = [line for line in all_lines(running, "in-rust") if line.startswith("crate {")]
+    kinds = {json.loads(line.removeprefix("crate "))["type"] for line in lines}
+    wanted = {f"platform.{kind}" for kind in ["initStart", "initReport", "start", "runtimeDone"]}
+    assert wanted <= kinds, kinds
