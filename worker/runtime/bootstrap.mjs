@@ -346,6 +346,7 @@ async function serve(handler) {
     if (trace && atOnce === 1) env._X_AMZN_TRACE_ID = trace;
     else delete env._X_AMZN_TRACE_ID;
     requestId = id;
+    tenantId = headers["lambda-runtime-aws-tenant-id"];
     await ofRequest.run(id, () => serveOne(runtime, id, headers, body));
   }
 }
@@ -426,7 +427,7 @@ function writeWhole(text) {
   }
 }
 
-let requestId;
+let requestId, tenantId;
 const LEVELS = ["TRACE", "DEBUG", "INFO", "WARN", "ERROR", "FATAL"];
 const isInJson = env.AWS_LAMBDA_LOG_FORMAT === "JSON";
 const leastLevel = isInJson ? LEVELS.indexOf(env.AWS_LAMBDA_LOG_LEVEL?.toUpperCase()) : 0;
@@ -439,7 +440,7 @@ function errorFields(error) {
 
 // A line of a log in JSON: a lone value as it is, several as text, with the first error's fields.
 function record(level, values) {
-  const line = { timestamp: new Date().toISOString(), level, requestId: ofRequest.getStore() ?? requestId };
+  const line = { timestamp: new Date().toISOString(), level, requestId: ofRequest.getStore() ?? requestId, tenantId };
   if (values.length === 1) {
     const plain = (key, value) => (value instanceof Error ? { ...errorFields(value), ...value } : value);
     try {

@@ -89,3 +89,37 @@ def test_log_reports_failed_starts(log_of, start, lines, status):
     log = log_of("nothing", start)
     init = rf"INIT_REPORT Init Duration: [\d.]+ ms\tPhase: init\t{status}\n"
     assert ending(rf"{init}START RequestId: ID Version: \$LATEST\n{lines}", status).search(log), log
+
+
+UNENDED = """
+import os
+
+os.write(1, b"of the start")
+if os.environ.get("FAILS"):
+    os._exit(4)
+
+def handler(event, context):
+    os.write(1, b"first\\nsecond, ")
+    os.write(2, event.encode())
+    if event == "exit":
+        os._exit(3)
+"""
+
+
+def test_line_without_its_end_stays_in_its_invocation(running):
+    client = running.client()
+    create(client, "unended", zipped(app_py=UNENDED))
+    tails = []
+    for event in ["one", "two", "exit"]:
+        answer = client.invoke(FunctionName="unended", Payload=json.dumps(event), LogType="Tail")
+        tails.append(base64.b64decode(answer["LogResult"]).decode().splitlines())
+    logged = [line.split(" ", 2)[2] for line in running.get("/log?function=unended").splitlines()]
+    assert logged == ["of the start", *(line for tail in tails for line in tail)]
+    for tail, event in zip(tails, ["one", "two", "exit"], strict=True):
+        assert [tail[0].split()[0], *tail[1:3]] == ["START", "first", f"second, {event}"], tail
+    assert [line.split()[0] for line in tails[0][3:]] == ["END", "REPORT"], tails
+    assert tails[2][3].endswith("Runtime exited with error: exit status 3"), tails
+    create(client, "unended-start", zipped(app_py=UNENDED), Environment={"Variables": {"FAILS": "1"}})
+    client.invoke(FunctionName="unended-start")
+    logged = [line.split(" ", 2)[2] for line in running.get("/log?function=unended-start").splitlines()]
+    assert logged[0] == "of the start" and logged[1].startswith("INIT_REPORT"), logged

@@ -5,16 +5,14 @@ import concurrent.futures
 import json
 import os
 import pathlib
-import random
 import re
 import signal
-import threading
 import urllib.error
 import urllib.request
 
 import pytest
 from botocore.exceptions import ClientError
-from calls import create, invoke, until, zipped
+from calls import create, invoke, killing, until, zipped
 from conftest import Worker
 from test_nodejs import RUNTIME
 from test_streams import needs_node, streamed
@@ -185,6 +183,51 @@ def test_nodejs_context_has_the_tenant(tenants):
     assert invoke(client, "node", TenantId="blue") == (["blue"], None)
 
 
+LOGGING = """
+import logging, os
+
+def handler(event, context):
+    logging.getLogger().warning("of the function")
+    if event:
+        os._exit(1)
+"""
+
+
+def tenants_in_log(worker, function):
+    """The tenant of each record in a function's log, by what it is."""
+    lines = [line.split(" ", 2)[2] for line in worker.get(f"/log?function={function}").splitlines()]
+    records = [json.loads(line) for line in lines if line.startswith("{") and "platform.fault" not in line]
+    return [(one.get("type") or one["level"], one.get("record", one).get("tenantId")) for one in records]
+
+
+def test_records_of_a_log_name_the_tenant(tenants):
+    client = tenants.client()
+    settings = {"LoggingConfig": {"LogFormat": "JSON", "SystemLogLevel": "DEBUG"}, **PER_TENANT}
+    create(client, "logging", zipped(app_py=LOGGING), **settings)
+    assert invoke(client, "logging", {}, TenantId="blue") == (None, None)
+    assert invoke(client, "logging", {"fails": 1}, TenantId="green")[1] == "Unhandled"
+    found = tenants_in_log(tenants, "logging")
+    of_requests = {kind for kind, tenant in found if tenant}
+    platform = {f"platform.{kind}" for kind in ["start", "runtimeDone", "report"]}
+    assert of_requests == platform | {"WARNING"}, found
+    for kind in platform | {"WARNING"}:
+        assert [tenant for known, tenant in found if known == kind] == ["blue", "green"], found
+    plain = {kind for kind, tenant in found if not tenant}
+    of_starts = {f"platform.{kind}" for kind in ["initStart", "initRuntimeDone", "initReport"]}
+    assert plain == of_starts, found
+
+
+@needs_node
+def test_records_of_nodejs_name_the_tenant(tenants):
+    client = tenants.client()
+    source = "export const handler = async () => console.warn('of the function');"
+    settings = {"Runtime": RUNTIME, "Handler": "index.handler", "MemorySize": 256}
+    settings |= {"LoggingConfig": {"LogFormat": "JSON", "SystemLogLevel": "WARN"}, **PER_TENANT}
+    create(client, "node-logging", zipped(**{"index.mjs": source}), **settings)
+    assert invoke(client, "node-logging", {}, TenantId="blue") == (None, None)
+    assert tenants_in_log(tenants, "node-logging") == [("WARN", "blue")]
+
+
 def store_of(process):
     """The folder of the page store that a sandbox's process sees."""
     mounts = pathlib.Path(f"/proc/{process}/mountinfo").read_text()
@@ -257,21 +300,8 @@ def test_tenants_are_never_mixed_under_kills():
     with Worker("--keep-alive", "2", "--memory", "1500") as running:
         client = running.client(max_pool_connections=CONNECTIONS)
         create(client, "tenants", zipped(app_py=APP), Timeout=30, MemorySize=128, **PER_TENANT)
-        choose = random.Random(SEED)
-        over = threading.Event()
-        killed, outcomes = 0, []
+        outcomes = []
         seen = collections.defaultdict(set)
-
-        def kill_at_random():
-            nonlocal killed
-            while not over.wait(0.02):
-                below = running.descendants() if len(outcomes) >= EVERY * killed else []
-                if below:
-                    try:
-                        os.kill(choose.choice(below), signal.SIGKILL)
-                        killed += 1
-                    except ProcessLookupError:
-                        pass
 
         def outcome_of(number):
             # A few tenants are called often, and more seldom.
@@ -291,18 +321,15 @@ def test_tenants_are_never_mixed_under_kills():
         def ask(number):
             outcomes.append(outcome_of(number))
 
-        killer = threading.Thread(target=kill_at_random)
-        killer.start()
-        try:
-            with concurrent.futures.ThreadPoolExecutor(CONNECTIONS) as threads:
-                for done in [threads.submit(ask, number) for number in range(REQUESTS)]:
-                    done.result()
-        finally:
-            over.set()
-            killer.join()
+        with (
+            killing(running.descendants, lambda: len(outcomes), EVERY, SEED) as killed,
+            concurrent.futures.ThreadPoolExecutor(CONNECTIONS) as threads,
+        ):
+            for done in [threads.submit(ask, number) for number in range(REQUESTS)]:
+                done.result()
         kinds = collections.Counter(outcomes)
-        print(f"{killed} processes killed, {len(seen)} instances: {dict(kinds)}")
-        assert killed >= 5 and kinds["answered"] > REQUESTS / 2, kinds
+        print(f"{len(killed)} processes killed, {len(seen)} instances: {dict(kinds)}")
+        assert len(killed) >= 5 and kinds["answered"] > REQUESTS / 2, kinds
         allowed = {"answered", "Runtime.ExitError", "ServiceException", "TooManyRequestsException"}
         assert set(kinds) <= allowed, kinds
         assert all(len(tenants) == 1 for tenants in seen.values()), "an instance served two tenants"

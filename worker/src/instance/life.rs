@@ -68,7 +68,7 @@ impl Instance {
         sandbox.end().await;
         self.end_deliveries();
         if let Some(output) = self.output.get() {
-            output.catch_up();
+            output.finish();
         }
         Ok(())
     }

@@ -180,6 +180,11 @@ impl Instance {
         self.started_in.get().copied()
     }
 
+    /// Whether it has one request at a time.
+    fn is_alone(&self) -> bool {
+        self.deployment.settings.at_once() == 1
+    }
+
     /// Asks it to end.
     pub fn stop(&self) {
         self.stop.notify_one();
@@ -239,8 +244,8 @@ impl Instance {
         self.works();
         self.send_invocation(invocation);
         if let Some(output) = self.output.get() {
-            output.catch_up();
-            if self.deployment.settings.at_once() == 1 {
+            output.catch_up(self.is_alone());
+            if self.is_alone() {
                 output.begin();
             }
         }

@@ -64,7 +64,7 @@ impl Instance {
             end: outcome.end.as_ref().map(End::status),
         };
         if let Some(output) = self.output.get() {
-            output.catch_up();
+            output.catch_up(self.is_alone());
         }
         self.say_end(&work.invocation, &figures, &mut outcome);
         self.scheduler.clone().answer(self.id, work.request, Ok(outcome));
@@ -80,7 +80,7 @@ impl Instance {
             _ => return,
         };
         if let Some(output) = self.output.get() {
-            output.catch_up();
+            output.catch_up(self.is_alone());
             self.publish(&PlatformEvent::init_runtime_done(&status));
             self.say(&init_report_line(self.age(), &line));
             self.publish(&PlatformEvent::init_report(self.age(), &status));

@@ -34,6 +34,17 @@ pub enum Printer {
 /// Receives each line; returns whether the log shows it.
 pub type LineFilter = Box<dyn Fn(Printer, &str) -> bool + Send + Sync>;
 
+/// How far a pipe was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Read {
+    /// It may hold more.
+    More,
+    /// It is empty for now.
+    All,
+    /// No process can write any more.
+    Closed,
+}
+
 /// The output of one instance.
 pub struct Output {
     label: String,
@@ -91,7 +102,7 @@ impl Output {
         let Some(receiver) = self.receiver(printer) else { return };
         while receiver.readable().await.is_ok() {
             let read = lock(&self.state).read;
-            if !self.read_at_most(printer, READ_BYTES_A_SECOND.saturating_sub(read)) {
+            if self.read_at_most(printer, READ_BYTES_A_SECOND.saturating_sub(read)) == Read::Closed {
                 return;
             }
             let pause = {
@@ -108,10 +119,35 @@ impl Output {
         }
     }
 
-    /// Reads the output so far.
-    pub fn catch_up(&self) {
+    /// Reads the output so far. If a call `ends`, what was printed after the last line break is a line, too:
+    /// the next one is another call's, or Lambda's.
+    pub fn catch_up(&self, ends: bool) {
+        self.catch_up_by(READ_BYTES_BEFORE_ANSWER, ends);
+    }
+
+    fn catch_up_by(&self, most: usize, ends: bool) {
+        self.read_at_most(Printer::Extension, most);
+        let read = self.read_at_most(Printer::Function, most);
+        // Not in a VM, where output arrives in pieces, later than answers, and with that of extensions.
+        if ends && read != Read::More && self.of_extensions.is_some() {
+            self.end_begun(Printer::Function);
+        }
+    }
+
+    /// Reads the last output, after which there is no more.
+    pub fn finish(&self) {
         for printer in [Printer::Function, Printer::Extension] {
             self.read_at_most(printer, READ_BYTES_BEFORE_ANSWER);
+            self.end_begun(printer);
+        }
+    }
+
+    /// Ends the line that has begun, if one has.
+    fn end_begun(&self, printer: Printer) {
+        let mut state = lock(&self.state);
+        if !state.lines[printer as usize].is_empty() {
+            state.keep(b"\n");
+            self.end_line(&mut state, printer);
         }
     }
 
@@ -141,23 +177,24 @@ impl Output {
         lines.filter(|line| String::from_utf8_lossy(line).contains(id)).flatten().copied().collect()
     }
 
-    /// Reads at most so many bytes. False once the other end is closed.
-    fn read_at_most(&self, printer: Printer, most: usize) -> bool {
-        let Some(receiver) = self.receiver(printer) else { return false };
+    /// Reads at most so many bytes.
+    fn read_at_most(&self, printer: Printer, most: usize) -> Read {
+        let Some(receiver) = self.receiver(printer) else { return Read::Closed };
         let mut state = lock(&self.state);
         let mut buffer = [0; 16 * 1024];
         let mut read = 0;
         while read < most {
             match receiver.try_read(&mut buffer) {
-                Ok(0) => return false,
+                Ok(0) => return Read::Closed,
                 Ok(length) => {
                     read += length;
                     self.take(&mut state, printer, &buffer[..length]);
                 }
-                Err(error) => return error.kind() == ErrorKind::WouldBlock,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Read::All,
+                Err(_) => return Read::Closed,
             }
         }
-        true
+        Read::More
     }
 
     fn take(&self, state: &mut State, printer: Printer, bytes: &[u8]) {
@@ -167,16 +204,20 @@ impl Output {
             let line = &mut state.lines[printer as usize];
             line.extend(part);
             if part.ends_with(b"\n") || line.len() >= LINE_BYTES {
-                let line = std::mem::take(line);
-                let text = line.strip_suffix(b"\n").unwrap_or(&line);
-                let is_wanted = (self.filter)(printer, &String::from_utf8_lossy(text));
-                if is_wanted && state.shown < SHOWN_BYTES_A_SECOND {
-                    state.shown += line.len();
-                    self.show(text);
-                } else if is_wanted {
-                    state.dropped += line.len();
-                }
+                self.end_line(state, printer);
             }
+        }
+    }
+
+    fn end_line(&self, state: &mut State, printer: Printer) {
+        let line = std::mem::take(&mut state.lines[printer as usize]);
+        let text = line.strip_suffix(b"\n").unwrap_or(&line);
+        let is_wanted = (self.filter)(printer, &String::from_utf8_lossy(text));
+        if is_wanted && state.shown < SHOWN_BYTES_A_SECOND {
+            state.shown += line.len();
+            self.show(text);
+        } else if is_wanted {
+            state.dropped += line.len();
         }
     }
 
@@ -211,11 +252,53 @@ mod tests {
     use std::io::Write;
     use std::os::fd::OwnedFd;
 
-    fn output() -> (Output, std::io::PipeWriter) {
+    fn pipe_pair() -> (pipe::Receiver, std::io::PipeWriter) {
         let (reader, writer) = std::io::pipe().unwrap();
+        (pipe::Receiver::from_owned_fd(OwnedFd::from(reader)).unwrap(), writer)
+    }
+
+    fn output() -> (Output, std::io::PipeWriter) {
+        let (receiver, writer) = pipe_pair();
         let log = std::sync::Arc::new(crate::invocation::logs::Logs::default()).stream("f", "s");
-        let receiver = pipe::Receiver::from_owned_fd(OwnedFd::from(reader)).unwrap();
         (Output::new("f".into(), log, receiver, None, Box::new(|_, _| true)), writer)
+    }
+
+    #[tokio::test]
+    async fn unended_lines_end_with_the_invocation() {
+        let logs = std::sync::Arc::new(crate::invocation::logs::Logs::default());
+        let lines = || -> Vec<String> {
+            let texts = |group: &crate::invocation::logs::Group| {
+                group.lines.iter().map(|line| line.text.clone()).collect()
+            };
+            logs.group("f", texts).unwrap_or_default()
+        };
+        let ((receiver, mut writer), (of_extensions, mut extension)) = (pipe_pair(), pipe_pair());
+        let log = logs.stream("f", "s");
+        let output = Output::new("f".into(), log, receiver, Some(of_extensions), Box::new(|_, _| true));
+        extension.write_all(b"of an extension, ").unwrap();
+        writer.write_all(b"one\ntwo").unwrap();
+        output.receiver.readable().await.unwrap();
+        output.of_extensions.as_ref().unwrap().readable().await.unwrap();
+        output.catch_up(true);
+        output.say("REPORT");
+        assert_eq!(lines(), ["one", "two", "REPORT"], "an extension's line goes on");
+        assert!(output.tail().ends_with(b"one\ntwo\nREPORT\n"));
+        // As much as is read at once ends in the middle of a line, which is not broken there.
+        writer.write_all(("x".repeat(20_000) + "\n").as_bytes()).unwrap();
+        output.receiver.readable().await.unwrap();
+        output.catch_up_by(1, true);
+        assert_eq!(lines().len(), 3);
+        output.catch_up(true);
+        writer.write_all(b"last").unwrap();
+        drop(writer);
+        extension.write_all(b"the end").unwrap();
+        drop(extension);
+        output.receiver.readable().await.unwrap();
+        output.of_extensions.as_ref().unwrap().readable().await.unwrap();
+        output.finish();
+        let lines = lines();
+        assert_eq!((lines.len(), lines[3].len()), (6, 20_000));
+        assert_eq!(lines[4..], ["last", "of an extension, the end"]);
     }
 
     #[tokio::test]
@@ -223,12 +306,12 @@ mod tests {
         let (output, mut writer) = output();
         writer.write_all(b"before\n").unwrap();
         output.receiver.readable().await.unwrap();
-        output.catch_up();
+        output.catch_up(true);
         output.begin();
         writer.write_all("x".repeat(5000).as_bytes()).unwrap();
         writer.write_all(b"end").unwrap();
         output.receiver.readable().await.unwrap();
-        output.catch_up();
+        output.catch_up(true);
         output.say("REPORT");
         let tail = output.tail();
         assert_eq!(tail.len(), LOG_TAIL_BYTES);

@@ -123,7 +123,7 @@ impl PlatformEvent {
     /// A request begins.
     pub fn start(invocation: &Invocation, version: &str) -> PlatformEvent {
         let mut record = json!({ "requestId": invocation.id, "version": version });
-        add_tracing(&mut record, invocation);
+        add_context(&mut record, invocation);
         event("start", Level::Info, record)
     }
 
@@ -138,7 +138,7 @@ impl PlatformEvent {
             "requestId": invocation.id,
             "metrics": { "durationMs": ms(figures.duration), "producedBytes": answered_bytes },
         });
-        add_tracing(&mut record, invocation);
+        add_context(&mut record, invocation);
         with_status("runtimeDone", Level::Debug, status, record)
     }
 
@@ -154,7 +154,7 @@ impl PlatformEvent {
             metrics["initDurationMs"] = ms(init).into();
         }
         let mut record = json!({ "requestId": invocation.id, "metrics": metrics });
-        add_tracing(&mut record, invocation);
+        add_context(&mut record, invocation);
         with_status("report", Level::Info, status, record)
     }
 
@@ -181,7 +181,11 @@ impl PlatformEvent {
     }
 }
 
-fn add_tracing(record: &mut Value, invocation: &Invocation) {
+/// Adds the request's tenant and trace.
+fn add_context(record: &mut Value, invocation: &Invocation) {
+    if let Some(tenant) = &invocation.tenant {
+        record["tenantId"] = tenant.as_str().into();
+    }
     if !invocation.trace_id.is_empty() {
         record["tracing"] = json!({ "type": "X-Amzn-Trace-Id", "value": invocation.trace_id });
     }
@@ -224,5 +228,21 @@ mod tests {
         let line: Value = serde_json::from_str(&PlatformEvent::start(&invocation, "$LATEST").line()).unwrap();
         assert_eq!(line["type"], "platform.start");
         assert_eq!(line["record"]["version"], "$LATEST");
+    }
+
+    #[test]
+    fn events_of_a_request_name_its_tenant() {
+        let mut invocation = Invocation::new("arn".into(), "{}".into(), None, None);
+        let figures =
+            Figures { duration: Duration::ZERO, init: None, memory_mib: 128, peak_bytes: None, end: None };
+        let tenants = |invocation: &Invocation| {
+            let start = PlatformEvent::start(invocation, "1");
+            let done = PlatformEvent::runtime_done(invocation, &figures, 0, &Status::Success);
+            let report = PlatformEvent::report(invocation, &figures, &Status::Timeout);
+            [start, done, report].map(|event| event.record.get("tenantId").cloned())
+        };
+        assert_eq!(tenants(&invocation), [const { None }; 3]);
+        invocation.tenant = Some("blue".into());
+        assert_eq!(tenants(&invocation), [(); 3].map(|()| Some("blue".into())));
     }
 }
