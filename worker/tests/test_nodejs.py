@@ -6,8 +6,7 @@ import shutil
 import subprocess
 
 import pytest
-from calls import create, invoke, until, zipped
-from test_layer_runtimes import programs
+from calls import create, invoke, programs, until, zipped
 
 
 def version():
@@ -153,7 +152,7 @@ export const nothing = (event, context, callback) => { setTimeout(() => {}, 5); 
 
 def test_wrapper_starts_the_runtime(node):
     wrapper = '#!/bin/sh\nexport WRAPPED="$#"\nexec "$@"\n'
-    arn = node.publish_layer_version(LayerName="wrapper", Content={"ZipFile": programs(wrapper=wrapper)})
+    arn = node.publish_layer_version(LayerName="wrapper", Content={"ZipFile": programs({"wrapper": wrapper})})
     variables = {"AWS_LAMBDA_EXEC_WRAPPER": "/opt/wrapper"}
     code = {"index.js": "exports.handler = async () => process.env.WRAPPED;"}
     settings = {"Layers": [arn["LayerVersionArn"]], "Environment": {"Variables": variables}}

@@ -7,10 +7,9 @@ import json
 import re
 
 import pytest
-from calls import PYTHON, create, invoke, provider, until, zipped
+from calls import PYTHON, create, invoke, programs, provider, until, zipped
 from conftest import Worker
 from images import Image, create_image, layer
-from test_layer_runtimes import programs
 from test_nodejs import RUNTIME, version
 from test_tenants import PER_TENANT
 from test_termination import STAYS
@@ -66,11 +65,15 @@ needs_node = pytest.mark.skipif(not has_node, reason="this host has no such Node
 LANGUAGES = ["python", pytest.param("node", marks=needs_node)]
 
 
-def make(client, name, language, at_once, **settings):
+def make(client, name, language, at_once, instances=1, **settings):
+    """One instance: on a busy machine its processes may start so slowly that the worker makes another."""
     settings = {"MemorySize": 512, "Timeout": 60, "CapacityProviderConfig": provider(at_once), **settings}
     if language == "python":
-        return create(client, name, zipped(app_py=PYTHON_CODE), **settings)
-    return create(client, name, zipped(**{"app.mjs": NODE_CODE}), Runtime=RUNTIME, **settings)
+        made = create(client, name, zipped(app_py=PYTHON_CODE), **settings)
+    else:
+        made = create(client, name, zipped(**{"app.mjs": NODE_CODE}), Runtime=RUNTIME, **settings)
+    client.put_function_concurrency(FunctionName=name, ReservedConcurrentExecutions=instances)
+    return made
 
 
 def call(client, name, event):
@@ -125,7 +128,7 @@ def test_one_instance_serves_as_many_requests_at_once_as_its_setting_says(severa
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_more_requests_than_one_instance_has_places_start_another(several, language):
     client, name = several.client(), f"more-{language}"
-    make(client, name, language, 2)
+    make(client, name, language, 2, instances=4)
     calling = {"seconds": 1.5}
     answers = at_once(client, name, [calling] * 4)
     assert all(error is None for _, error, _ in answers), answers
@@ -152,17 +155,16 @@ def test_errors_reach_the_caller_of_the_request_that_failed(several, language):
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_a_timeout_ends_one_request_and_no_other(several, language):
     client, name = several.client(), f"slow-{language}"
-    make(client, name, language, 2, Timeout=3)
-    client.put_function_concurrency(FunctionName=name, ReservedConcurrentExecutions=1)
+    make(client, name, language, 2, Timeout=6)
     first = call(client, name, {})[0]["instance"]
-    slow, fast = at_once(client, name, [{"seconds": 5, "number": 0}, {"seconds": 2, "number": 1}])
-    assert slow[1] == "Unhandled" and slow[0]["errorMessage"].endswith("Task timed out after 3.00 seconds")
+    slow, fast = at_once(client, name, [{"seconds": 9, "number": 0}, {"seconds": 1, "number": 1}])
+    assert slow[1] == "Unhandled" and slow[0]["errorMessage"].endswith("Task timed out after 6.00 seconds")
     assert slow[2] in slow[0]["errorMessage"]
     assert (fast[1], fast[0]["number"], fast[0]["instance"]) == (None, 1, first), fast
     # The instance has a place left, and both once the late answer has been refused.
     assert call(client, name, {})[0]["instance"] == first
     logged = several.client(service="logs").filter_log_events(logGroupName=f"/aws/lambda/{name}")["events"]
-    assert any(f"{slow[2]} Task timed out after 3.00 seconds" in event["message"] for event in logged)
+    assert any(f"{slow[2]} Task timed out after 6.00 seconds" in event["message"] for event in logged)
     several.wait_for(f"done {slow[2]}")
     events = [{"meeting": "again", "number": number, "of": 2} for number in range(2)]
     assert {answer.get("instance") for answer, _, _ in at_once(client, name, events)} == {first}
@@ -216,13 +218,14 @@ signal.signal(signal.SIGTERM, ends)
 
 def test_each_process_of_an_instance_that_ends_receives_sigterm(several):
     client = several.client()
-    content = programs(**{"extensions/stays": STAYS})
+    content = programs({"extensions/stays": STAYS})
     arn = client.publish_layer_version(LayerName="stays", Content={"ZipFile": content})["LayerVersionArn"]
 
     def signalled(name):
         """The processes of an instance, and those of them that its end reaches."""
         settings = {"CapacityProviderConfig": provider(3), "Layers": [arn], "MemorySize": 512, "Timeout": 60}
         create(client, name, zipped(app_py=SIGNALLED), **settings)
+        client.put_function_concurrency(FunctionName=name, ReservedConcurrentExecutions=1)
         events = [{"meeting": "m", "number": number, "of": 3} for number in range(3)]
         there = {answer["pid"] for answer, _, _ in at_once(client, name, events)}
         client.delete_function(FunctionName=name)
@@ -258,6 +261,7 @@ def test_memory_left_to_merge_in_counts_all_processes(several):
     code = PYTHON_CODE[: PYTHON_CODE.index("def handler")]
     settings = {"CapacityProviderConfig": provider(2), "MemorySize": 768, "Timeout": 60}
     create(client, name, zipped(app_py=ROOM.format(code=code)), **settings)
+    client.put_function_concurrency(FunctionName=name, ReservedConcurrentExecutions=1)
     for meeting, mib, expected in [("few", 0, True), ("much", 240, False), ("again", 0, True)]:
         events = [{"meeting": meeting, "number": number, "of": 2, "mib": mib * number} for number in range(2)]
         rooms = [answer[0] for answer, _, _ in at_once(client, name, events)]

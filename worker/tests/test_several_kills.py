@@ -3,12 +3,9 @@
 import collections
 import concurrent.futures
 import os
-import random
 import re
-import signal
-import threading
 
-from calls import until
+from calls import killing, until
 from conftest import Worker
 from test_several import call, has_node, make
 
@@ -24,25 +21,13 @@ def test_requests_of_one_instance_are_never_mixed_up_under_kills():
     with Worker("--keep-alive", "5") as running:
         client = running.client(max_pool_connections=CONNECTIONS)
         names = ["kills-python"]
-        make(client, names[0], "python", 4, Timeout=30)
+        make(client, names[0], "python", 4, instances=8, Timeout=30)
         if has_node:
             names.append("kills-node")
-            make(client, names[1], "node", 4, Timeout=30)
+            make(client, names[1], "node", 4, instances=8, Timeout=30)
         for name in names:
             assert call(client, name, {"number": 0})[1] is None
-        choose, over = random.Random(SEED), threading.Event()
-        killed, outcomes = 0, collections.deque()
-
-        def kill_at_random():
-            nonlocal killed
-            while not over.wait(0.02):
-                below = running.descendants() if len(outcomes) >= EVERY * killed else []
-                if below:
-                    try:
-                        os.kill(choose.choice(below), signal.SIGKILL)
-                        killed += 1
-                    except ProcessLookupError:
-                        pass
+        outcomes = collections.deque()
 
         def ask(number):
             event = {"number": number, "seconds": 0.002 * (number % 5), "raise": number % 50 == 0}
@@ -63,19 +48,16 @@ def test_requests_of_one_instance_are_never_mixed_up_under_kills():
                 assert reason.startswith((f"RequestId: {request} ", "Error: ")), answer
                 outcomes.append((answer["errorType"], request))
 
-        killer = threading.Thread(target=kill_at_random)
-        killer.start()
-        try:
-            with concurrent.futures.ThreadPoolExecutor(CONNECTIONS) as threads:
-                for done in [threads.submit(ask, number) for number in range(REQUESTS)]:
-                    done.result()
-        finally:
-            over.set()
-            killer.join()
+        with (
+            killing(running.descendants, lambda: len(outcomes), EVERY, SEED) as killed,
+            concurrent.futures.ThreadPoolExecutor(CONNECTIONS) as threads,
+        ):
+            for done in [threads.submit(ask, number) for number in range(REQUESTS)]:
+                done.result()
         kinds = collections.Counter(kind for kind, _ in outcomes)
-        print(f"{killed} processes killed: {dict(kinds)}")
+        print(f"{len(killed)} processes killed: {dict(kinds)}")
         known = {"answered", "raised", "Runtime.ExitError", "ServiceException", "TooManyRequestsException"}
-        assert killed >= 5 and set(kinds) <= known, kinds
+        assert len(killed) >= 5 and set(kinds) <= known, kinds
         assert kinds["answered"] > REQUESTS / 2, kinds
         ran = collections.Counter(re.findall(r"ran ([0-9a-f-]{36})", running.log()))
         twice = [request for request, times in ran.items() if times > 1]

@@ -9,9 +9,8 @@ import urllib.request
 
 import botocore.exceptions
 import pytest
-from calls import create, until, zipped
+from calls import create, programs, until, zipped
 from conftest import Worker
-from test_layer_runtimes import programs
 
 # The worker waits for it, and clients call on.
 STAYS = """#!/usr/bin/python3
@@ -33,7 +32,7 @@ CALLERS = 2
 def test_ending_worker_answers_no_call_as_unknown():
     with Worker() as running:
         client = running.client()
-        content = programs(**{"extensions/stays": STAYS})
+        content = programs({"extensions/stays": STAYS})
         arn = client.publish_layer_version(LayerName="stays", Content={"ZipFile": content})["LayerVersionArn"]
         create(client, "called", zipped(app_py="def handler(event, context): return 1"), Layers=[arn])
         url = client.create_function_url_config(FunctionName="called", AuthType="NONE")["FunctionUrl"]
