@@ -208,6 +208,14 @@ def test_slow_subscriber_learns_how_much_it_lost(running):
     requests = [invoke(client, "slow-one", {"do": "print", "lines": lines}) for _ in range(3)]
     assert [error for _, error in requests] == [None] * 3, requests
     assert invoke(client, "slow-one", {"do": "go"})[1] is None
+
+    def reports_of_losses():
+        events, error = invoke(client, "slow-one", {"do": "read", "name": "listener"})
+        assert error is None, events
+        return [event["record"] for event in events if event["type"] == "platform.logsDropped"]
+
+    # Before, there may be no room for the events of another call.
+    until(reports_of_losses)
     last, _ = invoke(client, "slow-one", {"do": "print", "lines": 1})
     events = received(client, "slow-one", "platform.report", last)
     lost = [event["record"] for event in events if event["type"] == "platform.logsDropped"]
