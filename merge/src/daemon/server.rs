@@ -14,6 +14,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use crate::base::error::{Error, While};
 use crate::base::fault;
 use crate::base::page::PAGE_BYTES;
+use crate::base::protocol::Refusal;
 use crate::daemon::descriptor_store::{self, DescriptorStore};
 use crate::daemon::domain_metrics::MetricsByDomain;
 use crate::daemon::domain_thread::{self, Connected, DomainThread};
@@ -205,7 +206,7 @@ impl Server {
         if let Some(members) = &self.configuration.members
             && let Err(error) = trust_domain::check_member(&socket, peer.pid, members)
         {
-            return self.refuse(socket, &error);
+            return self.exclude(socket, &error);
         }
         let own = rustix::process::geteuid();
         if !own.is_root() && peer.user != own.as_raw() && self.configuration.rule != Rule::Everyone {
@@ -242,12 +243,24 @@ impl Server {
         domain_thread::start(domain.clone(), store, self.by_domain.clone(), self.configuration.max_clients)
     }
 
+    /// Refuses a program of another container. It learns no more than that: names of cgroups are the host's.
+    fn exclude(&mut self, socket: OwnedFd, why: &Error) {
+        self.warn(why);
+        let line = "this process is no member of this store, whose log says more".into();
+        let out_of_files = turn_away::out_of_files(Errno::from_raw_os_error(why.errno));
+        turn_away(socket, out_of_files.unwrap_or((Refusal::Wrong, line)));
+    }
+
     fn refuse(&mut self, socket: OwnedFd, why: &Error) {
+        self.warn(why);
+        turn_away(socket, turn_away::refusal(why));
+    }
+
+    fn warn(&mut self, why: &Error) {
         if self.last_warning.is_none_or(|last| last.elapsed() > Duration::from_millis(100)) {
             self.last_warning = Some(Instant::now());
             tracing::warn!("a connection was refused: {why}");
         }
-        turn_away(socket, turn_away::refusal(why));
     }
 }
 
