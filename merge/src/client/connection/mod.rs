@@ -1,6 +1,7 @@
 //! The client's end: a connection to the store of its trust domain, the store's index, and the attached
 //! segments.
 
+mod owner;
 mod reports;
 
 use std::collections::{HashMap, HashSet};
@@ -28,9 +29,6 @@ use crate::client::stopped_store::stopped_process;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 /// How often a client that waits looks whether the store is stopped.
 const STATE_INTERVAL: Duration = Duration::from_millis(250);
-/// The user whose store is trusted, beside root and the program's own: for stores with a user of their own,
-/// and for user namespaces, where root appears as 65534.
-const TRUSTED_USER: &str = "MAYFLY_SHARE_UID";
 
 /// A segment that this process has attached.
 pub struct AttachedSegment {
@@ -125,7 +123,7 @@ impl Connection {
             }
         }
         fault::point("client.connected");
-        check_owner(&socket, &path)?;
+        owner::check(&socket, &path)?;
         let mut buffer = vec![0; MAX_BYTES];
         let hello = Request::Hello { version: VERSION };
         let (answer, file) = exchange(socket.as_fd(), &path, &mut buffer, &hello, None)?;
@@ -288,8 +286,14 @@ impl Connection {
             _ => return Err(disconnected(&self.path)),
         };
         let result = exchange(socket, &self.path, &mut self.buffer, request, file);
-        if result.is_err() {
-            // A late answer would be read as the next request's.
+        // A late answer would be read as the next request's. After these refusals the store closes the
+        // connection, and until it has, the next request would still be sent.
+        let ends = match &result {
+            Ok((Answer::Refused { reason: Refusal::Wrong, .. }, _)) => true,
+            Ok((Answer::Refused { reason: Refusal::Exhausted, .. }, _)) => file.is_some(),
+            result => result.is_err(),
+        };
+        if ends {
             self.socket = None;
         }
         result
@@ -315,23 +319,6 @@ fn open_index(file: &OwnedFd) -> Result<Reader, Error> {
         return Err(Error::new(libc::EPROTO, "the page store's index is not sealed"));
     }
     Reader::open(file).while_doing("the page store's index")
-}
-
-/// Another user's store could change pages after they were compared.
-fn check_owner(socket: &OwnedFd, path: &std::path::Path) -> Result<(), Error> {
-    let (_, owner) = channel::peer(socket).while_doing("whose page store it is")?;
-    let trusted = std::env::var(TRUSTED_USER).ok().and_then(|user| user.parse::<u32>().ok());
-    if owner == 0 || owner == rustix::process::geteuid().as_raw() || trusted == Some(owner) {
-        return Ok(());
-    }
-    Err(Error::new(
-        libc::EACCES,
-        format!(
-            "the page store at {} is uid {owner}'s, neither root's nor this user's: set {TRUSTED_USER}={owner} to \
-             trust it",
-            path.display()
-        ),
-    ))
 }
 
 fn exchange(
