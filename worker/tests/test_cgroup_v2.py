@@ -36,11 +36,12 @@ def console(tmp_path_factory, worker):
     for client in (cache / "mayfly/worker/python").glob("*/awslambdaric"):
         shutil.copytree(client.parent, tree / "python" / client.parent.name)
     mke2fs = shutil.which("mke2fs") or "/sbin/mke2fs"
-    # A quarter more than the files have, for what the file system itself takes, and for its ends of blocks.
-    files_mib = sum(file.stat().st_size for file in tree.rglob("*") if file.is_file()) >> 20
-    size = f"{files_mib * 5 // 4 + 64}M"
+    # Each file and folder takes an inode and whole blocks; a quarter more is for the file system itself.
+    found = list(tree.rglob("*"))
+    blocks = sum(path.stat().st_size // 4096 + 1 for path in found)
+    size, inodes = f"{(blocks >> 8) * 5 // 4 + 64}M", str(len(found) * 5 // 4 + 1024)
     subprocess.run(
-        [mke2fs, "-q", "-t", "ext4", "-O", "^has_journal", "-d", tree, place / "disk", size],
+        [mke2fs, "-q", "-t", "ext4", "-O", "^has_journal", "-N", inodes, "-d", tree, place / "disk", size],
         check=True,
         stdout=subprocess.DEVNULL,
     )
