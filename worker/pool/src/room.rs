@@ -205,14 +205,7 @@ impl Pool {
                 return;
             }
             let Some(victim) = self.victim(function, own_fits) else { return };
-            let owner = {
-                let known = self.instances.get_mut(&victim).expect("just found");
-                known.retired = true;
-                known.function
-            };
-            if let Some(function) = self.functions.get_mut(&owner) {
-                function.ready.retain(|ready| *ready != victim);
-            }
+            self.retire_one(victim);
         }
     }
 

@@ -1,12 +1,15 @@
 //! What instances do with requests: they ask for them, are given them, answer them.
 
-use super::{Action, FunctionId, InstanceId, Phase, Pool, Refusal, RequestId, Time};
+use super::{Action, Function, FunctionId, InstanceId, Phase, Pool, Refusal, RequestId, Time};
 
 impl Pool {
     /// The instance that is given the next request. Of several the one that has most already, so that others
     /// become idle; of these the one used last.
     pub(super) fn ready_instance(&self, function: FunctionId) -> Option<InstanceId> {
-        let ready = &self.functions.get(&function)?.ready;
+        let Function { ready, at_once, .. } = self.functions.get(&function)?;
+        if *at_once == 1 {
+            return ready.last().copied();
+        }
         let load = |instance: &InstanceId| self.instances.get(instance).map(|known| known.running.len());
         ready.iter().copied().max_by_key(load)
     }
@@ -116,15 +119,19 @@ impl Pool {
     /// The instance is to serve no further request, and ends once it has none.
     pub fn drain(&mut self, instance: InstanceId) -> Vec<Action> {
         let mut actions = Vec::new();
-        let Some(known) = self.instances.get_mut(&instance).filter(|known| known.phase == Phase::Serving)
-        else {
-            return actions;
-        };
+        if self.instances.get(&instance).is_some_and(|known| known.phase == Phase::Serving) {
+            self.retire_one(instance);
+            self.has_changed(instance, &mut actions);
+        }
+        actions
+    }
+
+    /// No further request is dispatched to the instance.
+    pub(super) fn retire_one(&mut self, instance: InstanceId) {
+        let known = self.instances.get_mut(&instance).expect("its caller has found it");
         known.retired = true;
         if let Some(function) = self.functions.get_mut(&known.function) {
             function.ready.retain(|ready| *ready != instance);
         }
-        self.has_changed(instance, &mut actions);
-        actions
     }
 }
