@@ -18,6 +18,15 @@ pub enum Ending {
 }
 
 impl Ending {
+    /// What the wait status of an ended process describes.
+    pub fn of_wait_status(status: i32) -> Ending {
+        if libc::WIFSIGNALED(status) {
+            Ending::Signal(libc::WTERMSIG(status))
+        } else {
+            Ending::Exit(libc::WEXITSTATUS(status))
+        }
+    }
+
     /// The type of the error that callers receive.
     pub fn kind(&self) -> &'static str {
         if matches!(self, Ending::Extension(..)) { "Extension.Crash" } else { "Runtime.ExitError" }

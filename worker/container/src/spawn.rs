@@ -149,16 +149,6 @@ impl Spawner {
     }
 }
 
-/// The ending that a wait status describes.
-fn how(status: [u8; 4]) -> Ending {
-    let status = i32::from_le_bytes(status);
-    if libc::WIFSIGNALED(status) {
-        Ending::Signal(libc::WTERMSIG(status))
-    } else {
-        Ending::Exit(libc::WEXITSTATUS(status))
-    }
-}
-
 /// Our end is read without blocking, the sandbox's blocks as programs expect.
 fn pipe_pair() -> std::io::Result<(pipe::Receiver, OwnedFd)> {
     let (reader, writer) = std::io::pipe()?;
@@ -213,7 +203,7 @@ fn ends(mut message: &[u8]) -> VecDeque<Ending> {
     let mut found = VecDeque::new();
     while let [EXITED, a, b, c, d, length, rest @ ..] = message {
         let (name, others) = rest.split_at((*length as usize).min(rest.len()));
-        let ending = how([*a, *b, *c, *d]);
+        let ending = Ending::of_wait_status(i32::from_le_bytes([*a, *b, *c, *d]));
         found.push_back(match String::from_utf8_lossy(name).into_owned() {
             name if name.is_empty() => ending,
             name => Ending::Extension(name, Box::new(ending)),

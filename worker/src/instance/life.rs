@@ -136,10 +136,7 @@ impl Instance {
     /// reason. The others go on.
     pub(crate) fn process_ended(&self, process: u32, status: i32) {
         let Some(id) = lock(&self.requests).process_ended(process) else { return };
-        let ending = match status & 0x7f {
-            0 => Ending::Exit(status >> 8 & 0xff),
-            signal => Ending::Signal(signal),
-        };
+        let ending = Ending::of_wait_status(status);
         tracing::warn!("{}: {ending}, in a process that had request {id}", self.label());
         // Its answer may have been received just now.
         drop(self.finish(&id, Outcome::error(ending.kind(), &format!("RequestId: {id} Error: {ending}"))));
