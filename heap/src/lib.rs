@@ -16,6 +16,7 @@
 //! | [`system`] | [`system::os`], [`system::files`], [`system::raw`] | system calls, without the C library |
 //! | | [`system::lock`], [`system::clock`], [`system::vdso`] | a lock, the heap's clock |
 //! | | [`system::text`], [`system::paths`], [`system::process`] | messages, paths, the process |
+//! | | [`system::own_data`] | the library's own variables |
 //! | | [`system::thread_local`], [`system::thread_stack`] | per-thread words; a thread's stack |
 //! | | [`system::events`], [`system::observers`] | counters; callbacks for traces and profiles |
 //! | [`span`] | [`span::cells`], [`span::queue`] | a span's metadata and cells; lists of spans |
@@ -82,6 +83,7 @@ pub mod system {
     pub mod lock;
     pub mod observers;
     pub mod os;
+    pub mod own_data;
     pub mod paths;
     pub mod process;
     pub mod raw;

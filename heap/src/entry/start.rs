@@ -15,6 +15,7 @@ use crate::entry::{config, maintenance_thread};
 use crate::system::clock;
 use crate::system::lock::Lock;
 use crate::system::os::{self, Affinity};
+use crate::system::own_data;
 use crate::system::process;
 use crate::system::thread_stack;
 use crate::thread::current::Visit;
@@ -42,6 +43,7 @@ pub fn start() -> bool {
     if STARTER.load(Relaxed) == thread {
         return false;
     }
+    own_data::use_small_pages();
     {
         let _guard = STARTING.lock();
         if STARTED.load(Relaxed) {

@@ -66,14 +66,17 @@ pub fn map_object(bytes: usize) -> Option<usize> {
     address_of(unsafe { syscall!(SYS_mmap, 0usize, bytes, READ_WRITE, flags, -1, 0usize) })
 }
 
-/// Maps fresh zeroed memory anywhere.
+/// Maps fresh zeroed memory anywhere, for data of the heap: on small pages, since adjacent mappings may
+/// become one that has room for a huge page.
 pub fn map_anywhere(bytes: usize) -> Option<usize> {
-    map(0, bytes, READ_WRITE, 0)
+    let at = map(0, bytes, READ_WRITE, 0)?;
+    advise_small(at, bytes);
+    Some(at)
 }
 
 /// Whether this much could be mapped now.
 pub fn is_room_for(bytes: usize) -> bool {
-    map_anywhere(bytes).map(|probe| unmap(probe, bytes)).is_some()
+    map(0, bytes, READ_WRITE, 0).map(|probe| unmap(probe, bytes)).is_some()
 }
 
 /// Maps fresh zeroed memory at `address`; `None` if something else is mapped there.

@@ -74,7 +74,10 @@ int main() {
     long pages = 0;
     CHECK(statm && fscanf(statm, "%ld", &pages) == 1, "cannot read /proc/self/statm");
     fclose(statm);
+    // Reserved before memory runs out: a reservation at the limit may call the handler, too.
+    std::vector<char *> made;
     hoard.reserve(200000);
+    made.reserve(200000);
     for (void *p; (p = malloc(MIB(1))) && hoard.size() < 100;) hoard.push_back((char *)p);
     rlimit limit{(rlim_t)pages * 4096 + MIB(512), (rlim_t)pages * 4096 + MIB(512)};
     CHECK(setrlimit(RLIMIT_AS, &limit) == 0, "setrlimit");
@@ -87,10 +90,9 @@ int main() {
     calls = 0;
     std::set_new_handler(release);
     // Calls from here may find room that calls from above did not: as many as that takes.
-    std::vector<char *> made;
-    made.reserve(before + 1000);
     while (calls == 0 && made.size() < before) made.push_back((char *)::operator new(MIB(1)));
     CHECK(calls >= 1 && !hoard.empty(), "the handler freed memory (%d calls, %zu of %zu left)", calls, hoard.size(), before);
+    CHECK(!made.empty(), "new gave nothing at the limit (%zu of %zu left)", hoard.size(), before);
     memset(made.back(), 1, MIB(1));
     for (char *each : made) ::operator delete(each);
     for (char *each : hoard) free(each);

@@ -1,5 +1,5 @@
 // A program that allocates little takes little memory, and one with one buffer after another takes as much as
-// the largest; metadata is on small pages, whatever the system's setting is.
+// the largest; metadata and the library's own variables are on small pages, whatever the system's setting is.
 // flags: -ldl
 #include "check.h"
 #include <dlfcn.h>
@@ -31,6 +31,23 @@ static int is_on_small_pages(uintptr_t address) {
     return small;
 }
 
+// The mapping behind the writable part of the library's file: its zeroed variables.
+static uintptr_t own_variables(void) {
+    char line[512], rights[5], name[256];
+    unsigned long start, end, behind = 0;
+    FILE *file = fopen("/proc/self/maps", "r");
+    CHECK(file, "maps");
+    while (fgets(line, sizeof line, file)) {
+        *name = 0;
+        if (sscanf(line, "%lx-%lx %4s %*s %*s %*s %255s", &start, &end, rights, name) < 3) continue;
+        if (behind == start && !*name && !strncmp(rights, "rw", 2)) break;
+        behind = strstr(name, "mayfly") && !strncmp(rights, "rw", 2) ? end : 0;
+    }
+    fclose(file);
+    CHECK(behind, "no variables of the library in /proc/self/maps");
+    return behind;
+}
+
 int main(void) {
     if (!dlsym(RTLD_DEFAULT, "mayfly_heap_stats")) return 0;  // not for other heaps
     char *object = malloc(opaque_size(100));
@@ -43,6 +60,7 @@ int main(void) {
     uintptr_t of_pages = base - 64 * 2 * mib, of_spans = of_pages - 64 * 320 * mib;
     CHECK(is_on_small_pages(of_pages) == 1, "huge pages' metadata at %#lx may be on huge pages", (unsigned long)of_pages);
     CHECK(is_on_small_pages(of_spans) == 1, "spans' metadata at %#lx may be on huge pages", (unsigned long)of_spans);
+    CHECK(is_on_small_pages(own_variables()) == 1, "the library's variables may be on huge pages");
     free(object);
     long before = private_kib();
     enum { LEAST = 20000, STEP = 9000, BUFFERS = 40 };
