@@ -16,7 +16,7 @@
 //! | [`system`] | [`system::os`], [`system::files`], [`system::raw`] | system calls, without the C library |
 //! | | [`system::lock`], [`system::clock`], [`system::vdso`] | a lock, the heap's clock |
 //! | | [`system::text`], [`system::paths`], [`system::process`] | messages, paths, the process |
-//! | | [`system::own_data`] | the library's own variables |
+//! | | [`system::own_data`], [`system::glibc_heap`] | the library's own variables; glibc's objects |
 //! | | [`system::thread_local`], [`system::thread_stack`] | per-thread words; a thread's stack |
 //! | | [`system::events`], [`system::observers`] | counters; callbacks for traces and profiles |
 //! | [`span`] | [`span::cells`], [`span::queue`] | a span's metadata and cells; lists of spans |
@@ -80,6 +80,7 @@ pub mod system {
     pub mod clock;
     pub mod events;
     pub mod files;
+    pub mod glibc_heap;
     pub mod lock;
     pub mod observers;
     pub mod os;

@@ -50,7 +50,7 @@ fn no_memory() -> *mut c_void {
     ptr::null_mut()
 }
 
-extern "C-unwind" fn calloc_from(count: usize, size: usize, from: ReturnSlot) -> *mut c_void {
+pub(crate) extern "C-unwind" fn calloc_from(count: usize, size: usize, from: ReturnSlot) -> *mut c_void {
     let Some(size) = count.checked_mul(size) else { return no_memory() };
     let object = allocate::allocate_from(size, from);
     if !object.is_null() && !extent::reads_as_zero(object as usize) {
@@ -127,11 +127,11 @@ extern "C-unwind" fn posix_memalign_from(
     0
 }
 
-extern "C-unwind" fn valloc_from(size: usize, from: ReturnSlot) -> *mut c_void {
+pub(crate) extern "C-unwind" fn valloc_from(size: usize, from: ReturnSlot) -> *mut c_void {
     aligned_from(PAGE_BYTES, size, from)
 }
 
-extern "C-unwind" fn pvalloc_from(size: usize, from: ReturnSlot) -> *mut c_void {
+pub(crate) extern "C-unwind" fn pvalloc_from(size: usize, from: ReturnSlot) -> *mut c_void {
     match round_up(size.max(1), PAGE_BYTES) {
         Some(size) => aligned_from(PAGE_BYTES, size, from),
         None => no_memory(),

@@ -11,8 +11,10 @@
 mod cxx;
 mod extended;
 mod fast;
+mod glibc;
 mod interface;
 mod mallctl;
+mod next;
 mod restrictions;
 mod threads;
 

@@ -1,35 +1,11 @@
 //! Functions by which a program restricts itself, or that want a process of one thread: before each, the heap
 //! ends its maintenance thread, which would not have the new rules, and starts no other.
 
-use core::ffi::{CStr, c_int, c_long, c_void};
-use core::sync::atomic::{AtomicPtr, Ordering::Relaxed};
+use core::ffi::{c_int, c_long, c_void};
 
 use heap::entry::maintenance_thread;
 
-/// A function of the C library that stands behind ours.
-struct Next(&'static CStr, AtomicPtr<c_void>);
-
-impl Next {
-    const fn new(name: &'static CStr) -> Self {
-        Self(name, AtomicPtr::new(core::ptr::null_mut()))
-    }
-
-    /// Its address, looked up at the first call.
-    fn get(&self) -> *mut c_void {
-        let mut at = self.1.load(Relaxed);
-        if at.is_null() {
-            // SAFETY: the name ends in NUL.
-            at = unsafe { libc::dlsym(libc::RTLD_NEXT, self.0.as_ptr()) };
-            self.1.store(at, Relaxed);
-        }
-        if at.is_null() {
-            heap::system::process::abort(
-                b"mayfly-heap: the C library lacks a function that the heap interposes\n",
-            );
-        }
-        at
-    }
-}
+use crate::next::Next;
 
 /// Namespaces and what else wants a process of one thread.
 const ALONE: c_int = libc::CLONE_NEWUSER

@@ -5,8 +5,8 @@ use core::sync::atomic::Ordering::Relaxed;
 use crate::pages::{direct, large_blocks, region};
 use crate::span::cells::Role;
 use crate::span::large_object::LargeObject;
-use crate::system::observers;
 use crate::system::text::misuse;
+use crate::system::{glibc_heap, observers};
 use crate::thread::{current, fork_guard, large, lines};
 use crate::units::call::Call;
 use crate::units::geometry::*;
@@ -22,7 +22,7 @@ pub fn usable_size(address: usize, caller: usize) -> usize {
     }
     let _guard = fork_guard::enter(current::heap());
     match extent(address, caller) {
-        Extent::Cell(bytes) | Extent::Direct(bytes) => bytes,
+        Extent::Cell(bytes) | Extent::Direct(bytes) | Extent::Glibc(bytes) => bytes,
         Extent::Lines => lines::usable_size(address, caller),
         Extent::Blocks(count) => count * BLOCK_BYTES,
     }
@@ -51,11 +51,15 @@ enum Extent {
     Lines,
     Blocks(usize),
     Direct(usize),
+    /// An object of the C library's own heap.
+    Glibc(usize),
 }
 
 fn extent(address: usize, caller: usize) -> Extent {
     if !region::holds(address) {
-        return Extent::Direct(direct::size(address).unwrap_or_else(|| not_of_this_heap(address, caller)));
+        let glibc = || glibc_heap::usable_size(address).map(Extent::Glibc);
+        let found = direct::size(address).map(Extent::Direct).or_else(glibc);
+        return found.unwrap_or_else(|| not_of_this_heap(address, caller));
     }
     let span = region::span(address);
     match span.owner() {
@@ -96,6 +100,7 @@ pub fn resize_in_place(address: usize, call: &Call) -> Option<*mut u8> {
             let resized = || large_blocks::resize(address, count, wanted);
             (large::fits(count, wanted) || resized()).then_some(address as *mut u8)
         }
+        Extent::Glibc(_) => None,
         Extent::Direct(_) if size < MIN_DIRECT_BYTES || size > isize::MAX as usize => None,
         Extent::Direct(_) => direct::resize(address, size).map(|moved| {
             if observers::observes_samples() && moved != address {

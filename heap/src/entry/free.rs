@@ -10,6 +10,7 @@ use crate::lifetime::sites;
 use crate::pages::{direct, region};
 use crate::span::cells::{Role, Span};
 use crate::span::remote;
+use crate::system::glibc_heap;
 use crate::system::observers;
 use crate::system::text::misuse;
 use crate::thread::current::Visit;
@@ -166,7 +167,7 @@ fn free_where_it_lies(heap: &'static Heap, address: usize, caller: usize) {
         if observers::observes_samples() {
             observers::sample_freed(heap.number(), address);
         }
-        if direct::free(address).is_none() {
+        if direct::free(address).is_none() && !glibc_heap::free(address) {
             extent::not_of_this_heap(address, caller);
         }
         return;

@@ -13,6 +13,7 @@ use core::cell::UnsafeCell;
 
 use crate::entry::{config, maintenance_thread};
 use crate::system::clock;
+use crate::system::glibc_heap;
 use crate::system::lock::Lock;
 use crate::system::os::{self, Affinity};
 use crate::system::own_data;
@@ -51,6 +52,7 @@ pub fn start() -> bool {
         }
         STARTER.store(thread, Relaxed);
         clock::start();
+        glibc_heap::start();
         // SAFETY: written once, with the lock held, before any other thread reads it.
         AFFINITY_BYTES.store(os::affinity(unsafe { &mut *AFFINITY.0.get() }), Relaxed);
         fork_guard::start();
