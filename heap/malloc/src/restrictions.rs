@@ -1,9 +1,12 @@
 //! Functions by which a program restricts itself, or that want a process of one thread: before each, the heap
-//! ends its maintenance thread, which would not have the new rules, and starts no other.
+//! ends its maintenance thread, which would not have the new rules, and starts no other. A filter of system
+//! calls may end the process at a call that it does not expect: the heap opens no file or socket any more.
 
 use core::ffi::{c_int, c_long, c_void};
 
 use heap::entry::maintenance_thread;
+use heap::system::{files, os};
+use heap::thread::fork;
 
 use crate::next::Next;
 
@@ -20,6 +23,10 @@ const ALONE: c_int = libc::CLONE_NEWUSER
     | libc::CLONE_SIGHAND
     | libc::CLONE_THREAD;
 
+/// The operations of seccomp(2) that set a filter.
+const SET_MODE_STRICT: usize = libc::SECCOMP_SET_MODE_STRICT as usize;
+const SET_MODE_FILTER: usize = libc::SECCOMP_SET_MODE_FILTER as usize;
+
 fn is_restriction(option: c_int) -> bool {
     matches!(
         option,
@@ -29,6 +36,20 @@ fn is_restriction(option: c_int) -> bool {
             | libc::PR_SET_SECUREBITS
             | libc::PR_CAP_AMBIENT
     )
+}
+
+/// Makes a call that may set a filter of system calls, which `sets` says; 0 is success.
+fn filtering(sets: bool, call: impl FnOnce() -> c_long) -> c_long {
+    // A child of vfork shares this memory, and filters only its own calls.
+    if !sets || fork::process() != os::process_id() {
+        return call();
+    }
+    let before = files::forbid(true);
+    let result = call();
+    if result != 0 {
+        files::forbid(before);
+    }
+    result
 }
 
 /// Linux's unshare.
@@ -72,7 +93,8 @@ pub extern "C" fn prctl(option: c_int, a: usize, b: usize, c: usize, d: usize) -
     }
     type Prctl = extern "C" fn(c_int, usize, usize, usize, usize) -> c_int;
     // SAFETY: as above; on this machine a variadic function takes words as any other does.
-    unsafe { core::mem::transmute::<*mut c_void, Prctl>(NEXT.get())(option, a, b, c, d) }
+    let call = || unsafe { core::mem::transmute::<*mut c_void, Prctl>(NEXT.get())(option, a, b, c, d) };
+    filtering(option == libc::PR_SET_SECCOMP, || call().into()) as c_int
 }
 
 /// Linux's syscall: libseccomp and Landlock's users call it. A call with fewer arguments passes on what its
@@ -105,5 +127,12 @@ pub extern "C" fn syscall(
     }
     type Syscall = extern "C" fn(c_long, usize, usize, usize, usize, usize, usize) -> c_long;
     // SAFETY: as above.
-    unsafe { core::mem::transmute::<*mut c_void, Syscall>(NEXT.get())(number, a, b, c, d, e, f) }
+    let call =
+        || unsafe { core::mem::transmute::<*mut c_void, Syscall>(NEXT.get())(number, a, b, c, d, e, f) };
+    let sets = match number {
+        libc::SYS_seccomp => matches!(a, SET_MODE_STRICT | SET_MODE_FILTER),
+        libc::SYS_prctl => a as c_int == libc::PR_SET_SECCOMP,
+        _ => false,
+    };
+    filtering(sets, call)
 }

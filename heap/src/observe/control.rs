@@ -81,7 +81,7 @@ static OBSERVER: Observer = Observer {
 
 /// Serves an attached profiler or looks for one; once a tick, in a section that no fork interrupts.
 fn attend(now_ms: u64) {
-    if !LISTENS.load(Relaxed) {
+    if !LISTENS.load(Relaxed) || files::are_forbidden() {
         return;
     }
     let Some(_guard) = LOCK.try_lock() else { return };

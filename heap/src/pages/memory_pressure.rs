@@ -31,7 +31,7 @@ pub fn is_high() -> bool {
 pub fn tick(now_ms: u64) {
     let pages = events::pages();
     let is_time = now_ms >= NEXT_LOOK_MS.load(Relaxed) || pages >= NEXT_LOOK_PAGES.load(Relaxed);
-    if pages < LEAST_PAGES || !is_time {
+    if pages < LEAST_PAGES || !is_time || files::are_forbidden() {
         return;
     }
     NEXT_LOOK_MS.store(now_ms + LOOK_MS, Relaxed);

@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_only_what_is_there() {
+    fn reads_mapped_words_alone() {
         let word = 0x1234_5678usize;
         assert_eq!(read((&raw const word).addr()), Some(word));
         assert_eq!(read(8), None);
