@@ -34,7 +34,9 @@ FIGURES = {
     "p99_ms": ("latency P99, ms", "latency.p99_ms", 1),
     "half_back_s": ("half of the memory is back after, s", "returned.half_ms", 1000),
 }
-GOALS = [
+# If half of the requests take longer than this, they wait for processors that other programs use.
+QUEUED_MS = 500
+GOALS = [  # printed with --keep
     ("rest_per_gib", at_least, 2.5),
     ("cold_ms", at_most, 1.02),
     ("p50_ms", at_most, 1.02),
@@ -130,8 +132,9 @@ def main() -> int:
         if found["plain", name] or found["mayfly", name]:
             rows.append([title, *(spread(found[way, name]) for way in (*WAYS, "ratio"))])
     table(rows)
-    print_shown(shown)
+    print_closing(found)
     if options.keep:
+        print_shown(shown)
         flat = {"demo.rounds": len(rounds), "demo.load_before": round(load, 1)}
         for (way, name), values in found.items():
             for kind, of in (("", median), ("_min", min), ("_max", max)):
@@ -140,8 +143,22 @@ def main() -> int:
         flat |= machine(options.quick)
         write(KEPT, flat, shown)
         print(f"\n  Written to {KEPT.relative_to(ROOT)}; bench/figures writes docs/numbers/worker.md from it")
-    print(f"\n  Charts of the last round: {REPORT.relative_to(ROOT)}")
     return 0
+
+
+def print_closing(found: dict[tuple[str, str], list[float]]) -> None:
+    """What the table says, where the charts are, and what to do next."""
+    plain, mayfly = (found[way, "rest_per_gib"] for way in WAYS)
+    print()
+    if plain and mayfly:
+        print(f"  A GiB holds {median(mayfly):.0f} idle instances on Mayfly, {median(plain):.0f} plainly.")
+        print("  With more instances of a function the ratio grows (docs/numbers/worker.md).")
+    if any(value > QUEUED_MS for way in WAYS for value in found[way, "p50_ms"]):
+        print("  Requests queued on both sides: other programs use this machine, and times say little.")
+    command = MAYFLY.relative_to(ROOT) if MAYFLY.is_relative_to(ROOT) else MAYFLY
+    print(f"  {REPORT.relative_to(ROOT)} has charts of the last round.")
+    print(f"  Next: {command} up functions/template.yaml serves these functions until Ctrl-C,")
+    print("  and docs/worker.md says how to serve yours.")
 
 
 def spread(values: list[float]) -> str:
