@@ -16,7 +16,6 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use qapi::qmp;
 use vm_protocol::{Answer, Operation};
 
 use crate::base::error::Error;
@@ -31,6 +30,7 @@ use monitor::Monitor;
 mod command_line;
 mod confinement;
 mod monitor;
+mod qmp;
 
 const PROGRAM: &str = "qemu-system-x86_64";
 
@@ -136,10 +136,11 @@ impl Process {
         mut on_event: impl FnMut(Event) + Send + 'static,
     ) -> Result<Qemu, Error> {
         let monitor = Monitor::new(self.monitor, move |event| match event {
-            qmp::Event::VSERPORT_CHANGE { data, .. } if data.id != AGENT_PORT => {}
-            qmp::Event::VSERPORT_CHANGE { data, .. } if data.open => on_event(Event::AgentConnected),
-            qmp::Event::VSERPORT_CHANGE { .. } => on_event(Event::AgentDisconnected),
-            _ => {}
+            qmp::Event::PortChange { id, open: true } if id == AGENT_PORT => on_event(Event::AgentConnected),
+            qmp::Event::PortChange { id, open: false } if id == AGENT_PORT => {
+                on_event(Event::AgentDisconnected)
+            }
+            qmp::Event::PortChange { .. } | qmp::Event::Other { .. } => {}
         })?;
         Ok(Qemu { pid: self.pid, pidfd: self.pidfd, monitor, agent, backing: self.backing })
     }

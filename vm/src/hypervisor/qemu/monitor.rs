@@ -10,10 +10,10 @@ use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use qapi::qmp::{self, QapiCapabilities, QmpMessage};
-use qapi::{Any, Command, Execute};
+use qapi_spec::{Any, Command, Execute};
 use tracing::{debug, warn};
 
+use super::qmp::{Event, GetProperty, Greeting, Message, NegotiateCapabilities, SetProperty};
 use crate::base::error::Error;
 
 /// QEMU answers in milliseconds, unless the host has no memory or CPU left for it.
@@ -35,7 +35,7 @@ struct Connection {
 #[derive(Debug)]
 struct Answer {
     id: Option<u64>,
-    result: Result<Any, qapi::Error>,
+    result: Result<Any, qapi_spec::Error>,
 }
 
 impl Monitor {
@@ -44,10 +44,7 @@ impl Monitor {
     ///
     /// # Errors
     /// QEMU ends or does not answer.
-    pub fn new(
-        stream: UnixStream,
-        on_event: impl FnMut(qmp::Event) + Send + 'static,
-    ) -> Result<Monitor, Error> {
+    pub fn new(stream: UnixStream, on_event: impl FnMut(Event) + Send + 'static) -> Result<Monitor, Error> {
         let failed = |error: std::io::Error| Error::Failed(format!("QEMU's monitor: {error}"));
         let reader = BufReader::new(stream.try_clone().map_err(failed)?);
         let (sender, answers) = channel();
@@ -60,7 +57,7 @@ impl Monitor {
             .recv_timeout(ANSWER_TIMEOUT)
             .map_err(|_| Error::Failed("QEMU ended as it started".to_string()))?;
         let monitor = Monitor { connection: Mutex::new(Connection { writer: stream, answers, next_id: 1 }) };
-        monitor.execute(&qmp::qmp_capabilities { enable: None })?;
+        monitor.execute(&NegotiateCapabilities {})?;
         Ok(monitor)
     }
 
@@ -109,7 +106,7 @@ impl Monitor {
     /// # Errors
     /// As [`Monitor::execute`].
     pub fn number(&self, path: &str, property: &str) -> Result<u64, Error> {
-        let value = self.execute(&qmp::qom_get { path: path.to_string(), property: property.to_string() })?;
+        let value = self.execute(&GetProperty { path, property })?;
         value.as_u64().ok_or_else(|| Error::Failed(format!("QEMU: {path}.{property} is no number: {value}")))
     }
 
@@ -118,8 +115,7 @@ impl Monitor {
     /// # Errors
     /// As [`Monitor::execute`].
     pub fn set_number(&self, path: &str, property: &str, value: u64) -> Result<(), Error> {
-        let (path, property) = (path.to_string(), property.to_string());
-        self.execute(&qmp::qom_set { path, property, value: value.into() }).map(drop)
+        self.execute(&SetProperty { path, property, value: value.into() }).map(drop)
     }
 }
 
@@ -127,7 +123,7 @@ fn read_all(
     mut reader: BufReader<UnixStream>,
     greeter: &std::sync::mpsc::Sender<()>,
     sender: &std::sync::mpsc::Sender<Answer>,
-    mut on_event: impl FnMut(qmp::Event),
+    mut on_event: impl FnMut(Event),
 ) {
     let mut text = Vec::new();
     loop {
@@ -136,19 +132,18 @@ fn read_all(
             Ok(0) | Err(_) => return,
             Ok(_) => {}
         }
-        if serde_json::from_slice::<QapiCapabilities>(&text).is_ok() {
+        if serde_json::from_slice::<Greeting>(&text).is_ok() {
             let _ = greeter.send(());
             continue;
         }
-        match serde_json::from_slice::<QmpMessage<Any>>(&text) {
-            Ok(QmpMessage::Event(event)) => on_event(event),
-            Ok(QmpMessage::Response(response)) => {
+        match serde_json::from_slice::<Message>(&text) {
+            Ok(Message::Event(event)) => on_event(event),
+            Ok(Message::Response(response)) => {
                 let id = response.id().and_then(Any::as_u64);
                 if sender.send(Answer { id, result: response.result() }).is_err() {
                     return;
                 }
             }
-            // An event that this version of the crate does not know.
             Err(error) => warn!("QEMU's monitor: {error}: {}", String::from_utf8_lossy(&text)),
         }
     }
@@ -193,8 +188,8 @@ mod tests {
         (connecting.join().unwrap(), peer)
     }
 
-    fn property(path: &str) -> qmp::qom_get {
-        qmp::qom_get { path: path.to_string(), property: "size".to_string() }
+    fn property(path: &str) -> GetProperty<'_> {
+        GetProperty { path, property: "size" }
     }
 
     #[test]
