@@ -55,7 +55,7 @@ packages: setup ## Debian package, Python wheel, images of the node agent and of
 demo: ## Lambda functions under a bursty load, plainly and on Mayfly, side by side
 	@./setup demo
 	cargo build --profile demo -p mayfly_heap -p mayfly_merge -p mayfly_merge_auto -p mayfly_rest
-	CARGO_PROFILE_DEMO_LTO=off cargo build --profile demo -p mayfly --no-default-features
+	CARGO_PROFILE_DEMO_LTO=off CARGO_PROFILE_DEMO_OPT_LEVEL=1 cargo build --profile demo -p mayfly --no-default-features
 	MAYFLY_COMMAND=$(CURDIR)/target/demo/mayfly bench/worker/demo
 
 bench: build ## every comparison with other systems; results in bench/results
