@@ -34,26 +34,40 @@ impl Preloaded {
         let shown = name.to_string_lossy();
         let program: PathBuf =
             program::find(&name).ok_or_else(|| Failure::new(127, format!("{shown}: command not found")))?;
+        let path = program.display();
+        let mut preloads = true;
         match program::obstacle(&program) {
             Some(Obstacle::Foreign(what)) => {
-                let reason = format!("{}: is {what}, the heap is for x86-64", program.display());
+                let reason = format!("{path}: is {what}, the heap is for x86-64");
                 return Err(Failure::new(126, reason).into());
             }
             Some(Obstacle::Ignored(what)) => {
-                let path = program.display();
                 eprintln!("mayfly: warning: {path} is {what}: it runs without Mayfly's heap");
+            }
+            Some(Obstacle::Sanitizer(name)) => {
+                eprintln!(
+                    "mayfly: warning: {path} is built with {name}, which needs its own malloc: it runs \
+                     without Mayfly's heap; build it without -fsanitize for statistics"
+                );
+                preloads = false;
+            }
+            Some(Obstacle::OwnMalloc) => {
+                eprintln!("mayfly: warning: {path} has a malloc of its own: Mayfly's heap does not serve it");
             }
             None => {}
         }
-        let library = libraries::heap()?;
-        let mut preload = library.clone().into_os_string();
-        if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|value| !value.is_empty()) {
-            preload.push(":");
-            preload.push(others);
-        }
-        debug!(library = %library.display(), program = %program.display(), "preload");
         let mut command = Command::new(&program);
-        command.arg0(&name).args(&command_line[1..]).env("LD_PRELOAD", preload);
+        command.arg0(&name).args(&command_line[1..]);
+        if preloads {
+            let library = libraries::heap()?;
+            let mut preload = library.clone().into_os_string();
+            if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|value| !value.is_empty()) {
+                preload.push(":");
+                preload.push(others);
+            }
+            debug!(library = %library.display(), program = %path, "preload");
+            command.env("LD_PRELOAD", preload);
+        }
         Ok(Preloaded { command, name, program })
     }
 

@@ -7,8 +7,9 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use object::Endianness;
-use object::elf::{EM_X86_64, FileHeader64, PT_INTERP, PT_NOTE};
-use object::read::elf::{FileHeader, ProgramHeader};
+use object::elf::{EM_X86_64, FileHeader64, PT_INTERP, PT_NOTE, SHN_UNDEF, SHT_DYNSYM};
+use object::read::ReadCache;
+use object::read::elf::{FileHeader, ProgramHeader, Sym};
 
 /// The headers of a program lie in its first bytes.
 const HEADERS_BYTES: u64 = 1 << 16;
@@ -20,6 +21,10 @@ pub enum Obstacle {
     Ignored(String),
     /// It cannot run with a 64-bit x86 library at all.
     Foreign(String),
+    /// It has a malloc of its own, a sanitizer's, which refuses to run behind another.
+    Sanitizer(&'static str),
+    /// It has a malloc of its own, which the heap cannot replace.
+    OwnMalloc,
 }
 
 /// The file that `command` runs: itself when it has a slash, else the first of that name in `PATH`.
@@ -54,6 +59,7 @@ pub fn no_profile(program: &Path) -> Option<String> {
                 "is {what}: the loader preloads nothing into such programs; profile a copy without these rights, as the user that it needs"
             )),
             Obstacle::Foreign(what) => Some(format!("is {what}: the heap is for x86-64")),
+            Obstacle::Sanitizer(_) | Obstacle::OwnMalloc => None,
         })?;
     Some(format!("{} {why}", program.display()))
 }
@@ -111,8 +117,34 @@ fn obstacle_of_binary(path: &Path, headers: &[u8]) -> Option<Obstacle> {
         return Some(Obstacle::Foreign("not an x86-64 program".into()));
     }
     let segments = header.program_headers(endian, headers).ok()?;
-    let dynamic = segments.iter().any(|segment| segment.p_type(endian) == PT_INTERP);
-    (!dynamic).then(|| Obstacle::Ignored("statically linked".into()))
+    if !segments.iter().any(|segment| segment.p_type(endian) == PT_INTERP) {
+        return Some(Obstacle::Ignored("statically linked".into()));
+    }
+    own_malloc(path)
+}
+
+/// The functions that a program built with a sanitizer calls first.
+const SANITIZERS: [(&[u8], &str); 4] = [
+    (b"__asan_init", "AddressSanitizer"),
+    (b"__tsan_init", "ThreadSanitizer"),
+    (b"__msan_init", "MemorySanitizer"),
+    (b"__hwasan_init", "HWAddressSanitizer"),
+];
+
+/// The malloc that a program brings, by its dynamic symbols.
+fn own_malloc(path: &Path) -> Option<Obstacle> {
+    let file = ReadCache::new(File::open(path).ok()?);
+    let header = FileHeader64::<Endianness>::parse(&file).ok()?;
+    let endian = header.endian().ok()?;
+    let symbols = header.sections(endian, &file).ok()?.symbols(endian, &file, SHT_DYNSYM).ok()?;
+    let name = |symbol: &&_| Sym::name(*symbol, endian, symbols.strings()).ok();
+    let named = || symbols.iter().filter_map(|symbol| Some((symbol, name(&symbol)?)));
+    let sanitizer = named().find_map(|(_, name)| SANITIZERS.iter().find(|(function, _)| *function == name));
+    let own = || named().any(|(symbol, name)| name == b"malloc" && symbol.st_shndx(endian) != SHN_UNDEF);
+    match sanitizer {
+        Some((_, name)) => Some(Obstacle::Sanitizer(name)),
+        None => own().then_some(Obstacle::OwnMalloc),
+    }
 }
 
 /// Whether the program runs with more rights than the user who starts it: the loader then drops `LD_PRELOAD`.

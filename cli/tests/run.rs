@@ -117,6 +117,24 @@ fn a_static_program_runs_with_a_warning() {
 }
 
 #[test]
+fn a_program_with_its_own_malloc_runs_with_a_warning() {
+    let folder = tempdir().unwrap();
+    let on_heap = |source, options: &[&str]| {
+        let program = compiled(folder.path(), source, options);
+        let output = run(folder.path(), &["run", "--stats", "--", program.to_str().unwrap()]);
+        assert_eq!(output.status.code(), Some(3), "{}", text(&output.stderr));
+        text(&output.stderr).replace(program.to_str().unwrap(), "PROGRAM")
+    };
+    let lines = on_heap("int main(void) { return 3; }\n", &["-fsanitize=address"]);
+    assert!(lines.starts_with("mayfly: warning: PROGRAM is built with AddressSanitizer, "), "{lines}");
+    let own = "static char room[64];
+        void *malloc(unsigned long size) { return size > 64 ? 0 : room; }
+        int main(void) { return malloc(3) == room ? 3 : 4; }\n";
+    let lines = on_heap(own, &["-rdynamic", "-fno-builtin"]);
+    assert!(lines.starts_with("mayfly: warning: PROGRAM has a malloc of its own: "), "{lines}");
+}
+
+#[test]
 fn statistics_are_a_table_or_json() {
     let folder = tempdir().unwrap();
     let output = run(folder.path(), &["run", "--stats", "--", "echo", "hello"]);
