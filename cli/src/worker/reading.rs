@@ -29,6 +29,9 @@ pub struct Reading {
     /// Serve a function in the nearest version where this host lacks its runtime's
     #[arg(long)]
     nearest_runtime: bool,
+    /// Install no AWS SDK for functions in Node.js that import it and have none of their own
+    #[arg(long)]
+    without_sdk: bool,
 }
 
 fn bucket(text: &str) -> Result<(String, PathBuf), String> {
@@ -55,6 +58,7 @@ impl Reading {
             strict: self.strict,
             pinned: self.pinned,
             nearest_runtime: self.nearest_runtime,
+            without_sdk: self.without_sdk,
         })
     }
 }

@@ -1,7 +1,7 @@
 //! Calls that make, show, change and delete functions.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use base64::Engine;
@@ -116,7 +116,7 @@ pub async fn create(api: &Api, call: &Call) -> Result<Answer, ApiError> {
     if create.tags.len() > limits::TAGS {
         return Err(ApiError::invalid_parameter(format!("a function has at most {} tags", limits::TAGS)));
     }
-    let opt = opt(api, &settings).await?;
+    let opt = opt(api, &settings, code.folder.clone()).await?;
     let mut deployment = api.worker.create(&name, settings, code, opt)?;
     api.worker.change_tags(&name, |tags| *tags = create.tags)?;
     if create.publish {
@@ -126,14 +126,20 @@ pub async fn create(api: &Api, call: &Call) -> Result<Answer, ApiError> {
 }
 
 /// Overlays a function's layers, and provides its runtime's client, on a thread that may wait for disks.
-async fn opt(api: &Api, settings: &Settings) -> Result<OptMount, ApiError> {
+async fn opt(api: &Api, settings: &Settings, code: PathBuf) -> Result<OptMount, ApiError> {
     let (worker, arns, runtime) = (api.worker.clone(), settings.layers.clone(), settings.runtime.clone());
     if !arns.is_empty() && !worker.maker().takes_code() {
         return Err(ApiError::invalid_parameter("with --sandbox vm layers come from the template"));
     }
     let made = move || {
-        worker.options.python.provide(&runtime).map_err(|error| ApiError::service(format!("{error:#}")))?;
-        worker.opt(&arns, None)
+        worker
+            .options
+            .installed
+            .provide(&runtime)
+            .map_err(|error| ApiError::service(format!("{error:#}")))?;
+        let opt = worker.opt(&arns, None)?;
+        worker.options.installed.provide_sdk(&runtime, &code, &opt.sources);
+        Ok(opt)
     };
     blocking(&api.unpacking, made).await
 }
@@ -200,7 +206,11 @@ pub async fn update_configuration(api: &Api, call: &Call, name: &str) -> Result<
     let known = api.worker.function(name)?.deployment;
     let changed = known.settings.changed(&wanted)?;
     let is_same = |now: &Settings| (&now.layers, &now.runtime) == (&changed.layers, &changed.runtime);
-    let opt = if is_same(&known.settings) { known.opt.clone() } else { opt(api, &changed).await? };
+    let opt = if is_same(&known.settings) {
+        known.opt.clone()
+    } else {
+        opt(api, &changed, known.code.folder.clone()).await?
+    };
     let deployment = api.worker.update(name, |known| {
         check_revision(expected.revision_id.as_deref(), &known.revision)?;
         let settings = known.settings.changed(&wanted)?;
@@ -223,6 +233,13 @@ pub async fn update_code(api: &Api, call: &Call, name: &str) -> Result<Answer, A
     if dry_run {
         return Ok(http::json(200, &known.deployment.configuration()));
     }
+    let (worker, folder) = (api.worker.clone(), code.folder.clone());
+    let (runtime, layers) = (known.deployment.settings.runtime.clone(), known.deployment.opt.sources.clone());
+    blocking(&api.unpacking, move || {
+        worker.options.installed.provide_sdk(&runtime, &folder, &layers);
+        Ok(())
+    })
+    .await?;
     let change = |known: &Deployment| {
         // Fetching takes time: another call may have changed the function meanwhile.
         check_revision(expected.revision_id.as_deref(), &known.revision)?;

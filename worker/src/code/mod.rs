@@ -3,7 +3,9 @@
 
 mod copy;
 mod image;
+pub(crate) mod installed;
 pub(crate) mod lambda_layers;
+mod node_imports;
 mod of_template;
 pub(crate) mod python_packages;
 pub(crate) mod runtime;

@@ -1,17 +1,14 @@
 //! Python packages on demand: pinned and hashed ones are installed once into a cache, and used from there.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Mutex;
 
 use anyhow::{Context, Result, bail, ensure};
 use sha2::{Digest, Sha256};
 
 use crate::code::runtime::Runtime;
-use worker_system::lock::lock;
 
 /// Lambda's own client of the Runtime API, for functions in Python.
 const CLIENT: &str = include_str!("../../python-client.txt");
@@ -30,43 +27,14 @@ pub const BOOTSTRAP_FILES: &[(&str, &str)] = &[
 /// The file with the packages that a function in Python needs, beside its code.
 const REQUIREMENTS: &str = "requirements.txt";
 
-/// The folders with `awslambdaric` and our bootstrap for `/var/runtime`: part of it is native code, so each
-/// version of Python has its own.
-#[derive(Debug)]
-pub struct Clients {
-    cache: PathBuf,
-    folders: Mutex<BTreeMap<String, PathBuf>>,
-}
-
-impl Clients {
-    /// None yet.
-    pub fn new(cache: &Path) -> Clients {
-        Clients { cache: cache.into(), folders: Mutex::default() }
-    }
-
-    /// Provides the folder for this runtime, if it needs one. Waits for pip if it was never installed.
-    ///
-    /// # Errors
-    /// It cannot be installed.
-    pub fn provide(&self, runtime: &Runtime) -> Result<()> {
-        let Runtime::Python(program, name) = runtime else { return Ok(()) };
-        if self.of(runtime).is_none() {
-            let installed = installed(program, CLIENT, "", BOOTSTRAP_FILES, &self.cache, How::Pinned);
-            let folder = installed.with_context(|| format!("cannot install awslambdaric for {name}"))?;
-            lock(&self.folders).insert(name.clone(), folder);
-        }
-        Ok(())
-    }
-
-    /// The folder of a runtime.
-    pub fn of(&self, runtime: &Runtime) -> Option<PathBuf> {
-        lock(&self.folders).get(runtime.name()).cloned()
-    }
-
-    /// All folders.
-    pub fn all(&self) -> Vec<PathBuf> {
-        lock(&self.folders).values().cloned().collect()
-    }
+/// The folder for `/var/runtime` with `awslambdaric` and our bootstrap: part of it is native code, so each
+/// version of Python has its own. Waits for pip if it was never installed.
+///
+/// # Errors
+/// It cannot be installed.
+pub fn client(program: &Path, name: &str, cache: &Path) -> Result<PathBuf> {
+    let installed = installed(program, CLIENT, "", BOOTSTRAP_FILES, cache, How::Pinned);
+    installed.with_context(|| format!("cannot install awslambdaric for {name}"))
 }
 
 /// The folder for `/opt` with what the code's `requirements.txt` names, if it has one, unless the packages

@@ -1,12 +1,13 @@
 //! Runtimes: the program that starts inside an instance, and its place on this host.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
 use serde::{Deserialize, Serialize};
 
 use crate::base::error::ApiError;
+use worker_install::node;
 
 /// The program that starts inside an instance; stored by Lambda's name for it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -14,7 +15,8 @@ use crate::base::error::ApiError;
 pub enum Runtime {
     /// `python3.N`: the host's interpreter with Lambda's own Python client (PyPI's `awslambdaric`).
     Python(PathBuf, String),
-    /// `nodejsN.x`: the host's interpreter with Mayfly's own client.
+    /// `nodejsN.x`: the host's interpreter, or one that the worker installs ([`LANGUAGE`]), with Mayfly's own
+    /// client.
     Node(PathBuf, String),
     /// `provided.*`: the program `bootstrap` in the code, which speaks the Runtime API itself.
     Provided(String),
@@ -22,6 +24,8 @@ pub enum Runtime {
     Image,
 }
 
+/// Where an instance sees an interpreter that the worker has installed, as on Lambda.
+pub const LANGUAGE: &str = "/var/lang";
 /// In place of a runtime's name.
 const IMAGE: &str = "Image";
 
@@ -34,12 +38,18 @@ impl Runtime {
         }
         if let Some(wanted) = text.strip_prefix("nodejs").and_then(|rest| rest.strip_suffix(".x")) {
             let found = node_programs().iter().find(|(_, version)| version == wanted);
-            return match found {
-                Some((program, _)) => Ok(Runtime::Node(program.clone(), text.into())),
-                None => Err(ApiError::invalid_parameter(format!(
-                    "Runtime {text}: this host has no Node.js {wanted} as /usr/bin/node or /usr/local/bin/node"
-                ))),
+            let program = match found {
+                Some((program, _)) => program.clone(),
+                None if node::majors().any(|major| major.to_string() == wanted) => {
+                    Path::new(LANGUAGE).join("bin/node")
+                }
+                None => {
+                    return Err(ApiError::invalid_parameter(format!(
+                        "Runtime {text}: this host has no Node.js {wanted}, and none can be installed"
+                    )));
+                }
             };
+            return Ok(Runtime::Node(program, text.into()));
         }
         let version = text.strip_prefix("python3.").and_then(|minor| minor.parse::<u8>().ok());
         let program = version.and_then(python_program);
@@ -49,17 +59,26 @@ impl Runtime {
                 "Runtime {text}: this host has no {text} in /usr/bin or /usr/local/bin"
             ))),
             (None, None) => Err(ApiError::invalid_parameter(format!(
-                "Runtime {text} is not supported here; python3.N and nodejsN.x of the host and provided.al2023 are"
+                "Runtime {text} is not supported here; python3.N of the host, nodejsN.x and provided.al2023 are"
             ))),
         }
     }
 
-    /// The name of a runtime that this host has: `text` itself, or the nearest version of the same language.
+    /// The name of a runtime that can be had: `text` itself, or the nearest version of the same language.
     /// A later version is nearer than an earlier one, since programs rarely need what a version removed.
     pub fn nearest(text: &str) -> String {
-        if Runtime::parse(text).is_ok() {
-            return text.into();
+        match Runtime::parse(text) {
+            Ok(_) => text.into(),
+            Err(_) => Runtime::nearest_of(text, node::majors()),
         }
+    }
+
+    /// The same of those that this host has.
+    pub fn nearest_of_host(text: &str) -> String {
+        Runtime::nearest_of(text, std::iter::empty())
+    }
+
+    fn nearest_of(text: &str, installed: impl Iterator<Item = u32>) -> String {
         let nearest = |wanted: u32, there: Vec<u32>| {
             let later = there.iter().filter(|&&version| version > wanted).min();
             later.or(there.iter().filter(|&&version| version < wanted).max()).copied()
@@ -69,6 +88,7 @@ impl Runtime {
             nearest(wanted, there.map(u32::from).collect()).map(|minor| format!("python3.{minor}"))
         } else if let Some(wanted) = text.strip_prefix("nodejs").and_then(|rest| rest.strip_suffix(".x")) {
             let there = node_programs().iter().filter_map(|(_, version)| version.parse().ok());
+            let there = there.chain(installed);
             wanted
                 .parse()
                 .ok()
@@ -78,6 +98,13 @@ impl Runtime {
             None
         };
         found.unwrap_or_else(|| text.into())
+    }
+
+    /// The major version of Node.js that the worker installs for it.
+    pub fn node_to_install(&self) -> Option<u32> {
+        let Runtime::Node(program, name) = self else { return None };
+        let version = name.strip_prefix("nodejs")?.strip_suffix(".x")?;
+        program.starts_with(LANGUAGE).then(|| version.parse().ok())?
     }
 
     /// Lambda's name for it.

@@ -204,9 +204,10 @@ impl Worker {
     ) -> Result<Arc<Deployment>> {
         let folder = &stored.code.folder;
         ensure!(folder.is_dir(), "{} is gone", folder.display());
-        self.options.python.provide(&stored.settings.runtime)?;
+        self.options.installed.provide(&stored.settings.runtime)?;
         let layers = stored.layers.into_iter().map(Arc::new).collect();
         let opt = OptMount::new(layers, None, self.folder()).map_err(|error| anyhow!("{error}"))?;
+        self.options.installed.provide_sdk(&stored.settings.runtime, folder, &opt.sources);
         Ok(Arc::new(Deployment {
             function,
             parent,

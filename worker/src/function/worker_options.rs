@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use crate::base::name::REGION;
-use crate::code::python_packages::Clients;
+use crate::code::installed::Installed;
 use crate::http::sigv4::Credentials;
 use worker_pool::Capacity;
 
@@ -20,8 +20,8 @@ pub struct Options {
     pub credentials: Option<Credentials>,
     /// Mayfly's libraries in instances, which save memory.
     pub libraries: Libraries,
-    /// Lambda's own clients of the Runtime API for functions in Python.
-    pub python: Clients,
+    /// What is installed for the runtimes of functions.
+    pub installed: Installed,
     /// `mayfly` itself, which becomes the monitor of each sandbox.
     pub program: PathBuf,
     /// Where unpacked code lies while the worker runs.
@@ -88,6 +88,8 @@ pub struct TemplateOptions {
     pub pinned: bool,
     /// Whether a function runs in the nearest version where this host lacks its runtime's.
     pub nearest_runtime: bool,
+    /// Whether functions in Node.js go without AWS' SDK.
+    pub without_sdk: bool,
 }
 
 /// Mayfly's libraries for instances; absent ones are left out.
@@ -130,7 +132,7 @@ impl Options {
             },
             credentials: None,
             libraries: Libraries::default(),
-            python: Clients::new(folder),
+            installed: Installed::new(folder, true),
             program: folder.into(),
             cache: folder.into(),
             code_folders: Vec::new(),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use crate::code::python_packages::{self, RUNTIME};
-use crate::code::runtime::Runtime;
+use crate::code::runtime::{LANGUAGE, Runtime};
 use crate::code::runtime_files;
 use crate::function::settings::Settings;
 use crate::function::variables::MAX_CONCURRENCY;
@@ -96,8 +96,9 @@ pub(crate) fn program_spec(order: &Order, options: &Options, folder: &Path, shar
     }
     if is_python(settings) {
         binds.push(bind(&folder.join(runtime_files::PACKAGES), PACKAGES));
-        binds.extend(options.python.of(&settings.runtime).map(|client| bind(&client, RUNTIME)));
     }
+    let installed = options.installed.of(&settings.runtime);
+    binds.extend(installed.iter().map(|(folder, target)| bind(folder, target)));
     ProgramSpec {
         binds,
         command,
@@ -265,12 +266,20 @@ fn about(order: &Order, options: &Options) -> Vec<(String, String)> {
     others.into_iter().chain(logging).chain(aws).chain(several).collect()
 }
 
+/// Its own interpreter comes first, as on Lambda.
+fn path_of(runtime: &Runtime) -> String {
+    match runtime.node_to_install() {
+        Some(_) => format!("{LANGUAGE}/bin:{PATH}"),
+        None => PATH.into(),
+    }
+}
+
 fn variables(order: &Order, options: &Options, sharing: Sharing) -> Vec<(String, String)> {
     let deployment = &order.deployment;
     let settings = &deployment.settings;
     let libraries = &options.libraries;
     let mut variables: Vec<(String, String)> = [
-        ("PATH", PATH.to_string()),
+        ("PATH", path_of(&settings.runtime)),
         ("LD_LIBRARY_PATH", format!("{TASK}:{TASK}/lib:/opt/lib")),
         ("LANG", "C.UTF-8".into()),
         ("TZ", ":UTC".into()),
@@ -303,7 +312,12 @@ fn variables(order: &Order, options: &Options, sharing: Sharing) -> Vec<(String,
         Runtime::Python(..) => add(PYTHON_PATH, path),
         Runtime::Node(_, name) => {
             let folder = name.trim_end_matches(".x").replace("nodejs", "node");
-            add("NODE_PATH", format!("/opt/nodejs/{folder}/node_modules:/opt/nodejs/node_modules:{TASK}"));
+            add(
+                "NODE_PATH",
+                format!(
+                    "/opt/nodejs/{folder}/node_modules:/opt/nodejs/node_modules:{RUNTIME}/node_modules:{TASK}"
+                ),
+            );
         }
         Runtime::Provided(_) | Runtime::Image => {}
     }

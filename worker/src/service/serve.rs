@@ -12,7 +12,7 @@ use tokio::net::TcpSocket;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::api;
-use crate::code::python_packages::Clients;
+use crate::code::installed::Installed;
 use crate::code::runtime::Runtime;
 use crate::code::runtime_files;
 use crate::control::Worker;
@@ -95,12 +95,12 @@ pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
         Some((predecessor, listener)) => (Some(predecessor), listener),
         None => (None, listen(service.address)?),
     };
-    let read = |template: &Path| Stack::read(template, &service.cache, &service.templates);
+    let installed = Installed::new(&service.cache, !service.templates.without_sdk);
+    let read = |template: &Path| Stack::read(template, &installed, &service.templates);
     let mut declared = service.template.as_deref().map(read).transpose()?.unwrap_or_default();
-    let python = Clients::new(&service.cache);
     let default_python = Runtime::parse(&Runtime::nearest("python3.11")).ok();
     if let Some(runtime) = &default_python {
-        python.provide(runtime)?;
+        installed.provide(runtime)?;
     }
     if let Some(plan) = &service.vm {
         // The VMs bound the worker: one instance for each partition, and their memory together.
@@ -116,7 +116,7 @@ pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
             capacity: service.capacity,
             credentials: service.credentials,
             libraries: service.libraries,
-            python,
+            installed,
             program: service.program,
             cache: service.cache,
             code_folders: service.code_folders,
@@ -275,7 +275,7 @@ impl Changing {
         let (worker, earlier, path) = (self.worker.clone(), self.names.clone(), template.clone());
         let vms = self.vms.clone();
         let read = move || -> Result<_> {
-            let mut stack = Stack::read(&path, &worker.options.cache, &worker.options.template)?;
+            let mut stack = Stack::read(&path, &worker.options.installed, &worker.options.template)?;
             stack.check(worker.options.outside, vms.is_some(), worker.options.queues.is_some())?;
             let (sources, apis) = (stack.sources(), stack.http_apis());
             let memory_mib = vms.as_ref().map(|vms| memory_of(&vms.plan, &stack));
@@ -376,7 +376,7 @@ fn parts(worker: &Worker, functions: &[&Ready]) -> Vec<Part> {
         is_root,
     };
     let common = environment::common(&worker.options, worker.folder()).into_iter().map(|bind| bind.source);
-    let common = common.chain(worker.options.python.all());
+    let common = common.chain(worker.options.installed.all());
     let common = common.chain([worker.folder().join(runtime_files::PACKAGES)]);
     let mut parts: Vec<Part> = common.map(|source| part(&source, "", false)).collect();
     for Ready { code, opt, .. } in functions {

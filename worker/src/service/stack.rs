@@ -12,8 +12,10 @@ use crate::api;
 use crate::base::error::ApiError;
 use crate::base::name::{self, Target};
 use crate::code::Code;
+use crate::code::installed::Installed;
 use crate::code::lambda_layers::{Layer, OptMount};
 use crate::code::python_packages;
+use crate::code::runtime::Runtime;
 use crate::control::{Changed, Worker};
 use crate::function::attached::{EventInvoke, key};
 use crate::function::definition::{Alias, FunctionUrl};
@@ -61,7 +63,7 @@ impl Stack {
     ///
     /// # Errors
     /// The template as a whole is wrong, and where.
-    pub fn read(path: &Path, cache: &Path, options: &TemplateOptions) -> Result<Stack> {
+    pub fn read(path: &Path, installed: &Installed, options: &TemplateOptions) -> Result<Stack> {
         let template = template::read(path, options)?;
         for note in &template.notes {
             tracing::warn!("{note}");
@@ -77,7 +79,14 @@ impl Stack {
             missing: template.missing,
             strict: options.strict,
         };
-        for function in template.functions {
+        let mut runtimes =
+            Runtimes { installed, takes_nearest: template.takes_nearest, known: BTreeMap::new() };
+        for mut function in template.functions {
+            if let Err(error) = runtimes.provide(&mut function) {
+                stack.failed.push(failed(&function, &error));
+                continue;
+            }
+            let cache = installed.cache();
             let packages = match &function.package {
                 Package::Path(folder) if folder.is_dir() => {
                     python_packages::layer(&function.settings.runtime, folder, cache, options.pinned)
@@ -231,10 +240,39 @@ fn made(
             Code::of_operators_image(uri, base, cache, place).map_err(Refused::of(ReasonCode::Image))
         }
     }?;
-    let provided = worker.options.python.provide(&declared.settings.runtime);
-    provided.map_err(Refused::of(ReasonCode::Dependency))?;
+    let provided = worker.options.installed.provide(&declared.settings.runtime);
+    provided.map_err(Refused::of(ReasonCode::Runtime))?;
     let opt = worker.opt(&declared.settings.layers, packages).map_err(plain);
-    Ok((code, opt.map_err(Refused::of(ReasonCode::Dependency))?))
+    let opt = opt.map_err(Refused::of(ReasonCode::Dependency))?;
+    worker.options.installed.provide_sdk(&declared.settings.runtime, &code.folder, &opt.sources);
+    Ok((code, opt))
+}
+
+/// Installs the runtimes of a template's functions, each once: one that cannot be had takes time to find out.
+struct Runtimes<'a> {
+    installed: &'a Installed,
+    takes_nearest: bool,
+    /// By name: why it cannot be had, or nothing.
+    known: BTreeMap<String, Option<String>>,
+}
+
+impl Runtimes<'_> {
+    fn provide(&mut self, function: &mut Declared) -> Result<()> {
+        let runtime = function.settings.runtime.clone();
+        let provide = || self.installed.provide(&runtime).err().map(|error| format!("{error:#}"));
+        let known = self.known.entry(runtime.name().into()).or_insert_with(provide);
+        let Some(reason) = known else { return Ok(()) };
+        let reason = Refused::of(ReasonCode::Runtime)(anyhow!("{reason}"));
+        let nearest = Runtime::nearest_of_host(runtime.name());
+        match Runtime::parse(&nearest) {
+            Ok(other) if self.takes_nearest && other != runtime && other.node_to_install().is_none() => {
+                tracing::warn!("{}: the function runs on {nearest}: {reason:#}", function.name);
+                function.settings.runtime = other;
+                Ok(())
+            }
+            _ => Err(reason),
+        }
+    }
 }
 
 /// The name of the function that a queue calls.

@@ -123,6 +123,8 @@ pub struct Template {
     pub missing: Vec<String>,
     /// Lines about what is different here.
     pub notes: Vec<String>,
+    /// Whether a function runs in the nearest version where its runtime cannot be had.
+    pub takes_nearest: bool,
 }
 
 /// The version number in ARNs that means the latest version of the template's own layer.
@@ -191,6 +193,7 @@ impl Reader<'_> {
         note_unknown(&globals, scope, "Globals.Function");
         let nearest = function::takes_nearest_runtime(&scope.template)?;
         scope.takes_nearest.set(nearest || self.options.nearest_runtime);
+        self.template.takes_nearest |= scope.takes_nearest.get();
         let mut http = http_apis::declared(scope);
         for (id, resource) in resources {
             if !self.is_there(id, resource, scope) {
