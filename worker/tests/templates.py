@@ -300,23 +300,29 @@ Outputs: {{ Answer: {{ Value: !Sub '${{Word}}!' }} }}""",
   Queued: {function(f"{TENANCY}, Events: {{ Every: {{ Type: Schedule, Properties: {EVERY} }} }}")}
   Url: {function(f"{TENANCY}, FunctionUrlConfig: {{ AuthType: NONE }}")}
   Snap: {function(f"{TENANCY}, SnapStart: {{ ApplyOn: PublishedVersions }}")}
-  Mode: {function("TenancyConfig: { TenantIsolationMode: ALL }")}""",
+  Mode: {function("TenancyConfig: { TenantIsolationMode: ALL }")}
+  None: {function("TenancyConfig: {}")}""",
         {name: {"TenancyConfig": {"TenantIsolationMode": "PER_TENANT"}} for name in ["Tenants", "Queued"]},
-        dict.fromkeys(["Url", "Snap", "Mode"], "InvalidConfiguration"),
+        dict.fromkeys(["Url", "Snap", "Mode", "None"], "InvalidConfiguration"),
         [
             "Queued.Properties.Events.Every: it is not served: it names no tenant",
             "Url is not served: .*FunctionUrlConfig is not supported for functions with TenancyConfig",
             "Snap is not served: .*SnapStart is not supported for functions with TenancyConfig",
             "Mode is not served: .*'ALL' and must be PER_TENANT",
+            "None is not served: .*TenantIsolationMode",
         ],
     ),
     "durable-beside": Case(
         f"""
   {PLAIN}
-  Durable: {function("DurableConfig: { ExecutionTimeout: 3600, RetentionPeriodInDays: 1 }")}""",
+  Durable: {function("DurableConfig: { ExecutionTimeout: 3600, RetentionPeriodInDays: 1 }")}
+  Empty: {function("DurableConfig: {}")}""",
         {"Plain": {}},
-        {"Durable": "InvalidConfiguration"},
-        ["Durable is not served: .*DurableConfig is not supported here: there are no durable executions"],
+        dict.fromkeys(["Durable", "Empty"], "InvalidConfiguration"),
+        [
+            f"{name} is not served: .*DurableConfig is not supported here: there are no durable executions"
+            for name in ["Durable", "Empty"]
+        ],
     ),
     "unknown-properties": Case(
         f"Plain: {function('VpcConfig: { SubnetIds: [a] }')}",

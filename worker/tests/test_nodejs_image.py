@@ -4,7 +4,7 @@ import pathlib
 import shutil
 
 import pytest
-from calls import invoke
+from calls import invoke, provider, serves_several
 from conftest import ROOT
 from images import Image, create_image, layer, root_of
 from test_nodejs import version
@@ -65,3 +65,17 @@ def test_aws_client_with_npm_packages(running, major):
     assert any("app.mjs" in line for line in answer["trace"])
     assert invoke(client, name, {"schema": {}, "document": 1})[0]["valid"]
     assert [event["function"] for event in running.events("start")].count(name) == 1
+
+
+@pytest.mark.parametrize("major", ["20", "22"])
+def test_aws_client_serves_several_requests_in_one_instance(running, root, place, major):
+    """`AWS_LAMBDA_MAX_CONCURRENCY` as AWS' client for Node.js reads it."""
+    if major == "20" and version() != "20":
+        pytest.skip("this host has no Node.js 20")
+    client, name = running.client(), f"node{major}"
+    several = f"{name}-several"
+    archive = f"oci-archive:{place / name}.tar"
+    create_image(client, several, archive, MemorySize=512, CapacityProviderConfig=provider(4))
+    expected = {"valid": True, "errors": [], "node": major}
+    serves_several(running, several, {"schema": {}, "document": 1}, expected)
+    assert [event["function"] for event in running.events("start")].count(several) == 1

@@ -1,6 +1,7 @@
 """Every operation of Lambda's API, as botocore's model has them: served, or refused by name. The table in
 docs/worker-api.md says which."""
 
+import functools
 import re
 
 import pytest
@@ -110,18 +111,27 @@ def test_each_operation_answers_as_the_table_says(every):
 
 
 def test_absent_features_are_refused_by_name(running):
-    client = running.client()
+    client = running.client(parameter_validation=False)
     create(client, "alone", APP)
     with pytest.raises(client.exceptions.InvalidParameterValueException, match="DurableExecutionName is not"):
         client.invoke(FunctionName="alone", InvocationType="Event", DurableExecutionName="a")
     concurrent = {"Variables": {"AWS_LAMBDA_MAX_CONCURRENCY": "4"}}
     for settings, text in [
         ({"DurableConfig": {"ExecutionTimeout": 60}}, "DurableConfig is not supported here: "),
+        ({"DurableConfig": {}}, "DurableConfig is not supported here: "),
+        ({"CapacityProviderConfig": {}}, "CapacityProviderConfig' must name its provider"),
+        ({"PublishTo": "LATEST_PUBLISHED"}, "PublishTo is not supported here"),
         ({"Environment": concurrent}, "AWS_LAMBDA_MAX_CONCURRENCY.*CapacityProviderConfig"),
     ]:
         with pytest.raises(client.exceptions.InvalidParameterValueException, match=text):
             create(client, "refused", APP, **settings)
+    with pytest.raises(ClientError, match="missing field `TenantIsolationMode`"):
+        create(client, "refused", APP, TenancyConfig={})
     text = "DurableConfig is not supported here: "
-    with pytest.raises(client.exceptions.InvalidParameterValueException, match=text):
-        client.update_function_configuration(FunctionName="alone", DurableConfig={"ExecutionTimeout": 60})
+    for durable in [{"ExecutionTimeout": 60}, {}]:
+        with pytest.raises(client.exceptions.InvalidParameterValueException, match=text):
+            client.update_function_configuration(FunctionName="alone", DurableConfig=durable)
+    for publish in [client.publish_version, functools.partial(client.update_function_code, ZipFile=APP)]:
+        with pytest.raises(client.exceptions.InvalidParameterValueException, match="PublishTo is not s"):
+            publish(FunctionName="alone", PublishTo="LATEST_PUBLISHED")
     client.delete_function(FunctionName="alone")

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
 use super::versions::check_revision;
@@ -19,7 +19,7 @@ use crate::code::Code;
 use crate::code::lambda_layers::OptMount;
 use crate::code::runtime::Runtime;
 use crate::function::definition::Deployment;
-use crate::function::settings::{Settings, Wanted};
+use crate::function::settings::{self, Settings, Wanted};
 use crate::http::{self, Answer};
 
 /// `Code` of CreateFunction, and the body of UpdateFunctionCode.
@@ -198,6 +198,8 @@ struct Expected {
     revision_id: Option<String>,
     #[serde(default)]
     publish: bool,
+    #[serde(default)]
+    publish_to: Value,
 }
 
 pub async fn update_configuration(api: &Api, call: &Call, name: &str) -> Result<Answer, ApiError> {
@@ -226,6 +228,7 @@ pub async fn update_configuration(api: &Api, call: &Call, name: &str) -> Result<
 
 pub async fn update_code(api: &Api, call: &Call, name: &str) -> Result<Answer, ApiError> {
     let (wanted, expected): (WantedCode, Expected) = (call.json()?, call.json()?);
+    settings::refuse("PublishTo", &expected.publish_to)?;
     let known = api.worker.function(name)?;
     check_revision(expected.revision_id.as_deref(), &known.deployment.revision)?;
     let dry_run = wanted.dry_run;

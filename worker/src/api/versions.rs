@@ -7,6 +7,7 @@ use super::{Api, Call};
 use crate::base::error::ApiError;
 use crate::base::name;
 use crate::function::definition::Alias;
+use crate::function::settings;
 use crate::http::{self, Answer};
 
 /// The body of PublishVersion.
@@ -16,6 +17,8 @@ struct Publish {
     code_sha256: Option<String>,
     description: Option<String>,
     revision_id: Option<String>,
+    #[serde(default)]
+    publish_to: Value,
 }
 
 pub fn list(api: &Api, name: &str) -> Result<Answer, ApiError> {
@@ -26,6 +29,7 @@ pub fn list(api: &Api, name: &str) -> Result<Answer, ApiError> {
 
 pub fn publish(api: &Api, call: &Call, name: &str) -> Result<Answer, ApiError> {
     let wanted: Publish = call.json()?;
+    settings::refuse("PublishTo", &wanted.publish_to)?;
     let version = api.worker.publish(name, wanted.description, |now| {
         check_revision(wanted.revision_id.as_deref(), &now.revision)?;
         match wanted.code_sha256.filter(|sha256| *sha256 != now.code.sha256) {

@@ -53,18 +53,22 @@ pub struct Several {
 }
 
 impl CapacityProviderConfig {
-    /// What it asks for; none if it names no provider, which ends what was before.
+    /// What it asks for.
     ///
     /// # Errors
-    /// A figure is out of range.
-    pub fn several(&self) -> Result<Option<Several>, ApiError> {
+    /// It names no provider, or a figure is out of range.
+    pub fn several(&self) -> Result<Several, ApiError> {
         let of_sam = || ManagedInstances {
             capacity_provider_arn: self.arn.clone().unwrap_or_default(),
             per_execution_environment_max_concurrency: self.at_once.clone(),
             execution_environment_memory_gib_per_vcpu: self.gib_per_vcpu.clone(),
         };
         let given = self.lambda_managed_instances_capacity_provider_config.clone();
-        let Some(config) = given.or_else(|| self.arn.is_some().then(of_sam)) else { return Ok(None) };
+        let Some(config) = given.or_else(|| self.arn.is_some().then(of_sam)) else {
+            let needed = "'CapacityProviderConfig' must name its provider: \
+                LambdaManagedInstancesCapacityProviderConfig with CapacityProviderArn, or Arn in SAM";
+            return Err(ApiError::invalid_parameter(needed));
+        };
         let at_once = match &config.per_execution_environment_max_concurrency {
             None => DEFAULT,
             Some(value) => figure(value).ok_or_else(|| {
@@ -75,7 +79,7 @@ impl CapacityProviderConfig {
             })?,
         };
         let provider = json!({ "LambdaManagedInstancesCapacityProviderConfig": config });
-        Ok(Some(Several { at_once, provider: Some(provider) }))
+        Ok(Several { at_once, provider: Some(provider) })
     }
 }
 
@@ -89,7 +93,7 @@ pub fn figure(value: &Value) -> Option<u32> {
 mod tests {
     use super::*;
 
-    fn several(config: Value) -> Result<Option<Several>, String> {
+    fn several(config: Value) -> Result<Several, String> {
         let config: CapacityProviderConfig =
             serde_json::from_value(config).map_err(|error| error.to_string())?;
         config.several().map_err(|error| error.message)
@@ -106,12 +110,14 @@ mod tests {
         let given = of_api(json!({
             "PerExecutionEnvironmentMaxConcurrency": 4, "ExecutionEnvironmentMemoryGiBPerVCpu": 4.0
         }));
-        let read = several(given.clone()).unwrap().unwrap();
+        let read = several(given.clone()).unwrap();
         assert_eq!((read.at_once, read.provider), (4, Some(given)));
-        assert_eq!(several(of_api(json!({}))).unwrap().unwrap().at_once, DEFAULT);
+        assert_eq!(several(of_api(json!({}))).unwrap().at_once, DEFAULT);
         let of_sam = json!({ "Arn": arn, "PerExecutionEnvironmentMaxConcurrency": "8" });
-        assert_eq!(several(of_sam).unwrap().unwrap().at_once, 8);
-        assert_eq!(several(json!({})).unwrap(), None);
+        assert_eq!(several(of_sam).unwrap().at_once, 8);
+        for none in [json!({}), json!({ "PerExecutionEnvironmentMaxConcurrency": 4 })] {
+            assert!(several(none).unwrap_err().contains("must name its provider"));
+        }
         for wrong in [json!(0), json!(1601), json!("many"), json!(-1)] {
             let error = several(of_api(json!({ "PerExecutionEnvironmentMaxConcurrency": wrong })));
             assert!(error.unwrap_err().contains("1 to 1600"));

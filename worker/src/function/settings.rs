@@ -60,7 +60,7 @@ const OF_THE_CALL: [&str; 2] = ["Publish", "RevisionId"];
 
 /// Settings that are not supported, and why. They are refused, as are unknown ones, so that no caller
 /// believes to have them; their default is accepted.
-const REFUSED: [(&str, &str); 9] = [
+const REFUSED: [(&str, &str); 10] = [
     ("DeadLetterConfig", "events that failed are only logged"),
     ("VpcConfig", "there is no such network"),
     ("TracingConfig", "there is no X-Ray"),
@@ -70,7 +70,11 @@ const REFUSED: [(&str, &str); 9] = [
     ("SnapStart", "there is no SnapStart"),
     ("RuntimeManagementConfig", "the runtime is the host's"),
     ("DurableConfig", "there are no durable executions"),
+    ("PublishTo", "a version is published by its number alone"),
 ];
+
+/// Settings that ask for something by being there, with all their values left to Lambda.
+const ASKED_FOR_BY_NAME: [&str; 1] = ["DurableConfig"];
 
 /// `Environment`.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -237,14 +241,11 @@ impl Settings {
             settings.layers.clone_from(arns);
         }
         if let Some(config) = &wanted.capacity_provider_config {
-            settings.several = config.several()?;
+            settings.several = Some(config.several()?);
         }
         for (name, value) in &wanted.other {
-            if !OF_THE_CALL.contains(&name.as_str()) && !is_default(value) {
-                let known = REFUSED.iter().find(|(refused, _)| refused == name);
-                let reason = known.map_or_else(String::new, |(_, reason)| format!(": {reason}"));
-                let text = format!("{} is not supported here{reason}", shown(name));
-                return Err(ApiError::invalid_parameter(text));
+            if !OF_THE_CALL.contains(&name.as_str()) {
+                refuse(name, value)?;
             }
         }
         Ok(settings)
@@ -279,6 +280,19 @@ impl Settings {
             ))),
         }
     }
+}
+
+/// Refuses a setting that is not supported, unless its value asks for nothing.
+///
+/// # Errors
+/// The value asks for something.
+pub fn refuse(name: &str, value: &Value) -> Result<(), ApiError> {
+    if value.is_null() || (is_default(value) && !ASKED_FOR_BY_NAME.contains(&name)) {
+        return Ok(());
+    }
+    let known = REFUSED.iter().find(|(refused, _)| *refused == name);
+    let reason = known.map_or_else(String::new, |(_, reason)| format!(": {reason}"));
+    Err(ApiError::invalid_parameter(format!("{} is not supported here{reason}", shown(name))))
 }
 
 fn check_image_config(config: &ImageConfig) -> Result<(), ApiError> {
@@ -369,6 +383,8 @@ mod tests {
             ("DeadLetterConfig", json!({ "TargetArn": "arn:aws:sqs:x" })),
             ("VpcConfig", json!({ "SubnetIds": ["a"], "SecurityGroupIds": [] })),
             ("TracingConfig", json!({ "Mode": "Active" })),
+            ("DurableConfig", json!({ "ExecutionTimeout": 60 })),
+            ("DurableConfig", json!({})),
         ] {
             let message = Settings::new(&other(name, value)).unwrap_err().message;
             assert!(message.starts_with(name) && message.contains("not supported here"), "{message}");
@@ -379,6 +395,7 @@ mod tests {
             ("DeadLetterConfig", json!({ "TargetArn": "" })),
             ("VpcConfig", json!({ "SubnetIds": [], "SecurityGroupIds": [] })),
             ("TracingConfig", json!({ "Mode": "PassThrough" })),
+            ("DurableConfig", Value::Null),
         ] {
             assert!(Settings::new(&other(name, value)).is_ok(), "{name}");
         }

@@ -61,6 +61,10 @@ impl Idle {
     /// The runtime's report may be false, so it waits twice as long each time.
     fn did_idle_work(&mut self, now: Instant, again_after: Option<Duration>) {
         self.idle_work.pop_front();
+        // The instance's processes take turns: the time of the next one begins now.
+        if let Some(next) = self.idle_work.front_mut() {
+            *next = now.max(*next);
+        }
         if let Some(after) = again_after
             && self.idle_work.is_empty()
         {
@@ -202,6 +206,18 @@ mod tests {
         assert_eq!(idle.idle_work, [now + MOST]);
         idle.did_idle_work(now, None);
         assert_eq!(idle.idle_work, []);
+    }
+
+    #[test]
+    fn processes_that_take_turns_have_time_each() {
+        let now = Instant::now();
+        let mut idle = Idle { since: Some(now), idle_work: [now; 3].into(), ..Idle::default() };
+        for turns in 1..3 {
+            let done = now + turns * IDLE_WORK * 9 / 10;
+            assert!(idle.look(done).0, "turn {turns}");
+            idle.did_idle_work(done, None);
+        }
+        assert!(!idle.look(now + 3 * IDLE_WORK).0);
     }
 
     #[test]
