@@ -1,5 +1,6 @@
 //! The worker of functions: serving, load and reports.
 
+mod check;
 mod credentials;
 pub mod load;
 mod reach;

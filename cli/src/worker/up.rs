@@ -12,6 +12,7 @@ use worker::Service;
 use worker::function::worker_options::{Advise, Libraries};
 use worker::http::sigv4::Credentials;
 use worker::sandbox::vm::{Plan, image};
+use worker::service::check;
 use worker_pool::Capacity;
 
 use super::reading::Reading;
@@ -143,6 +144,13 @@ pub struct UpArguments {
     /// run, so that a killed worker loses none [default: in memory]
     #[arg(long, value_name = "FOLDER")]
     state: Option<PathBuf>,
+    /// Show what of the template would be served, and what not and why; nothing is installed, and nothing
+    /// starts. The exit status is 1 if a function could not be served
+    #[arg(long, requires = "template")]
+    check: bool,
+    /// Show that as JSON
+    #[arg(long, requires = "check")]
+    json: bool,
     #[command(flatten)]
     reading: Reading,
     /// Network of functions whose template does not set it (Metadata: {Mayfly: {Network: outside}}); outside
@@ -188,6 +196,12 @@ impl UpArguments {
     /// # Errors
     /// The worker cannot start.
     pub fn execute(self) -> Result<i32> {
+        if let Some(template) = self.template.as_deref().filter(|_| self.check) {
+            let options = self.reading.options()?;
+            let outside = self.network == Network::Outside;
+            let checked = check::check(template, &options, outside, self.queues.is_some())?;
+            return super::check::show(&checked, self.json);
+        }
         let processors = std::thread::available_parallelism().map_or(1, |number| number.get() as u32);
         let memory_mib = match self.memory {
             Some(given) => given,

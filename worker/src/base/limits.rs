@@ -5,6 +5,9 @@ use std::time::Duration;
 
 pub use worker_container::cgroup::share;
 
+/// The letters of a function's name, at most.
+pub const FUNCTION_NAME: usize = 64;
+
 /// Memory of a function, `MemorySize`, in MiB.
 pub const MEMORY_MIB: RangeInclusive<u32> = 128..=10_240;
 /// `MemorySize` when none is given.

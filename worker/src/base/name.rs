@@ -2,6 +2,7 @@
 //! or an alias; names of layers.
 
 use crate::base::error::ApiError;
+use crate::base::limits;
 use worker_system::text::shown;
 
 /// The region that ARNs name. Requests may be signed for any.
@@ -130,7 +131,7 @@ pub fn parse(text: &str) -> Result<Target, ApiError> {
 
 /// Whether it is a plain name: 1 to 64 of the letters that Lambda allows.
 pub fn is_plain(name: &str) -> bool {
-    (1..=64).contains(&name.len()) && name.bytes().all(is_letter)
+    (1..=limits::FUNCTION_NAME).contains(&name.len()) && name.bytes().all(is_letter)
 }
 
 /// Whether it may name an alias: a number would be a version.

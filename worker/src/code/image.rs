@@ -58,6 +58,14 @@ impl Code {
         Ok(Code { folder: root.canonicalize()?, ..Code::of(opened, None) })
     }
 
+    /// Looks up an image that the operator has named, and unpacks nothing.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub(crate) fn finds_image(uri: &str, base: &Path, place: &Path) -> Result<()> {
+        Ok(worker_image::open(uri, None, Some(base), place, client::fetch).map(drop)?)
+    }
+
     /// An image that a caller has named. Where a function has the same one, it is not unpacked again. It
     /// is removed with its last user, if `may_go` is absent or set.
     ///

@@ -70,6 +70,14 @@ pub fn layer(runtime: &Runtime, code: &Path, cache: &Path, pinned: bool) -> Resu
     Ok(Some(folder))
 }
 
+/// The file whose packages [`layer`] would install.
+pub fn wanted(runtime: &Runtime, code: &Path) -> Option<PathBuf> {
+    let file = code.join(REQUIREMENTS);
+    let is_python = matches!(runtime, Runtime::Python(..));
+    let wanted = fs::read_to_string(&file).ok().filter(|_| is_python && !has_packages(code))?;
+    has_requirements(&wanted).then_some(file)
+}
+
 /// Whether an installer has left packages in a folder: each leaves a folder that describes it.
 fn has_packages(folder: &Path) -> bool {
     let mut entries = fs::read_dir(folder).into_iter().flatten().flatten();

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::base::error::ApiError;
 use crate::base::name;
@@ -67,12 +67,16 @@ impl std::error::Error for Refused {}
 /// A function that cannot be served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failed {
+    /// Its logical id, after those of the templates that it lies in.
+    pub id: String,
     /// Its name.
     pub name: String,
     /// `Runtime` and `Handler`, as far as they are known.
     pub runtime: Option<String>,
     /// See `runtime`.
     pub handler: Option<String>,
+    /// Its properties by SAM's names, as far as they were evaluated.
+    pub properties: Map<String, Value>,
     /// What failed.
     pub code: ReasonCode,
     /// One line: what, and where.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
+use serde_json::Map;
 
 use crate::api;
 use crate::base::error::ApiError;
@@ -32,14 +33,16 @@ use worker_container::worker_is_root;
 #[derive(Default)]
 pub(crate) struct Stack {
     template: PathBuf,
-    layers: Vec<DeclaredLayer>,
-    functions: Vec<(Declared, Option<PathBuf>)>,
+    pub layers: Vec<DeclaredLayer>,
+    pub functions: Vec<(Declared, Option<PathBuf>)>,
     http_apis: Vec<HttpApi>,
     schedules: BTreeMap<String, Vec<Scheduled>>,
     mappings: Vec<Mapping>,
-    failed: Vec<Failed>,
-    missing: Vec<String>,
+    pub failed: Vec<Failed>,
+    pub missing: Vec<String>,
+    pub notes: Vec<String>,
     strict: bool,
+    takes_nearest: bool,
 }
 
 /// A function that can be put into the worker.
@@ -59,34 +62,43 @@ pub(crate) struct Prepared {
 }
 
 impl Stack {
-    /// Reads a template, and installs what its functions name.
+    /// Reads a template, and installs nothing.
     ///
     /// # Errors
     /// The template as a whole is wrong, and where.
-    pub fn read(path: &Path, installed: &Installed, options: &TemplateOptions) -> Result<Stack> {
+    pub fn declared(path: &Path, options: &TemplateOptions) -> Result<Stack> {
         let template = template::read(path, options)?;
-        for note in &template.notes {
-            tracing::warn!("{note}");
-        }
-        let mut stack = Stack {
+        Ok(Stack {
             template: path.into(),
             layers: template.layers,
-            functions: Vec::new(),
+            functions: template.functions.into_iter().map(|function| (function, None)).collect(),
             http_apis: template.http_apis,
             schedules: template.schedules,
             mappings: template.mappings,
             failed: template.failed,
             missing: template.missing,
+            notes: template.notes,
             strict: options.strict,
-        };
-        let mut runtimes =
-            Runtimes { installed, takes_nearest: template.takes_nearest, known: BTreeMap::new() };
-        for mut function in template.functions {
+            takes_nearest: template.takes_nearest,
+        })
+    }
+
+    /// Reads a template, and installs what its functions name.
+    ///
+    /// # Errors
+    /// The template as a whole is wrong, and where.
+    pub fn read(path: &Path, installed: &Installed, options: &TemplateOptions) -> Result<Stack> {
+        let mut stack = Stack::declared(path, options)?;
+        for note in std::mem::take(&mut stack.notes) {
+            tracing::warn!("{note}");
+        }
+        let cache = installed.cache();
+        let mut runtimes = Runtimes { installed, takes_nearest: stack.takes_nearest, known: BTreeMap::new() };
+        for (mut function, _) in std::mem::take(&mut stack.functions) {
             if let Err(error) = runtimes.provide(&mut function) {
                 stack.failed.push(failed(&function, &error));
                 continue;
             }
-            let cache = installed.cache();
             let packages = match &function.package {
                 Package::Path(folder) if folder.is_dir() => {
                     python_packages::layer(&function.settings.runtime, folder, cache, options.pinned)
@@ -285,9 +297,11 @@ fn failed(function: &Declared, error: &anyhow::Error) -> Failed {
     let text = |text: &str| Some(text.to_string()).filter(|text| !text.is_empty());
     let is_image = matches!(function.package, Package::Image(..));
     Failed {
+        id: function.id.clone(),
         name: function.name.clone(),
         runtime: text(settings.runtime.name()).filter(|_| !is_image),
         handler: text(&settings.handler),
+        properties: Map::new(),
         code: Refused::code(error),
         reason: format!("{error:#}"),
     }

@@ -1,7 +1,6 @@
 //! The commands and the event of QEMU's monitor protocol that this crate uses, over qapi-spec's envelopes.
 //!
-//! qapi-qmp has all of QEMU's schema as types: of everything that `make demo` compiles it took longest but for
-//! the worker itself.
+//! qapi-qmp has all of QEMU's schema as types, which take half a minute to compile.
 
 use qapi_spec::{Any, Command, Empty, Response};
 use serde::{Deserialize, Serialize};

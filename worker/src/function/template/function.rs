@@ -98,6 +98,7 @@ pub fn takes_nearest_runtime(template: &Json) -> Result<bool> {
 /// # Errors
 /// A property is wrong, and which.
 pub fn read(
+    id: &str,
     function: &str,
     mut properties: Map<String, Json>,
     scope: &Scope,
@@ -143,9 +144,9 @@ pub fn read(
     let wanted: Wanted = serde_json::from_value(Json::Object(properties))?;
     let mut settings = Settings::new(&wanted).map_err(|error| anyhow!("{}", error.message))?;
     settings.environment.extend(own);
-    let package = package(&settings, code, scope, options)?;
+    let package = package(&settings, code, scope, place, options)?;
     let name = function.to_string();
-    Ok(Declared { name, settings, package, reserved, url, alias, tags, events })
+    Ok(Declared { id: scope.path_of(id), name, settings, package, reserved, url, alias, tags, events })
 }
 
 /// Refuses the properties that Lambda refuses beside `TenancyConfig`.
@@ -252,6 +253,7 @@ fn package(
     settings: &Settings,
     [inline, code, image]: [Option<Json>; 3],
     scope: &Scope,
+    place: &str,
     options: &TemplateOptions,
 ) -> Result<Package> {
     if settings.runtime == Runtime::Image {
@@ -260,7 +262,9 @@ fn package(
             "ImageUri is needed: podman save --format oci-archive -o image.tar NAME, then ImageUri: image.tar",
         );
         let image = image.map_err(refused)?;
-        ensure!(code.is_none(), "CodeUri: an image has none");
+        if code.is_some() {
+            scope.note(format!("{place}: CodeUri is passed over: the function is an image"));
+        }
         return Ok(Package::Image(text_of(&image), scope.folder.clone()));
     }
     ensure!(image.is_none(), "ImageUri needs PackageType: Image");

@@ -79,7 +79,7 @@ impl Scope {
                 let whole = parts.join(".");
                 let (id, attribute) =
                     whole.split_once('.').context("!GetAtt needs a resource and an attribute")?;
-                self.attribute(id, attribute, place)
+                Ok(Some(self.attribute(id, attribute, place)))
             }
             "Sub" => match value {
                 Json::Array(parts) => match &parts[..] {

@@ -10,6 +10,7 @@ mod events;
 mod function;
 mod globals;
 mod http_apis;
+mod indentation;
 mod intrinsics;
 mod layer;
 mod loops;
@@ -24,7 +25,7 @@ mod yaml;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::{Map, Value as Json};
 
 pub use self::function::{DeclaredUrl, Package};
@@ -80,12 +81,17 @@ const KNOWN: [&str; 26] = [
 const MEANINGLESS: [&str; 4] =
     ["Policies", "PermissionsBoundary", "AssumeRolePolicyDocument", "PropagateTags"];
 
+/// Properties without which a function is served as with them.
+const NEEDLESS: [&str; 3] = ["Description", "Role", "Tags"];
+
 /// Why an event is not served.
 const NO_TENANT: &str = "it is not served: it names no tenant, which a function with TenancyConfig needs";
 
 /// A function of a template.
 #[derive(Debug)]
 pub struct Declared {
+    /// Its logical id, after those of the templates that it lies in: `PART/ID`.
+    pub id: String,
     /// `FunctionName`, or the resource's name.
     pub name: String,
     /// Checked settings.
@@ -177,10 +183,13 @@ impl Reader<'_> {
         let mut reader = Reader { options, variables, template: Template::default() };
         reader.stack(scope)?;
         let template = reader.template;
-        ensure!(
-            !template.functions.is_empty() || !template.failed.is_empty(),
-            "Resources: none is an {FUNCTION}"
-        );
+        if template.functions.is_empty() && template.failed.is_empty() {
+            let lines = template.missing.iter().chain(&template.notes);
+            let left_out: Vec<&str> =
+                lines.filter(|line| line.starts_with("Resources.")).map(String::as_str).collect();
+            ensure!(left_out.is_empty(), "no function is left: {}", left_out.join("\n  "));
+            bail!("Resources: none is an {FUNCTION}");
+        }
         Ok(template)
     }
 
@@ -289,7 +298,9 @@ impl Reader<'_> {
                 let text = |key: &str| texts.get(key).and_then(Json::as_str).map(String::from);
                 let (code, reason) = (Refused::code(&error), format!("{error:#}"));
                 let (runtime, handler) = (text("Runtime"), text("Handler"));
-                self.template.failed.push(Failed { name, runtime, handler, code, reason });
+                let id = scope.path_of(id);
+                let properties = texts;
+                self.template.failed.push(Failed { id, name, runtime, handler, properties, code, reason });
                 None
             }
         }
@@ -316,7 +327,6 @@ impl Reader<'_> {
         texts: &mut Map<String, Json>,
     ) -> Result<(Declared, Map<String, Json>)> {
         let place = format!("Resources.{id}.Properties");
-        ensure!(!self.names().any(|known| known == name), "{place}: FunctionName '{name}' is there twice");
         let none = Map::new();
         let is_lambda = resource.get("Type").is_some_and(|kind| kind == LAMBDA);
         let lambda = is_lambda.then(|| function::of_lambda(resource, &scope.folder));
@@ -329,16 +339,21 @@ impl Reader<'_> {
             let Some(value) = raw.get(key).filter(|_| !matches!(key, "Events" | "FunctionName")) else {
                 continue;
             };
-            let value = scope
-                .resolve(value, &format!("{place}.{key}"))
-                .with_context(|| key.to_string())
-                .with_context(|| place.clone())?;
+            let value = scope.resolve(value, &format!("{place}.{key}"));
+            let value = match value.with_context(|| key.to_string()).with_context(|| place.clone()) {
+                Err(error) if NEEDLESS.contains(&key) => {
+                    scope.note(format!("{error:#}: it is passed over"));
+                    continue;
+                }
+                value => value?,
+            };
             texts.extend(value.map(|value| (key.to_string(), value)));
         }
+        ensure!(!self.names().any(|known| known == name), "{place}: FunctionName '{name}' is there twice");
         let mut properties = texts.clone();
         self.replace_variables(id, name, &mut properties, scope);
         let mut declared =
-            function::read(name, properties, scope, &place, self.options).context(place.clone())?;
+            function::read(id, name, properties, scope, &place, self.options).context(place.clone())?;
         function::of_mayfly(resource, &mut declared.settings).with_context(|| format!("Resources.{id}"))?;
         if declared.settings.per_tenant {
             function::check_tenancy(&raw, scope, &place).with_context(|| place.clone())?;

@@ -46,8 +46,8 @@ impl Scope {
         };
         let path = self.folder.join(location);
         let folder = path.parent().unwrap_or(Path::new("."));
-        let inner = Scope::new(load(&path)?, folder, &format!("{}-{id}", self.stack()), &given);
-        let mut inner = inner.with_context(|| path.display().to_string())?;
+        let read = || Scope::new(load(&path)?, folder, &format!("{}-{id}", self.stack()), &given);
+        let mut inner = read().with_context(|| path.display().to_string())?;
         inner.depth = self.depth + 1;
         Ok(Some(inner))
     }

@@ -10,10 +10,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Map, Value as Json, json};
+use sha2::{Digest, Sha256};
 
 use super::yaml::text_of;
 use super::{LATEST_OF_LAYER, is_function, is_layer, loops, parameters};
-use crate::base::name;
+use crate::base::{limits, name};
 
 /// The id in the ARN of the stack.
 const STACK_ID: &str = "00000000-0000-0000-0000-000000000000";
@@ -111,6 +112,13 @@ impl Scope {
         &self.stack
     }
 
+    /// A resource's id, after those of the templates that it lies in.
+    pub(super) fn path_of(&self, id: &str) -> String {
+        // The stack of a template within another is named OUTER-ID, and ids have no '-'.
+        let outer = self.stack.split('-').skip(1).map(|part| format!("{part}/"));
+        outer.collect::<String>() + id
+    }
+
     /// Evaluates what a name stands for, unless that needs itself.
     pub(super) fn guarded<T>(&self, name: &str, of: impl FnOnce() -> Result<T>) -> Result<T> {
         if !self.busy.borrow_mut().insert(name.to_string()) {
@@ -124,10 +132,29 @@ impl Scope {
     /// The name that a resource has: a property of it, or its logical id.
     pub fn name_of(&self, id: &str, property: &str) -> String {
         let given = self.resource(id).and_then(|resource| resource.get("Properties")?.get(property));
-        let Some(given) = given else { return id.into() };
+        let Some(given) = given else { return self.name_by_id(id, property) };
         let place = format!("Resources.{id}.Properties.{property}");
-        let value = self.guarded(&place, || self.resolve(given, &place)).ok().flatten();
-        value.as_ref().map(text_of).filter(|name| !name.is_empty()).unwrap_or_else(|| id.into())
+        let value = match self.guarded(&place, || self.resolve(given, &place)) {
+            Ok(value) => value,
+            Err(error) => {
+                self.note(format!("{place}: {error:#}: it is named {id}"));
+                None
+            }
+        };
+        let name = value.as_ref().map(text_of).filter(|name| !name.is_empty());
+        name.unwrap_or_else(|| self.name_by_id(id, property))
+    }
+
+    /// The name of a resource that declares none. CloudFormation shortens ids that are too long, too.
+    fn name_by_id(&self, id: &str, property: &str) -> String {
+        if property != "FunctionName" || id.len() <= limits::FUNCTION_NAME || !id.is_ascii() {
+            return id.into();
+        }
+        let digest = Sha256::digest(id);
+        let end: String = digest.iter().take(4).map(|byte| format!("{byte:02x}")).collect();
+        let name = format!("{}-{end}", &id[..limits::FUNCTION_NAME - end.len() - 1]);
+        self.note(format!("Resources.{id}: an id is too long for a function's name: this one is {name}"));
+        name
     }
 
     /// The name of a queue: that of a FIFO queue ends so, also where CloudFormation makes it up.
@@ -207,10 +234,7 @@ impl Scope {
     }
 
     /// An attribute of a resource.
-    ///
-    /// # Errors
-    /// An output of a nested template is wrong.
-    pub(super) fn attribute(&self, id: &str, attribute: &str, place: &str) -> Result<Option<Json>> {
+    pub(super) fn attribute(&self, id: &str, attribute: &str, place: &str) -> Json {
         let kind = self.resource(id).and_then(|resource| resource.get("Type")?.as_str()).unwrap_or_default();
         let known = match (kind, attribute) {
             (_, "Arn") if self.resource(id).is_some_and(is_function) => {
@@ -230,17 +254,19 @@ impl Scope {
             _ => self.of_function(&format!("{id}.{attribute}")).as_ref().map(text_of),
         };
         if let Some(known) = known {
-            return Ok(Some(known.into()));
+            return known.into();
         }
-        if let Some(output) = attribute.strip_prefix("Outputs.")
-            && let Some(value) = self.output(id, output)?
-        {
-            return Ok(Some(value));
+        if let Some(output) = attribute.strip_prefix("Outputs.") {
+            match self.output(id, output) {
+                Ok(None) => {}
+                Ok(Some(value)) => return value,
+                Err(error) => self.note(format!("{place}: {error:#}")),
+            }
         }
         self.note(format!(
             "{place}: there is no {id}.{attribute} here: the text '{id}.{attribute}' stands for it"
         ));
-        Ok(Some(format!("{id}.{attribute}").into()))
+        format!("{id}.{attribute}").into()
     }
 
     /// An output of a nested template.
@@ -264,7 +290,7 @@ impl Scope {
             let value = match (name.strip_prefix('!'), own.get(name), name.split_once('.')) {
                 (Some(literal), ..) => Some(format!("${{{literal}}}").into()),
                 (None, Some(value), _) => Some(value.clone()),
-                (None, None, Some((id, attribute))) => self.attribute(id, attribute, place)?,
+                (None, None, Some((id, attribute))) => Some(self.attribute(id, attribute, place)),
                 (None, None, None) => self.reference(name, place)?,
             };
             made.push_str(&value.as_ref().map(text_of).unwrap_or_default());

@@ -10,7 +10,7 @@ use anyhow::{Result, anyhow, bail, ensure};
 use saphyr_parser::{Event, Parser, ScalarStyle, Tag};
 use serde_json::{Map, Value as Json};
 
-use super::scalars;
+use super::{indentation, scalars};
 
 /// Lists and mappings in one another, at most; evaluation recurses as deep.
 const DEPTH: usize = 100;
@@ -28,9 +28,14 @@ pub fn read(text: &str) -> Result<Json> {
     {
         return Ok(json);
     }
+    indentation::lenient(text, parsed)
+}
+
+/// The values of YAML's text; a fault of the parser's stays one.
+fn parsed(text: &str) -> Result<Json> {
     let mut builder = Builder::default();
     for event in Parser::new_from_str(text) {
-        let (event, span) = event.map_err(|error| anyhow!("{error}"))?;
+        let (event, span) = event?;
         if let Event::DocumentEnd = event {
             break;
         }

@@ -1,0 +1,252 @@
+"""Public templates: what the worker reads of them (`mayfly up --check`) beside what `sam local` reads, and
+what it would serve. Takes a folder of checkouts, each a folder OWNER+NAME with its commit in `.commit`; those
+of cookiecutter must be rendered. No template is run, built or kept: results are counts, by cause.
+
+    bench/worker/corpus FOLDER                  # once worker/tests/run has made its environment
+    bench/worker/corpus FOLDER --differences    # also each difference and each failed function, as a line
+"""
+
+import argparse
+import collections
+import concurrent.futures
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from bench import command
+from bench.outcome import ROOT, BenchError, Shown, at_least, at_most, say, table, write
+from bench.worker import corpus_compare
+from bench.worker.worker import MAYFLY
+
+HERE = Path(__file__).parent
+SAM = ROOT / "worker" / "tests" / "build" / "venv" / "bin" / "python"
+KINDS = (".yaml", ".yml", ".json", ".template")
+PASSED_OVER = {"node_modules", ".git", ".aws-sam"}
+FUNCTION = re.compile(r"AWS::(Serverless|Lambda)::Function\b")
+PLACEHOLDER = re.compile(r"\{\{ ?cookiecutter")
+SECONDS = 120
+
+# Why a function is not served: Lambda's reason code, words of the worker's line, and the cause in the table.
+CAUSES = [
+    ("InvalidRuntime", r"Runtime dotnet", "runtime .NET"),
+    ("InvalidRuntime", r"Runtime java", "runtime Java"),
+    ("InvalidRuntime", r"Runtime ruby", "runtime Ruby"),
+    ("InvalidRuntime", r"Runtime nodejs", "runtime Node.js"),
+    ("InvalidRuntime", r"Runtime python", "runtime Python"),
+    ("InvalidRuntime", r"", "runtime of another name"),
+    ("InvalidImage", r"", "image that is not built"),
+    ("InvalidZipFileException", r"bucket", "code in a bucket"),
+    ("InvalidZipFileException", r"", "code that is not there"),
+    ("DependencyError", r"there is no arn:", "layer of another account"),
+    ("DependencyError", r"", "layer or package that is not there"),
+    ("InvalidConfiguration", r"Architectures|x86_64", "machine code for arm64"),
+    ("InvalidConfiguration", r"DurableConfig", "durable executions"),
+    ("InvalidConfiguration", r"", "a property that is wrong"),
+]
+
+
+def templates(folder: Path) -> list[Path]:
+    """Those with functions, in order."""
+    found = []
+    for place, folders, files in os.walk(folder):
+        folders[:] = sorted(set(folders) - PASSED_OVER)
+        for name in sorted(files):
+            path = Path(place, name)
+            if path.suffix in KINDS and not path.is_symlink() and not PLACEHOLDER.search(str(path)):
+                text = path.read_text(errors="replace")
+                if FUNCTION.search(text) and "Resources" in text and not PLACEHOLDER.search(text):
+                    found.append(path.resolve())
+    return found
+
+
+def of_worker(path: Path, options: list[str]) -> dict:
+    words = [MAYFLY, "up", "--check", "--json", path, *options]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS)
+    if done.returncode in (0, 1) and done.stdout.startswith("{"):
+        return json.loads(done.stdout)
+    if done.returncode != 1:
+        return {"crash": f"exit status {done.returncode}: {done.stderr[-300:]}"}
+    return {"error": done.stderr.strip()[-400:]}
+
+
+def of_sam(paths: list[Path], python: Path) -> list[dict]:
+    """Two processes read them: its transform takes a second for a template."""
+    if not python.exists():
+        raise BenchError(f"{python}: there is no aws-sam-cli: worker/tests/run installs it")
+    halves = [paths[::2], paths[1::2]]
+
+    def read(half: list[Path]) -> list[dict]:
+        done = subprocess.run(
+            [python, HERE / "corpus_sam.py"],
+            input="".join(f"{path}\n" for path in half),
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode:
+            raise BenchError(f"sam local's classes: {done.stderr[-300:]}")
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(read, halves)
+    return [one for pair in zip(first, [*second, None], strict=False) for one in pair if one is not None]
+
+
+def cause_of(function: dict) -> str:
+    code, reason = function["StateReasonCode"], function["StateReason"]
+    return next(cause for of, words, cause in CAUSES if of == code and re.search(words, reason))
+
+
+def served(found: dict) -> str:
+    """How much of a template is served: of its functions, and of what else it declares for them."""
+    failed = [one for one in found["Functions"] if one["StateReason"]]
+    if not failed:
+        return "whole"
+    return "part" if len(failed) < len(found["Functions"]) else "none"
+
+
+def owner_of(path: Path, folder: Path) -> str:
+    return path.relative_to(folder.resolve()).parts[0]
+
+
+class Corpus:
+    def __init__(self, options: argparse.Namespace):
+        self.options = options
+        self.flat: dict = {}
+        self.lines: list[str] = []
+
+    def count(self, key: str, number: int = 1) -> None:
+        self.flat[key] = self.flat.get(key, 0) + number
+
+    def main(self) -> int:
+        folder = self.options.folder
+        paths = templates(folder)
+        if not paths:
+            raise BenchError(f"{folder}: no template with functions is there")
+        say(f"{len(paths)} templates; sam local reads them first")
+        theirs = of_sam(paths, self.options.sam)
+        extra = ["--nearest-runtime"] if self.options.nearest_runtime else []
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:
+            own = list(threads.map(lambda path: of_worker(path, extra), paths))
+        for path, sam, mayfly in zip(paths, theirs, own, strict=True):
+            self.one(path, sam, mayfly)
+        self.repositories(paths)
+        self.flat["agree.percent"] = (
+            100 * self.flat.get("agree.templates", 0) / self.flat["compared.templates"]
+        )
+        whole, part = self.flat.get("served.whole", 0), self.flat.get("served.part", 0)
+        self.flat["served.whole_percent"] = 100 * whole / self.flat["served.templates"]
+        self.flat["served.part_percent"] = 100 * (whole + part) / self.flat["served.templates"]
+        self.flat |= command.machine(False)
+        self.flat["machine.sam"] = self.sam_version()
+        flat = write(self.options.output, self.flat, self.goals())
+        return command.report(self.options, flat, self.tables, self.goals())
+
+    def one(self, path: Path, sam: dict, mayfly: dict) -> None:
+        name = str(path.relative_to(self.options.folder.resolve()))
+        if "crash" in mayfly:
+            self.count("crashed.templates")
+            self.lines.append(f"{name}: {mayfly['crash']}")
+            return
+        if "error" in mayfly:
+            both = "error" in sam
+            self.count("unread.both" if both else "unread.templates")
+            if both or not sam["functions"]:
+                return
+            self.lines.append(f"{name}: {mayfly['error']}")
+        elif mayfly["Functions"]:
+            self.count("served.templates")
+            self.count("served.functions", len(mayfly["Functions"]))
+            self.count(f"served.{served(mayfly)}")
+            failed = [one for one in mayfly["Functions"] if one["StateReason"]]
+            self.count("served.failed_functions", len(failed))
+            self.count("served.unbuilt_functions", sum(bool(one["Unbuilt"]) for one in mayfly["Functions"]))
+            for cause, number in collections.Counter(map(cause_of, failed)).items():
+                self.count(f"cause.{cause}.templates")
+                self.count(f"cause.{cause}.functions", number)
+            self.lines += [f"{name}: {one['Id']}: {one['StateReason']}" for one in failed]
+        if "error" in sam:
+            self.count("unread.sam")
+            return
+        self.count("compared.templates")
+        if "error" in mayfly:
+            self.count("differ.all.templates")
+            return
+        differences = corpus_compare.differences(sam, mayfly)
+        real = {kind for kind, _ in differences if not kind.startswith("account")}
+        for kind in {kind for kind, _ in differences}:
+            self.count(f"differ.{kind}.templates")
+        self.lines += [f"{name}: {kind}: {text}" for kind, text in differences]
+        self.count("differ.templates" if real else "agree.templates")
+
+    def repositories(self, paths: list[Path]) -> None:
+        for name, number in collections.Counter(
+            owner_of(path, self.options.folder) for path in paths
+        ).items():
+            commit = self.options.folder / name / ".commit"
+            shown = name.replace("+", "/", 1)
+            self.flat[f"repository.{shown}.templates"] = number
+            self.flat[f"repository.{shown}.commit"] = commit.read_text().strip() if commit.exists() else "?"
+        self.flat["repositories"] = sum(key.startswith("repository.") for key in self.flat) // 2
+
+    def sam_version(self) -> str:
+        words = [self.options.sam, "-c", "import samcli; print(samcli.__version__)"]
+        return subprocess.run(words, capture_output=True, text=True).stdout.strip()
+
+    def goals(self) -> list[Shown]:
+        flat = self.flat
+        return [
+            at_least("templates read as sam local reads them", 97, flat["agree.percent"], "%"),
+            at_least("templates served whole", 60, flat["served.whole_percent"], "%"),
+            at_least("templates served in part or whole", 80, flat["served.part_percent"], "%"),
+            at_most("templates that crash the reader", 0, flat.get("crashed.templates", 0), ""),
+        ]
+
+    def tables(self) -> None:
+        def rows(start: str, end: str) -> list[list[str]]:
+            found = [
+                (key, value)
+                for key, value in self.flat.items()
+                if key.startswith(start) and key.endswith(end)
+            ]
+            found.sort(key=lambda pair: -pair[1])
+            return [[key[len(start) : -len(end)], str(value)] for key, value in found]
+
+        print(f"\n{self.flat['agree.percent']:.1f}% of {self.flat['compared.templates']} templates agree")
+        table([["differs in", "templates"], *rows("differ.", ".templates")])
+        print("\nserved")
+        table(
+            [
+                ["", "templates"],
+                *([of, str(self.flat.get(f"served.{of}", 0))] for of in ("whole", "part", "none")),
+            ]
+        )
+        table([["not served for", "functions"], *rows("cause.", ".functions")])
+        if self.options.differences:
+            print("\n".join(self.lines))
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="bench/worker/corpus", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, help="the folder of checkouts")
+    parser.add_argument(
+        "--sam", type=Path, default=SAM, metavar="PYTHON", help="a Python that has aws-sam-cli"
+    )
+    parser.add_argument("--nearest-runtime", action="store_true", help="as mayfly up has it")
+    parser.add_argument(
+        "--differences", action="store_true", help="show each difference and each failed function"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print the results as one JSON object, not as tables"
+    )
+    output = ROOT / "bench" / "results" / "worker-corpus.json"
+    parser.add_argument("--output", type=Path, default=output, metavar="FILE", help="the file for the JSON")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(command.outcome(Corpus(arguments()).main))

@@ -1,0 +1,83 @@
+//! Whether the file that a `Handler` names lies in the code: it does not where the code is still to be built.
+
+use std::path::{Component, Path};
+
+use crate::code::runtime::Runtime;
+
+/// What a Handler in the code's folder lacks, if its place is known; layers may have it, too.
+pub fn missing(runtime: &Runtime, handler: &str, folder: &Path) -> Option<String> {
+    let is_there = |name: &str| folder.join(name).exists();
+    let wanted = match runtime {
+        Runtime::Python(..) => {
+            let module = handler.rsplit_once('.')?.0.replace('.', "/");
+            let packages = [format!("{module}.py"), format!("{module}/__init__.py"), format!("{module}.pyc")];
+            let compiled = || is_compiled(folder, &module);
+            (!packages.iter().any(|name| is_there(name)) && !compiled()).then(|| format!("{module}.py"))
+        }
+        Runtime::Node(..) => {
+            // As Lambda has it: the function's name begins at the first dot of the last part.
+            let (place, last) = handler.rsplit_once('/').map_or(("", handler), |(place, last)| (place, last));
+            let file = Path::new(place).join(last.split('.').next()?);
+            let file = file.to_str()?;
+            let files = ["", ".js", ".mjs", ".cjs"].map(|kind| format!("{file}{kind}"));
+            let is_file = |name: &String| folder.join(name).is_file();
+            (!files.iter().any(is_file)).then(|| format!("{file}.js"))
+        }
+        Runtime::Provided(_) => (!is_there("bootstrap")).then(|| "bootstrap".into()),
+        _ => None,
+    }?;
+    // Absolute ones are a layer's.
+    let is_inside = Path::new(&wanted).components().all(|part| !matches!(part, Component::RootDir));
+    is_inside.then(|| format!("Handler {handler}: the code has no {wanted}"))
+}
+
+/// Whether a module is native code: its name has the interpreter's version in it.
+fn is_compiled(folder: &Path, module: &str) -> bool {
+    let path = folder.join(module);
+    let (Some(place), Some(name)) = (path.parent(), path.file_name().and_then(|name| name.to_str())) else {
+        return false;
+    };
+    let entries = std::fs::read_dir(place).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().into_string().ok()).any(|file| {
+        let rest = file.strip_prefix(name);
+        rest.is_some_and(|rest| rest.starts_with('.') && rest.ends_with(".so"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn files_of_handlers_are_looked_for_as_runtimes_do() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path();
+        fs::create_dir_all(folder.join("a/b")).unwrap();
+        for file in ["app.py", "a/__init__.py", "a/b/native.cpython-311.so", "index.mjs", "a/main.ts"] {
+            fs::write(folder.join(file), "").unwrap();
+        }
+        let python = Runtime::Python("/usr/bin/python3".into(), "python3.11".into());
+        let node = Runtime::Node("/usr/bin/node".into(), "nodejs22.x".into());
+        let provided = Runtime::Provided("provided.al2023".into());
+        for (runtime, handler, lacks) in [
+            (&python, "app.handler", None),
+            (&python, "a.handler", None),
+            (&python, "a/b/native.handler", None),
+            (&python, "a.b.native.handler", None),
+            (&python, "a.other.handler", Some("a/other.py")),
+            (&python, "handler", None),
+            (&node, "index.handler", None),
+            (&node, "./index.handler", None),
+            (&node, "a/main.handler", Some("a/main.js")),
+            (&node, "/opt/layer.handler", None),
+            (&provided, "bootstrap", Some("bootstrap")),
+            (&Runtime::Image, "", None),
+        ] {
+            let found = missing(runtime, handler, folder);
+            let wanted = lacks.map(|name| format!("Handler {handler}: the code has no {name}"));
+            assert_eq!(found, wanted, "{handler}");
+        }
+    }
+}
