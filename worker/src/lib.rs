@@ -122,6 +122,7 @@ pub(crate) mod api;
 pub mod service {
     //! The process: start, signals, handover and end, and deploying a template.
     pub mod check;
+    pub(crate) mod deploy;
     pub(crate) mod http_apis;
     pub(crate) mod open_files;
     pub(crate) mod serve;

@@ -271,7 +271,7 @@ def test_functions_are_served_without_the_sdk(tmp_path):
     assert not [path for path in runtimes.glob("*") if path.is_dir()]
 
 
-def test_a_template_that_is_read_again_and_a_successor_have_what_they_need(tmp_path):
+def test_a_template_that_is_read_again_and_a_successor_have_their_runtimes(tmp_path):
     """SIGHUP installs the runtime of a new function, and a new version of the worker has it at once."""
     needs_npm()
     tmp_path.chmod(0o755)

@@ -26,10 +26,11 @@ use crate::sandbox::containers::Containers;
 use crate::sandbox::environment;
 use crate::sandbox::interface::Maker;
 use crate::sandbox::vm::{Part, Plan, VmDomain, VmDomains};
+use crate::service::deploy::deploy;
 use crate::service::http_apis;
 use crate::service::open_files::open_many_files;
 use crate::service::sources::{Running, Sources};
-use crate::service::stack::{self, Ready, Stack};
+use crate::service::stack::{Ready, Stack};
 use crate::service::systemd;
 use crate::state::function_store::StoredState;
 use crate::state::handover::{Accepting, HandedOver, Predecessor, State, Successor};
@@ -156,7 +157,7 @@ pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
             }
         };
         worker.make_with(maker.clone());
-        let names = stack::deploy(&worker, functions, &BTreeSet::new(), &earlier.urls, &BTreeSet::new())?;
+        let names = deploy(&worker, functions, &BTreeSet::new(), &earlier.urls, &BTreeSet::new())?;
         worker.restore(stored);
         let (events, begun) = Events::new(worker.clone(), &earlier.begun)?;
         if let Some(predecessor) = predecessor {
@@ -286,7 +287,7 @@ impl Changing {
                 replaced = domains.provide(domains_of(&worker, &functions.functions))?;
                 worker.set_memory(memory_mib);
             }
-            let names = stack::deploy(&worker, functions, &earlier, &BTreeMap::new(), &replaced)?;
+            let names = deploy(&worker, functions, &earlier, &BTreeMap::new(), &replaced)?;
             http_apis::set(&worker, apis);
             Ok((names, sources))
         };

@@ -1,30 +1,26 @@
-//! Deploys a template's functions and layers into the worker, at its start and when the template is read
-//! anew.
+//! A template with the runtimes, packages and code that its functions need: read, checked and prepared,
+//! before anything that is served changes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::SystemTime;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::Map;
 
-use crate::api;
 use crate::base::error::ApiError;
-use crate::base::name::{self, Target};
+use crate::base::name;
 use crate::code::Code;
 use crate::code::installed::Installed;
 use crate::code::lambda_layers::{Layer, OptMount};
 use crate::code::python_packages;
 use crate::code::runtime::Runtime;
-use crate::control::{Changed, Worker};
-use crate::function::attached::{EventInvoke, key};
-use crate::function::definition::{Alias, FunctionUrl};
+use crate::control::Worker;
 use crate::function::failed::{Failed, ReasonCode, Refused};
 use crate::function::http_api::HttpApi;
 use crate::function::queue_source::Mapping;
 use crate::function::schedule::Scheduled;
-use crate::function::template::{self, Declared, DeclaredLayer, DeclaredUrl, LATEST_OF_LAYER, Package};
+use crate::function::template::{self, Declared, DeclaredLayer, LATEST_OF_LAYER, Package};
 use crate::function::worker_options::TemplateOptions;
 use crate::service::sources::Sources;
 use worker_container::worker_is_root;
@@ -57,8 +53,8 @@ pub(crate) struct Prepared {
     pub functions: Vec<Ready>,
     pub failed: Vec<Failed>,
     template: PathBuf,
-    missing: Vec<String>,
-    strict: bool,
+    pub missing: Vec<String>,
+    pub strict: bool,
 }
 
 impl Stack {
@@ -206,7 +202,10 @@ impl Stack {
 
 impl Prepared {
     /// Reports every fault at once, if one is too many.
-    fn check(&self) -> Result<()> {
+    ///
+    /// # Errors
+    /// No function can be served, or one cannot and the worker is strict.
+    pub fn check(&self) -> Result<()> {
         let none = self.functions.is_empty() && !self.failed.is_empty();
         if none || (self.strict && !(self.failed.is_empty() && self.missing.is_empty())) {
             self.report(self.failed.iter())?;
@@ -292,7 +291,7 @@ fn function_of(mapping: &Mapping) -> &str {
     mapping.target.split(':').next().unwrap_or_default()
 }
 
-fn failed(function: &Declared, error: &anyhow::Error) -> Failed {
+pub(super) fn failed(function: &Declared, error: &anyhow::Error) -> Failed {
     let settings = &function.settings;
     let text = |text: &str| Some(text.to_string()).filter(|text| !text.is_empty());
     let is_image = matches!(function.package, Package::Image(..));
@@ -307,7 +306,7 @@ fn failed(function: &Declared, error: &anyhow::Error) -> Failed {
     }
 }
 
-fn plain(error: ApiError) -> anyhow::Error {
+pub(super) fn plain(error: ApiError) -> anyhow::Error {
     anyhow!("{}", error.message)
 }
 
@@ -339,110 +338,5 @@ fn latest(worker: &Worker, arn: &mut String, unpublished: &BTreeMap<String, Stri
         let versions = worker.layers(|layers| layers.versions(name));
         *arn = versions.first().with_context(|| format!("Layers: there is no {name}"))?.arn();
     }
-    Ok(())
-}
-
-/// Creates and updates functions, and deletes those that only the earlier template had. Unchanged functions
-/// keep their instances, unless they live in one of the `replaced` VMs. `urls` are those of an earlier
-/// worker. Returns the names of all that are served.
-///
-/// # Errors
-/// The worker refuses every function, or one and it is strict; those before it are deployed.
-pub(crate) fn deploy(
-    worker: &Arc<Worker>,
-    mut prepared: Prepared,
-    earlier: &BTreeSet<String>,
-    urls: &BTreeMap<String, FunctionUrl>,
-    replaced: &BTreeSet<Option<String>>,
-) -> Result<BTreeSet<String>> {
-    for line in &prepared.missing {
-        tracing::warn!("{line}");
-    }
-    for Failed { name, reason, .. } in &prepared.failed {
-        tracing::error!("{name} is not served: {reason}");
-    }
-    worker.set_failed(prepared.failed.clone());
-    let functions = std::mem::take(&mut prepared.functions);
-    let mut names: BTreeSet<String> =
-        functions.iter().map(|function| function.declared.name.clone()).collect();
-    for gone in earlier.difference(&names) {
-        // A caller of the API may have deleted it meanwhile.
-        let _ = worker.delete(gone);
-        worker.persist(&Changed::Function(gone.clone())).map_err(plain)?;
-        tracing::info!("{gone} was deleted: the template lacks it");
-    }
-    for function in functions {
-        let name = function.declared.name.clone();
-        let url = urls.get(&name).cloned();
-        let stays = !replaced.contains(&function.declared.settings.vm);
-        let described = failed(&function.declared, &anyhow!(""));
-        let is_new = worker.function(&name).is_err();
-        let Err(error) = deploy_one(worker, function, url, stays) else { continue };
-        prepared.failed.push(Failed { reason: error.message.clone(), ..described });
-        if prepared.strict || !is_new {
-            return Err(plain(error)).context(name);
-        }
-        tracing::error!("{name} is not served: {}", error.message);
-        names.remove(&name);
-        // It may have been refused after it was made.
-        let _ = worker.delete(&name);
-    }
-    if names.is_empty() {
-        prepared.check()?;
-    }
-    worker.set_failed(prepared.failed);
-    Ok(names)
-}
-
-fn deploy_one(
-    worker: &Arc<Worker>,
-    Ready { declared, code, opt }: Ready,
-    earlier_url: Option<FunctionUrl>,
-    stays: bool,
-) -> Result<(), ApiError> {
-    let name = &declared.name;
-    match worker.function(name) {
-        Err(_) => {
-            worker.create(name, declared.settings, code, opt)?;
-        }
-        Ok(known) => {
-            let now = &known.deployment;
-            let same_code = (&now.code.folder, &now.code.sha256) == (&code.folder, &code.sha256);
-            let is_same = same_code && now.settings == declared.settings && now.opt.sources == opt.sources;
-            if !is_same {
-                tracing::info!("{name} has changed");
-            }
-            if !(is_same && stays) {
-                worker.update(name, |_| Ok((declared.settings, code, opt)))?;
-            }
-        }
-    }
-    worker.reserve(name, declared.reserved)?;
-    worker.change_tags(name, |tags| *tags = declared.tags)?;
-    if let Some(alias) = &declared.alias {
-        let version = worker.publish(name, None, |_| Ok(()))?.version.clone();
-        worker.change_alias(name, alias, |_| {
-            let (description, revision) = (String::new(), uuid::Uuid::new_v4().to_string());
-            Ok(Some(Alias { version, description, revision }))
-        })?;
-    }
-    let called = Target { name: name.clone(), qualifier: declared.alias.clone() };
-    worker.change_attached(&called, |attached| {
-        let known = attached.events.remove(&key(&called));
-        if let Some(config) = declared.events {
-            // A configuration that stays keeps its time.
-            let known = known.filter(|known| known.config == config);
-            attached.events.insert(key(&called), known.unwrap_or_else(|| EventInvoke::now(config)));
-        }
-        Ok(())
-    })?;
-    worker.change_url(name, |known| {
-        // A URL that stays keeps its address.
-        let Some(DeclaredUrl { auth_type, streams, cors }) = declared.url else { return Ok(None) };
-        let same = |url: &FunctionUrl| url.auth_type == auth_type && url.alias == declared.alias;
-        let stays = known.or(earlier_url).filter(same);
-        let url = stays.unwrap_or_else(|| api::new_url(&auth_type, streams, declared.alias.clone()));
-        Ok(Some(FunctionUrl { streams, cors, ..url }))
-    })?;
     Ok(())
 }
