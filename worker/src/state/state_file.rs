@@ -2,9 +2,13 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::{PoisonError, RwLock};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
-use redb::{Database, TableDefinition, WriteTransaction};
+use redb::{Database, DatabaseError, TableDefinition, WriteTransaction};
+
+/// A process that a killed worker had just forked holds the file's lock until it runs another program.
+const LOCK_PATIENCE: Duration = Duration::from_secs(5);
 
 /// By name: something in JSON.
 pub(crate) type Table = TableDefinition<'static, &'static str, &'static [u8]>;
@@ -41,7 +45,7 @@ impl StateFile {
 
     fn opened(&self) -> Result<Database> {
         let path = self.path.display();
-        let database = Database::create(&self.path)
+        let database = create(&self.path)
             .with_context(|| format!("cannot open {path} (has another worker this --state?)"))?;
         let begun = database.begin_write()?;
         for table in self.tables {
@@ -70,5 +74,39 @@ impl StateFile {
             what(&begun)?;
             Ok(begun.commit()?)
         })
+    }
+}
+
+/// Opens the file, or makes it, once no other process holds its lock.
+fn create(path: &Path) -> Result<Database, DatabaseError> {
+    let deadline = Instant::now() + LOCK_PATIENCE;
+    loop {
+        match Database::create(path) {
+            Err(DatabaseError::DatabaseAlreadyOpen) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            opened => return opened,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::channel;
+
+    #[test]
+    fn opening_waits_for_a_lock_that_goes_away() {
+        let folder = tempfile::tempdir().unwrap();
+        let held = Database::create(folder.path().join("state")).unwrap();
+        let (opened, is_open) = channel();
+        let place = folder.path().to_path_buf();
+        let opening = std::thread::spawn(move || {
+            opened.send(StateFile::open(&place, "state", &[]).map(drop).is_ok()).unwrap();
+        });
+        assert!(is_open.recv_timeout(Duration::from_millis(300)).is_err(), "it waits");
+        drop(held);
+        assert!(is_open.recv().unwrap());
+        opening.join().unwrap();
     }
 }
