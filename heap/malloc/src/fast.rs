@@ -10,12 +10,12 @@ use core::ffi::{c_int, c_void};
 
 use heap::entry::{allocate, free};
 use heap::span::cells;
-use heap::system::thread_stack::PAGE_BYTES;
 use heap::thread::bin::Bin;
 use heap::thread::current::EMPTY;
 use heap::thread::local::Heap;
 use heap::thread::{bin, by_size, local, prediction_table};
 use heap::units::call::{ReturnSlot, WORD_FACTOR};
+use heap::units::geometry::PAGE_BYTES;
 use heap::units::geometry::{SPAN_BYTES, SPAN_METADATA_BYTES};
 use heap::units::size_class::GRANULE_BYTES;
 use heap::units::window::{WINDOW, Window};

@@ -159,7 +159,7 @@ pub fn size_in_use(size: usize, alignment: usize) -> usize {
     match cell {
         Some(class) => usize::from(size_class::CELL_BYTES[class]),
         None if size >= MIN_DIRECT_BYTES || alignment > HUGE_PAGE_BYTES => {
-            round_up(size.max(1), direct::PAGE_BYTES).unwrap_or(0)
+            round_up(size.max(1), PAGE_BYTES).unwrap_or(0)
         }
         None => size.max(1).next_multiple_of(BLOCK_BYTES),
     }

@@ -9,10 +9,8 @@ use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use crate::system::lock::Lock;
 use crate::system::os;
-use crate::units::geometry::{HUGE_PAGE_BYTES, round_up};
+use crate::units::geometry::{HUGE_PAGE_BYTES, PAGE_BYTES, round_up};
 
-/// Objects take whole pages of this size.
-pub const PAGE_BYTES: usize = 4096;
 const FIRST_CAPACITY: usize = 256;
 
 static LOCK: Lock = Lock::new();

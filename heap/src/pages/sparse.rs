@@ -21,8 +21,6 @@ use crate::system::os;
 use crate::units::bits;
 use crate::units::geometry::*;
 
-/// The size of the operating system's small pages.
-const PAGE_BYTES: usize = 4096;
 const PAGES_A_SPAN: usize = SPAN_BYTES / PAGE_BYTES;
 const PAGES: usize = HUGE_PAGE_BYTES / PAGE_BYTES;
 /// A huge page returns its free small pages once it has this many.

@@ -5,6 +5,7 @@ use core::ffi::c_void;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use crate::system::raw::syscall;
+use crate::units::geometry::PAGE_BYTES;
 
 /// An object lies behind the size of its chunk, whose lowest bits are flags, and that behind the size of the
 /// chunk before.
@@ -14,7 +15,6 @@ const IS_MAPPED: usize = 2;
 const OF_OTHER_ARENA: usize = 4;
 const FLAGS: usize = PREVIOUS_IN_USE | IS_MAPPED | OF_OTHER_ARENA;
 const LEAST_CHUNK_BYTES: usize = 32;
-const PAGE_BYTES: usize = 4096;
 /// The heaps of all arenas but the first begin at multiples of this, with their arena's address. The first
 /// heap of an arena also has the arena, right behind that.
 const ARENA_BYTES: usize = 64 << 20;

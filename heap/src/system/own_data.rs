@@ -3,11 +3,10 @@
 //! table would take 2 MiB.
 
 use crate::system::os;
-use crate::units::geometry::HUGE_PAGE_BYTES;
+use crate::units::geometry::{HUGE_PAGE_BYTES, PAGE_BYTES};
 
 const PT_LOAD: u32 = 1;
 const PF_W: u32 = 2;
-const PAGE_BYTES: usize = 4096;
 
 /// Asks for small pages for the zeroed variables; before any of them is written.
 ///

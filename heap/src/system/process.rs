@@ -2,6 +2,7 @@
 
 use crate::system::files;
 use crate::system::os::unmap;
+use crate::units::geometry::PAGE_BYTES;
 
 /// Prints to stderr and ends the process with SIGABRT.
 pub fn abort(message: &[u8]) -> ! {
@@ -17,7 +18,6 @@ pub fn threads() -> Option<u32> {
 
 /// Bytes of the process that are resident; `None` without /proc.
 pub fn resident_bytes() -> Option<usize> {
-    const PAGE_BYTES: usize = 4096;
     let (at, bytes) = files::read_small_file(b"/proc/self/statm\0")?;
     // SAFETY: a mapping of that many bytes, until it is unmapped below.
     let line = unsafe { core::slice::from_raw_parts(at as *const u8, bytes) };

@@ -1,6 +1,7 @@
 //! A thread's own stack: the base of stack heights, and the part that can be read.
 
 use crate::units::call::Call;
+use crate::units::geometry::PAGE_BYTES;
 
 /// The known part of a stack.
 #[derive(Clone, Copy)]
@@ -12,8 +13,6 @@ pub struct ThreadStack {
     top: usize,
 }
 
-/// The least size of a mapped page.
-pub const PAGE_BYTES: usize = 4096;
 /// A thread's control block is at most this far from its calls.
 const FARTHEST: usize = 1 << 30;
 /// The least size of a thread's stack: PTHREAD_STACK_MIN, less a guard page.

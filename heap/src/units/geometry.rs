@@ -3,6 +3,8 @@
 
 /// Bytes of a huge page.
 pub const HUGE_PAGE_BYTES: usize = 2 << 20;
+/// The size of the operating system's small pages.
+pub const PAGE_BYTES: usize = 4096;
 /// Bytes of a block.
 pub const BLOCK_BYTES: usize = 8 << 10;
 /// Bytes of a line.

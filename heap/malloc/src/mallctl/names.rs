@@ -142,7 +142,7 @@ static CONTROLS: &[(&str, Control)] = &[
     ("arenas.dirty_decay_ms", Control::DecayMs),
     ("arenas.muzzy_decay_ms", Control::MuzzyDecayMs),
     ("arenas.quantum", Control::Size(heap::units::geometry::MIN_ALIGNMENT)),
-    ("arenas.page", Control::Size(heap::pages::direct::PAGE_BYTES)),
+    ("arenas.page", Control::Size(heap::units::geometry::PAGE_BYTES)),
     ("arenas.tcache_max", Control::Size(heap::units::geometry::MAX_SMALL_BYTES)),
     ("arenas.nbins", Control::Bins),
     ("arenas.nhbins", Control::Bins),

@@ -5,12 +5,12 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use heap::entry::maintenance_thread;
 use heap::observe::stats::{self, Census};
-use heap::pages::direct::PAGE_BYTES;
 use heap::system::clock;
 use heap::system::events::Event;
 use heap::system::lock::Lock;
 use heap::thread::local::Heap;
 use heap::thread::registry;
+use heap::units::geometry::PAGE_BYTES;
 use heap::units::geometry::{HUGE_PAGE_BYTES, HUGE_PAGE_METADATA_BYTES, SPAN_METADATA_PER_HUGE_PAGE};
 use heap::units::size_class;
 
