@@ -100,14 +100,6 @@ def cause_of(function: dict) -> str:
     return next(cause for of, words, cause in CAUSES if of == code and re.search(words, reason))
 
 
-def served(found: dict) -> str:
-    """How much of a template is served: of its functions, and of what else it declares for them."""
-    failed = [one for one in found["Functions"] if one["StateReason"]]
-    if not failed:
-        return "whole"
-    return "part" if len(failed) < len(found["Functions"]) else "none"
-
-
 def owner_of(path: Path, folder: Path) -> str:
     return path.relative_to(folder.resolve()).parts[0]
 
@@ -185,7 +177,8 @@ class Corpus:
         failed = [one for one in functions if one["StateReason"]]
         self.count(f"{way}served.templates")
         self.count(f"{way}served.functions", len(functions))
-        self.count(f"{way}served.{served(mayfly)}")
+        some = "part" if len(failed) < len(functions) else "none"
+        self.count(f"{way}served.{some if failed else 'whole'}")
         self.count(f"{way}served.failed_functions", len(failed))
         self.count(f"{way}served.unbuilt_functions", sum(bool(one["Unbuilt"]) for one in functions))
         for cause, number in collections.Counter(map(cause_of, failed)).items():
