@@ -154,6 +154,7 @@ def test_large_requests_are_refused(apis):
 
 def test_full_worker_answers_429_with_a_message(tmp_path):
     template = """
+Metadata: { Mayfly: { NearestRuntime: true } }
 Resources:
   Echo:
     Type: AWS::Serverless::Function

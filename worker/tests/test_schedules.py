@@ -6,6 +6,7 @@ import re
 from conftest import Worker
 
 TEMPLATE = """
+Metadata: { Mayfly: { NearestRuntime: true } }
 Resources:
   Tick:
     Type: AWS::Serverless::Function
