@@ -23,12 +23,8 @@ def quietly(command, cwd=None):
     assert done.returncode == 0, f"{command}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
 
 
-def source(package):
-    """The unpacked source of `package`, fetched once; sources.list is the system's, with deb-src for deb."""
-    folder = CACHE / "src" / package
-    if (folder / "debian").is_dir():
-        return folder
-    need("dpkg-source", "dpkg-dev")
+def downloads():
+    """The command that fetches sources; sources.list is the system's, with deb-src for deb."""
     apt = CACHE / "apt"
     for name in ("lists/partial", "archives/partial", "sources.list.d"):
         (apt / name).mkdir(parents=True, exist_ok=True)
@@ -45,8 +41,26 @@ def source(package):
     }
     get = ["apt-get", *(word for key, place in places.items() for word in ("-o", f"{key}={place}"))]
     quietly([*get, "update"])
+    return [*get, "source", "--download-only"]
+
+
+def upstream(package, folder):
+    """Unpacks into the folder what `package` is built from, as its authors publish it, without Debian's
+    changes."""
+    quietly([*downloads(), "--tar-only", package], folder)
+    for archive in folder.glob(f"{package}_*.orig*.tar.*"):
+        quietly(["tar", "--strip-components=1", "-xf", archive.name], folder)
+        archive.unlink()
+
+
+def source(package):
+    """The unpacked source of `package`, with Debian's changes, fetched once."""
+    folder = CACHE / "src" / package
+    if (folder / "debian").is_dir():
+        return folder
+    need("dpkg-source", "dpkg-dev")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    quietly([*get, "source", "--download-only", package], folder.parent)
+    quietly([*downloads(), package], folder.parent)
     description = max(folder.parent.glob(f"{package}_*.dsc"))
     quietly(["dpkg-source", "--no-check", "-x", description.name, f"{package}.new"], folder.parent)
     (folder.parent / f"{package}.new").rename(folder)

@@ -28,10 +28,10 @@ def server() -> Path:
     program = CACHE / version / "redis-server"
     if program.exists():
         return program
-    source = debian_source.source("redis")
     copy = CACHE / f".building-{version}-{os.getpid()}"
+    copy.mkdir(parents=True)
     try:
-        shutil.copytree(source, copy, symlinks=True)
+        debian_source.upstream("redis", copy)
         make = ["make", f"-j{os.cpu_count()}", "MALLOC=libc", "BUILD_TLS=no", "USE_SYSTEMD=no"]
         debian_source.quietly(make, copy)
         program.parent.mkdir(parents=True, exist_ok=True)

@@ -9,6 +9,7 @@
 // sessions and statistics for as long as the server runs.
 #include "service.h"
 
+#include <algorithm>
 #include <list>
 #include <set>
 #include <sstream>
