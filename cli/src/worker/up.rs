@@ -226,6 +226,7 @@ impl UpArguments {
                 queue: self.queue,
                 queue_wait: Duration::from_secs(self.queue_wait),
                 keep_alive: Duration::from_secs(self.keep_alive),
+                processors: processors as usize,
             },
             credentials: key()?,
             libraries: layers,

@@ -26,6 +26,8 @@ pub struct Capacity {
     pub queue_wait: Duration,
     /// How long an instance stays without work.
     pub keep_alive: Duration,
+    /// Calls of one function that run at once without hindering each other.
+    pub processors: usize,
 }
 
 /// What the caller must do.

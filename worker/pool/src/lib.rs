@@ -11,7 +11,8 @@
 //! ```
 //! Busy and Idle are names for what an instance that has started does. An instance of a function that serves
 //! several requests at once asks for several, and has no more than its function may have; it is idle while it
-//! has none.
+//! has none. While the processors are saturated, a request may wait though an instance is idle
+//! (`saturation`).
 //!
 //! Events come in as method calls with the time; what is to be done comes out as [`Action`]s, in order. So
 //! every rule here is tested without a process or a clock. Memory counts from the start of an instance
@@ -21,12 +22,14 @@ mod counts;
 mod instance;
 mod interface;
 mod room;
+mod saturation;
 mod serving;
 
 pub use counts::Counts;
 pub use interface::{Action, Capacity, FunctionId, InstanceId, Refusal, RequestId, Time};
 
 use instance::{Instance, Phase};
+use saturation::Fresh;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
@@ -41,6 +44,7 @@ struct Function {
     queue: VecDeque<(RequestId, Time)>,
     /// Instances that can be given a request. Most recently used last, so that those not needed grow old.
     ready: Vec<InstanceId>,
+    fresh: Fresh,
 }
 
 /// The instances and queues of all functions.
@@ -52,6 +56,7 @@ pub struct Pool {
     next_instance: InstanceId,
     /// The time of the latest event.
     now: Time,
+    saturated: bool,
 }
 
 impl Pool {
@@ -63,6 +68,7 @@ impl Pool {
             instances: BTreeMap::new(),
             next_instance: 1,
             now: Time::ZERO,
+            saturated: false,
         }
     }
 
@@ -100,7 +106,8 @@ impl Pool {
             Some(known) => (known.memory_mib, known.at_once) = (memory_mib, at_once),
             None => {
                 let (queue, ready) = (VecDeque::new(), Vec::new());
-                let new = Function { parent, memory_mib, at_once, reserved: None, queue, ready };
+                let (reserved, fresh) = (None, Fresh::default());
+                let new = Function { parent, memory_mib, at_once, reserved, queue, ready, fresh };
                 self.functions.insert(id, new);
             }
         }
@@ -158,16 +165,15 @@ impl Pool {
         if !self.functions.contains_key(&function) {
             return refused(Refusal::Removed);
         }
-        if let Some(instance) = self.ready_instance(function) {
-            self.dispatch(instance, request, &mut actions);
-            return actions;
-        }
         let known = self.functions.get_mut(&function).expect("known a line above");
-        if known.queue.len() >= self.capacity.queue {
+        if known.queue.len() >= self.capacity.queue && known.ready.is_empty() {
             return refused(self.limiting_resource(function));
         }
         known.queue.push_back((request, now));
-        self.schedule(&mut actions);
+        self.serve_queue(function, &mut actions);
+        if !self.functions[&function].queue.is_empty() {
+            self.schedule(&mut actions);
+        }
         actions
     }
 
@@ -196,6 +202,7 @@ impl Pool {
         let Some(known) = self.instances.remove(&instance) else { return actions };
         if let Some(function) = self.functions.get_mut(&known.function) {
             function.ready.retain(|ready| *ready != instance);
+            function.fresh.end(instance);
             if known.phase == Phase::Starting
                 && !known.retired
                 && let Some((request, _)) = function.queue.pop_front()
@@ -223,6 +230,7 @@ impl Pool {
     pub fn tick(&mut self, now: Time) -> Vec<Action> {
         self.now = now;
         let mut actions = Vec::new();
+        self.serve_queues(&mut actions);
         let keep_alive = self.capacity.keep_alive;
         let old: Vec<InstanceId> = self
             .instances

@@ -81,6 +81,9 @@ impl Pool {
             .iter()
             .filter_map(|(id, function)| function.queue.front().map(|(_, since)| (*since, *id)))
             .collect();
+        if waiting.is_empty() {
+            return;
+        }
         waiting.sort_unstable();
         let served: BTreeSet<FunctionId> =
             self.instances.values().filter(|i| i.serves()).map(|i| self.family(i.function)).collect();
@@ -95,10 +98,10 @@ impl Pool {
             }
         }
         for (_, function) in waiting {
-            let (queued, at_once) = {
-                let known = &self.functions[&function];
-                (known.queue.len(), known.at_once)
-            };
+            let at_once = self.functions[&function].at_once;
+            // Those that wait for a busy instance need no other, nor do those whose instance is idle.
+            let idle = if at_once == 1 { self.functions[&function].ready.len() } else { 0 };
+            let queued = self.unheld(function).saturating_sub(idle);
             let expected: usize = self
                 .instances
                 .values()

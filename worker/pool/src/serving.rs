@@ -18,10 +18,11 @@ impl Pool {
         let known = self.instances.get_mut(&instance).expect("ready instances are known");
         known.running.push(request);
         known.asks -= 1;
-        if !known.has_place()
-            && let Some(function) = self.functions.get_mut(&known.function)
-        {
-            function.ready.retain(|ready| *ready != instance);
+        if let Some(function) = self.functions.get_mut(&known.function) {
+            function.fresh.begin(instance, self.now);
+            if !known.has_place() {
+                function.ready.retain(|ready| *ready != instance);
+            }
         }
         actions.push(Action::Dispatch { instance, request });
     }
@@ -35,11 +36,14 @@ impl Pool {
         };
         known.running.swap_remove(place);
         known.idle_since = now;
+        self.now = now;
+        if let Some(function) = self.functions.get_mut(&known.function) {
+            function.fresh.end(instance);
+        }
         if known.asks == 0 {
             known.finishing.push(now);
         } else {
             // It asked for more while it had this.
-            self.now = now;
             self.has_changed(instance, &mut actions);
         }
         actions
@@ -54,7 +58,7 @@ impl Pool {
             Phase::Stopping => return actions,
             Phase::Starting => (known.phase, known.asked) = (Phase::Serving, now),
             // One that serves one at a time has answered what it had.
-            Phase::Serving if known.at_once == 1 => known.running.clear(),
+            Phase::Serving if known.at_once == 1 => known.running.clear(), // still fresh for a moment
             Phase::Serving => {}
         }
         known.finishing.pop();
@@ -77,9 +81,8 @@ impl Pool {
             let function = self.functions.get_mut(&known.function).expect("removed functions' retire");
             function.ready.retain(|ready| *ready != instance);
             function.ready.push(instance);
-            if let Some((request, _)) = function.queue.pop_front() {
-                self.dispatch(instance, request, actions);
-            }
+            let function = known.function;
+            self.serve_queue(function, actions);
         }
         self.schedule(actions);
     }

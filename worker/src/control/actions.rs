@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::{State, Worker, stopping};
 use worker_page::data::Event;
@@ -14,8 +15,32 @@ use crate::invocation::request::{Invocation, Outcome};
 use crate::sandbox::history;
 use worker_pool::{Action, InstanceId, Refusal, RequestId};
 
+/// Whether a task looks at requests that wait for busy instances.
+#[derive(Default)]
+pub(super) struct Releasing(bool);
+
 impl Worker {
+    /// Has the pool look every millisecond at requests that wait for busy instances, as long as there are
+    /// any.
+    async fn release(self: Arc<Self>) {
+        loop {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            let mut state = self.lock();
+            let now = self.now();
+            let actions = state.pool.release(now);
+            self.carry_out(&mut state, actions);
+            state.releasing.0 = state.pool.holds_requests();
+            if !state.releasing.0 {
+                return;
+            }
+        }
+    }
+
     pub(super) fn carry_out(self: &Arc<Self>, state: &mut State, actions: Vec<Action>) {
+        if actions.is_empty() && !state.releasing.0 && state.pool.holds_requests() {
+            state.releasing.0 = true;
+            tokio::spawn(self.clone().release());
+        }
         for action in actions {
             match action {
                 Action::Start { instance, function } => {

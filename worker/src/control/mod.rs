@@ -7,6 +7,7 @@ mod layers;
 mod mappings;
 pub(crate) mod memory_readings;
 mod persistence;
+mod processors;
 pub(crate) mod sampler;
 mod tenants;
 mod versions;
@@ -27,6 +28,7 @@ use crate::base::name::{self, Target};
 use crate::code::Images;
 use crate::code::runtime_files;
 use crate::control::memory_readings::Readings;
+use crate::control::processors::Processors;
 use crate::function::definition::{Deployment, Function};
 use crate::function::failed::Failed;
 use crate::function::http_api::HttpApi;
@@ -91,6 +93,8 @@ struct State {
     instances: BTreeMap<InstanceId, Arc<Instance>>,
     published: crate::code::lambda_layers::Layers,
     next_function: FunctionId,
+    releasing: actions::Releasing,
+    processors: Processors,
     closing: bool,
 }
 
@@ -148,6 +152,8 @@ impl Worker {
             instances: BTreeMap::new(),
             published: crate::code::lambda_layers::Layers::default(),
             next_function: 1,
+            releasing: actions::Releasing::default(),
+            processors: Processors::new(options.capacity.processors),
             closing: false,
         };
         runtime_files::write(folder.path())?;
@@ -254,6 +260,8 @@ impl Worker {
     pub fn tick(self: &Arc<Self>) {
         let mut state = self.lock();
         let now = self.now();
+        let saturated = state.processors.are_saturated();
+        state.pool.set_saturated(saturated);
         let actions = state.pool.tick(now);
         self.carry_out(&mut state, actions);
         self.forget_unused_tenants(&mut state);

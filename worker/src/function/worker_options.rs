@@ -129,6 +129,7 @@ impl Options {
                 queue: 1,
                 queue_wait: second,
                 keep_alive: second,
+                processors: 1,
             },
             credentials: None,
             libraries: Libraries::default(),

@@ -15,6 +15,7 @@ fn capacity() -> Capacity {
         queue: 4,
         queue_wait: Duration::from_secs(10),
         keep_alive: Duration::from_secs(60),
+        processors: 1,
     }
 }
 
@@ -255,6 +256,92 @@ fn many_tenants_of_one_function_delay_no_other_function() {
     // The next idle one makes room for the oldest tenant.
     assert_eq!(pool.ready(2, now), [Action::Stop { instance: 2 }]);
     assert_eq!(pool.ended(2), [Action::Start { instance: 6, function: 20 }]);
+}
+
+/// Function 1 with three instances, on a processor that is saturated.
+fn three_on_a_saturated_processor(queue: usize) -> Pool {
+    let mut pool = Pool::new(Capacity { starting: 3, queue, ..capacity() });
+    pool.set_function(1, 128);
+    for instance in 1..=3 {
+        pool.request(1, instance, Time::ZERO);
+    }
+    for instance in 1..=3 {
+        pool.ready(instance, Time::ZERO);
+        pool.answered(instance, instance, micros(100));
+    }
+    for instance in 1..=3 {
+        pool.ready(instance, micros(100));
+    }
+    assert_eq!(pool.counts(Some(1)).idle, 3);
+    pool.set_saturated(true);
+    pool
+}
+
+fn micros(micros: u64) -> Time {
+    Duration::from_micros(micros)
+}
+
+#[test]
+fn on_saturated_processors_a_request_waits_for_a_busy_instance_while_others_are_idle() {
+    let mut pool = three_on_a_saturated_processor(4);
+    let given = |instance, request| [Action::Dispatch { instance, request }];
+    assert_eq!(pool.request(1, 11, micros(200)), given(3, 11));
+    assert_eq!(pool.request(1, 12, micros(200)), given(2, 12));
+    assert_eq!(pool.request(1, 13, micros(200)), [], "two calls have just begun");
+    assert!(pool.holds_requests());
+    assert_eq!(pool.release(micros(300)), []);
+    assert_eq!(pool.answered(3, 11, micros(310)), []);
+    assert_eq!(pool.ready(3, micros(320)), given(3, 13), "it waited for a tenth of a millisecond");
+    assert!(!pool.holds_requests());
+    // A longer call keeps none waiting.
+    assert_eq!(pool.request(1, 14, micros(330)), []);
+    assert_eq!(pool.release(micros(2199)), []);
+    assert_eq!(pool.release(micros(2200)), given(1, 14));
+}
+
+#[test]
+fn on_other_processors_no_request_waits_for_a_busy_instance() {
+    let mut pool = three_on_a_saturated_processor(4);
+    pool.set_saturated(false);
+    (0..3).for_each(|request| assert_eq!(pool.request(1, 40 + request, micros(200)).len(), 1));
+    assert_eq!(pool.request(1, 43, micros(200)), [Action::Start { instance: 4, function: 1 }]);
+}
+
+#[test]
+fn no_instance_starts_for_requests_that_wait_for_busy_ones() {
+    let mut pool = three_on_a_saturated_processor(100);
+    assert_eq!(pool.stop(1), [Action::Stop { instance: 1 }]);
+    let given = (0..9).map(|request| pool.request(1, 40 + request, micros(200)).len());
+    assert_eq!(given.collect::<Vec<_>>(), [1, 1, 0, 0, 0, 0, 0, 0, 0]);
+    let starts = pool.release(micros(2200)).len();
+    assert_eq!(starts, 3, "the calls are long: as many start as may");
+}
+
+#[test]
+fn on_saturated_processors_a_request_waits_fifty_milliseconds_at_most() {
+    let mut pool = three_on_a_saturated_processor(300);
+    let sent = micros(1000);
+    (0..300).for_each(|request| drop(pool.request(1, 20 + request, sent)));
+    // Two instances answer every half of a millisecond, and the third one has nothing to do.
+    for round in 1..100 {
+        let now = sent + micros(500 * round);
+        for instance in [3, 2] {
+            let request = 20 + 2 * (round - 1) + 3 - instance;
+            pool.answered(instance, request, now);
+            assert_eq!(pool.ready(instance, now), [Action::Dispatch { instance, request: request + 2 }]);
+        }
+        assert_eq!((pool.release(now), pool.counts(Some(1)).idle), (vec![], 1));
+    }
+    let oldest = Action::Dispatch { instance: 1, request: 220 };
+    assert_eq!(pool.release(sent + Duration::from_millis(50))[0], oldest);
+}
+
+#[test]
+fn requests_that_wait_for_busy_instances_fill_no_queue() {
+    let mut pool = three_on_a_saturated_processor(4);
+    (0..2).for_each(|request| assert_eq!(pool.request(1, 20 + request, micros(200)).len(), 1));
+    (2..6).for_each(|request| assert_eq!(pool.request(1, 20 + request, micros(200)), []));
+    assert_eq!(pool.request(1, 26, micros(200)), [Action::Dispatch { instance: 1, request: 22 }]);
 }
 
 const SOON: Time = Duration::from_millis(1);

@@ -27,6 +27,9 @@ enum Event {
     Remove(u64),
     Withdraw(usize),
     Wait(u64),
+    /// Microseconds.
+    Release(u64),
+    Saturated(bool),
 }
 
 fn event() -> impl Strategy<Value = Event> {
@@ -44,6 +47,8 @@ fn event() -> impl Strategy<Value = Event> {
         1 => function.prop_map(Event::Remove),
         1 => (0..8_usize).prop_map(Event::Withdraw),
         2 => (1..30_u64).prop_map(Event::Wait),
+        4 => (1..30_000_u64).prop_map(Event::Release),
+        1 => prop::bool::ANY.prop_map(Event::Saturated),
     ]
 }
 
@@ -52,7 +57,8 @@ struct Model {
     pool: Pool,
     now: Time,
     next_request: u64,
-    waiting: BTreeSet<u64>,
+    /// When each arrived, or came back.
+    waiting: BTreeMap<u64, Time>,
     running: BTreeMap<u64, Instance>,
     stopping: BTreeSet<u64>,
     memory_mib: BTreeMap<u64, u64>,
@@ -86,7 +92,7 @@ impl Model {
             pool,
             now: Time::ZERO,
             next_request: 0,
-            waiting: BTreeSet::new(),
+            waiting: BTreeMap::new(),
             running: BTreeMap::new(),
             stopping: BTreeSet::new(),
             memory_mib: BTreeMap::new(),
@@ -106,7 +112,7 @@ impl Model {
                     self.memory_mib.insert(instance, u64::from(self.function_memory[function as usize]));
                 }
                 Action::Dispatch { instance, request } => {
-                    assert!(self.waiting.remove(&request), "{request} was not waiting");
+                    assert!(self.waiting.remove(&request).is_some(), "{request} was not waiting");
                     assert!(!self.stopping.contains(&instance));
                     let known = self.running.get_mut(&instance).expect("it has started");
                     assert!(known.asks > 0, "it has not asked");
@@ -115,7 +121,7 @@ impl Model {
                     assert!(known.requests.len() <= AT_ONCE[known.function as usize] as usize);
                 }
                 Action::Refuse { request, .. } | Action::FailedStart { request, .. } => {
-                    assert!(self.waiting.remove(&request), "{request} was answered twice");
+                    assert!(self.waiting.remove(&request).is_some(), "{request} was answered twice");
                 }
                 Action::Lost { instance, request } => {
                     let known = self.running.get_mut(&instance).expect("it ends now");
@@ -145,7 +151,7 @@ impl Model {
             Event::Request(function) => {
                 let request = self.next_request;
                 self.next_request += 1;
-                self.waiting.insert(request);
+                self.waiting.insert(request, self.now);
                 let actions = self.pool.request(function, request, self.now);
                 self.carry_out(actions);
             }
@@ -167,7 +173,7 @@ impl Model {
             }
             Event::Undelivered(index) => {
                 let Some((instance, request)) = self.request(index) else { return };
-                self.waiting.insert(request);
+                self.waiting.insert(request, self.now);
                 let actions = self.pool.undelivered(instance, request, self.now);
                 self.carry_out(actions);
             }
@@ -204,13 +210,19 @@ impl Model {
                 self.carry_out(actions);
             }
             Event::Withdraw(index) => {
-                let Some(request) = self.waiting.iter().nth(index).copied() else { return };
+                let Some(request) = self.waiting.keys().nth(index).copied() else { return };
                 assert!(self.pool.withdraw(request), "a waiting request can be withdrawn");
                 self.waiting.remove(&request);
             }
             Event::Wait(seconds) => {
                 self.now += Duration::from_secs(seconds);
                 let actions = self.pool.tick(self.now);
+                self.carry_out(actions);
+            }
+            Event::Saturated(saturated) => self.pool.set_saturated(saturated),
+            Event::Release(micros) => {
+                self.now += Duration::from_micros(micros);
+                let actions = self.pool.release(self.now);
                 self.carry_out(actions);
             }
         }
@@ -236,7 +248,11 @@ impl Model {
         assert_eq!(counts.stopping as usize, self.stopping.len());
         for function in 0..3 {
             let counts = self.pool.counts(Some(function));
-            assert!(counts.idle == 0 || counts.queued == 0, "no request waits while an instance is idle");
+            if counts.idle > 0 && counts.queued > 0 {
+                assert_eq!(AT_ONCE[function as usize], 1);
+                assert!(self.pool.holds_requests());
+                assert!(self.waiting.values().any(|since| self.now < *since + Duration::from_millis(50)));
+            }
             let its = self.running.values().filter(|known| known.function == function);
             assert_eq!(counts.running as usize, its.map(|known| known.requests.len()).sum::<usize>());
             assert!(counts.queued as usize <= capacity().queue + 6, "{counts:?}");
