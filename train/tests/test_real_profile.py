@@ -58,7 +58,7 @@ def test_learns_lifetimes_that_only_callers_decide(trained, profile):
     learned, unseen = (said[f"train.{part}.unweighted_off_by_one_percent"] for part in ("all", "held_out"))
     if name == "table":
         # It knows the contexts that it learned from, and leaves others to the heap. With some compilers a few
-        # of these cannot be told from one that it knows.
+        # of these look like one that it knows.
         assert learned > 99 and unseen < 2
     elif name == "lstm-frames":
         assert min(learned, unseen) > one_class
