@@ -103,7 +103,7 @@ def test_nearest_version_serves_where_the_host_lacks_one(tmp_path):
     case = Case(f"{PLAIN}\n  Old: {missing}")
     with Worker(written(tmp_path, case)) as running:
         running.wait_for(
-            r"Old is not served: .*no python3.250 .*--nearest-runtime serves it with python3\.\d+"
+            r"Old is not served: .*no Python 3.250, .*--nearest-runtime serves it with python3\.\d+"
         )
     with Worker(written(tmp_path, case), "--nearest-runtime") as running:
         assert listed(running.client())["Old"]["Runtime"].startswith("python3.")

@@ -60,6 +60,9 @@ pub struct Spec {
     pub mount_point: PathBuf,
     /// In place of the system's own programs and libraries: the root of an image.
     pub image: Option<PathBuf>,
+    /// In place of the host's own programs and libraries, where there is no image: a root with folders as the
+    /// host's, of which instances see /usr and /etc.
+    pub system: Option<PathBuf>,
     /// Beside the system's own programs and libraries.
     pub binds: Vec<Bind>,
     /// Folders of the host's that look empty inside.

@@ -1,12 +1,12 @@
-//! The root that a function sees: the host's /usr read-only and its own code, or an image; an empty /tmp,
-//! and little else; of /proc its own processes, and little of the machine.
+//! The root that a function sees: /usr of the host or of an installed system, read-only, and its own code, or
+//! an image. An empty /tmp, and little else; of /proc its own processes, and little of the machine.
 
 use std::ffi::CString;
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::symlink;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use rustix::fs::CWD;
@@ -21,6 +21,8 @@ use super::{Bind, INSIDE_USER, Spec, syscalls, worker_is_root};
 const DEVICES: [&str; 5] = ["null", "zero", "full", "random", "urandom"];
 /// The files of the host's /etc that a function sees, if they exist.
 const ETC: [&str; 6] = ["ld.so.cache", "ssl/certs", "ca-certificates", "alternatives", "mime.types", "fonts"];
+/// The files of /etc that are each instance's own.
+const OWN_ETC: [&str; 5] = ["group", "hosts", "nsswitch.conf", "passwd", "resolv.conf"];
 /// The entries of /proc that programs need, beside processes. The others would reveal the machine, its
 /// owner and its other guests.
 const PROC: [&str; 13] = [
@@ -59,7 +61,7 @@ pub fn enter(spec: &Spec, disk: Option<OwnedFd>) -> Result<()> {
         .with_context(|| format!("cannot mount a root on {}", root.display()))?;
     match &spec.image {
         Some(image) => show_image(image, root)?,
-        None => show_system(root)?,
+        None => show_system(spec.system.as_deref().unwrap_or(Path::new("/")), root)?,
     }
     fs::create_dir(root.join("dev"))?;
     for name in DEVICES {
@@ -117,11 +119,11 @@ pub fn enter(spec: &Spec, disk: Option<OwnedFd>) -> Result<()> {
     Ok(std::env::set_current_dir("/")?)
 }
 
-/// Shows the host's programs and libraries.
-fn show_system(root: &Path) -> Result<()> {
-    bind_system(Path::new("/usr"), &root.join("usr"))?;
+/// Shows the programs and libraries of a system: the host's, or one that is installed beside it.
+fn show_system(system: &Path, root: &Path) -> Result<()> {
+    bind_system(&system.join("usr"), &root.join("usr"))?;
     for name in USR_LINKS {
-        let host = Path::new("/").join(name);
+        let host = system.join(name);
         match fs::read_link(&host) {
             Ok(target) => symlink(target, root.join(name))?,
             Err(_) if host.is_dir() => bind_system(&host, &root.join(name))?,
@@ -134,10 +136,23 @@ fn show_system(root: &Path) -> Result<()> {
 /// Shows the files of /etc that programs need, and writes the function's own user into others.
 fn system_etc(spec: &Spec) -> Result<()> {
     let root = &spec.mount_point;
-    for name in ETC {
-        let host = Path::new("/etc").join(name);
-        if host.exists() {
-            bind_system(&host, &root.join("etc").join(name))?;
+    let shown: Vec<(PathBuf, PathBuf)> = match &spec.system {
+        None => ETC.iter().map(|name| (Path::new("/etc").join(name), root.join("etc").join(name))).collect(),
+        Some(system) => fs::read_dir(system.join("etc"))?
+            .flatten()
+            .filter(|entry| !OWN_ETC.iter().any(|own| entry.file_name() == *own))
+            .map(|entry| (entry.path(), root.join("etc").join(entry.file_name())))
+            .collect(),
+    };
+    for (source, target) in shown {
+        match fs::read_link(&source) {
+            // It leads to the same place of the instance's own root.
+            Ok(link) if spec.system.is_some() => {
+                fs::create_dir_all(root.join("etc"))?;
+                symlink(link, target)?;
+            }
+            _ if source.exists() => bind_system(&source, &target)?,
+            _ => {}
         }
     }
     let user = if worker_is_root() { spec.user } else { INSIDE_USER };

@@ -23,6 +23,11 @@ pub fn missing(runtime: &Runtime, handler: &str, folder: &Path) -> Option<String
             let is_file = |name: &String| folder.join(name).is_file();
             (!files.iter().any(is_file)).then(|| format!("{file}.js"))
         }
+        Runtime::Java(..) => {
+            let class = format!("{}.class", handler.split("::").next()?.replace('.', "/"));
+            // Any of the packages in lib may have the class, and what is packed is built.
+            (!is_there(&class) && !is_there("lib")).then_some(class)
+        }
         Runtime::Provided(_) => (!is_there("bootstrap")).then(|| "bootstrap".into()),
         _ => None,
     }?;
@@ -60,6 +65,9 @@ mod tests {
         }
         let python = Runtime::Python("/usr/bin/python3".into(), "python3.11".into());
         let node = Runtime::Node("/usr/bin/node".into(), "nodejs22.x".into());
+        let java = Runtime::Java("/usr/bin/java".into(), "java21".into());
+        fs::create_dir_all(folder.join("com/us")).unwrap();
+        fs::write(folder.join("com/us/App.class"), "").unwrap();
         let provided = Runtime::Provided("provided.al2023".into());
         for (runtime, handler, lacks) in [
             (&python, "app.handler", None),
@@ -72,6 +80,9 @@ mod tests {
             (&node, "./index.handler", None),
             (&node, "a/main.handler", Some("a/main.js")),
             (&node, "/opt/layer.handler", None),
+            (&java, "com.us.App::handle", None),
+            (&java, "com.us.App", None),
+            (&java, "com.us.Other::handle", Some("com/us/Other.class")),
             (&provided, "bootstrap", Some("bootstrap")),
             (&Runtime::Image, "", None),
         ] {

@@ -1,5 +1,5 @@
-//! What the worker installs for a runtime that functions name: the clients of the Runtime API for Python, and
-//! interpreters that this host lacks.
+//! What the worker installs for a runtime that functions name: the clients of the Runtime API for Python and
+//! Java, and interpreters that this host lacks.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 use crate::code::node_imports;
-use crate::code::python_packages::{self, RUNTIME};
-use crate::code::runtime::{LANGUAGE, Runtime};
-use worker_install::{node, sdk};
+use crate::code::python_packages::{self, Interpreter, RUNTIME};
+use crate::code::runtime::{LANGUAGE, Runtime, settings_of_java};
+use worker_install::{debian, java, node, sdk};
 use worker_system::lock::lock;
 
 /// A registry that cannot be reached takes time to find out.
@@ -21,8 +21,8 @@ const TRY_AGAIN: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct Installed {
     cache: PathBuf,
-    /// By the runtime's name: folders, and where instances see them.
-    folders: Mutex<BTreeMap<String, Vec<(PathBuf, &'static str)>>>,
+    /// By the runtime's name.
+    provided: Mutex<BTreeMap<String, Provided>>,
     /// AWS' SDK for JavaScript: whether functions may have it, and where it is once one of them needs it.
     may_have_sdk: bool,
     sdk: OnceLock<PathBuf>,
@@ -30,12 +30,34 @@ pub struct Installed {
     sdk_failed: Mutex<Option<Instant>>,
 }
 
+/// What instances of a runtime see.
+#[derive(Clone, Debug, Default)]
+pub struct Provided {
+    /// Folders, and where.
+    pub folders: Vec<(PathBuf, PathBuf)>,
+    /// In place of the host's programs and libraries.
+    pub system: Option<PathBuf>,
+}
+
+impl Provided {
+    fn with(mut self, folder: PathBuf, place: &str) -> Provided {
+        self.folders.push((folder, place.into()));
+        self
+    }
+
+    /// A root, and the interpreter in it.
+    fn of_system(root: PathBuf) -> Provided {
+        let language = root.join(debian::LANGUAGE);
+        Provided { system: Some(root), ..Provided::default() }.with(language, LANGUAGE)
+    }
+}
+
 impl Installed {
     /// Nothing yet.
     pub fn new(cache: &Path, may_have_sdk: bool) -> Installed {
         Installed {
             cache: cache.into(),
-            folders: Mutex::default(),
+            provided: Mutex::default(),
             may_have_sdk,
             sdk: OnceLock::new(),
             sdk_failed: Mutex::default(),
@@ -52,20 +74,30 @@ impl Installed {
     /// # Errors
     /// It cannot be installed.
     pub fn provide(&self, runtime: &Runtime) -> Result<()> {
-        if lock(&self.folders).contains_key(runtime.name()) {
+        if lock(&self.provided).contains_key(runtime.name()) {
             return Ok(());
         }
-        let folders = match runtime {
-            Runtime::Python(program, name) => {
-                vec![(python_packages::client(program, name, &self.cache)?, RUNTIME)]
+        let cache = &self.cache;
+        let none = Provided::default();
+        let provided = match (runtime, runtime.to_install()) {
+            (Runtime::Python(_, name), version) => {
+                let interpreter = Interpreter::of(runtime, cache)?;
+                let own =
+                    version.and(interpreter.root()).map_or(none, |root| Provided::of_system(root.into()));
+                own.with(python_packages::client(&interpreter, name, cache)?, RUNTIME)
             }
-            Runtime::Node(..) => match runtime.node_to_install() {
-                Some(major) => vec![(node::provide(major, &self.cache)?, LANGUAGE)],
-                None => Vec::new(),
-            },
-            Runtime::Provided(_) | Runtime::Image => Vec::new(),
+            (Runtime::Node(..), Some(major)) => none.with(node::provide(major, cache)?, LANGUAGE),
+            (Runtime::Java(..), Some(major)) => {
+                Provided::of_system(java::provide(major, cache)?).with(java::client(cache)?, RUNTIME)
+            }
+            (Runtime::Java(program, _), None) => {
+                let mut provided = none.with(java::client(cache)?, RUNTIME);
+                provided.folders.extend(settings_of_java(program).map(|folder| (folder.clone(), folder)));
+                provided
+            }
+            (Runtime::Node(..), None) | (Runtime::Provided(_) | Runtime::Image, _) => none,
         };
-        lock(&self.folders).insert(runtime.name().into(), folders);
+        lock(&self.provided).insert(runtime.name().into(), provided);
         Ok(())
     }
 
@@ -104,18 +136,20 @@ impl Installed {
         }
     }
 
-    /// The folders of a runtime, and where its instances see them.
-    pub fn of(&self, runtime: &Runtime) -> Vec<(PathBuf, &'static str)> {
-        let mut folders = lock(&self.folders).get(runtime.name()).cloned().unwrap_or_default();
-        if let (Runtime::Node(..), Some(sdk)) = (runtime, self.sdk.get()) {
-            folders.push((sdk.clone(), RUNTIME));
+    /// What instances of a runtime see.
+    pub fn of(&self, runtime: &Runtime) -> Provided {
+        let provided = lock(&self.provided).get(runtime.name()).cloned().unwrap_or_default();
+        match (runtime, self.sdk.get()) {
+            (Runtime::Node(..), Some(sdk)) => provided.with(sdk.clone(), RUNTIME),
+            _ => provided,
         }
-        folders
     }
 
-    /// All folders.
+    /// All folders, without roots.
     pub fn all(&self) -> Vec<PathBuf> {
         let sdk = self.sdk.get().cloned();
-        lock(&self.folders).values().flatten().map(|(folder, _)| folder.clone()).chain(sdk).collect()
+        let provided = lock(&self.provided);
+        let seen = provided.values().filter(|provided| provided.system.is_none());
+        seen.flat_map(|provided| &provided.folders).map(|(folder, _)| folder.clone()).chain(sdk).collect()
     }
 }

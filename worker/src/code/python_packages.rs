@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use sha2::{Digest, Sha256};
 
 use crate::code::runtime::Runtime;
+use worker_install::python;
 
 /// Lambda's own client of the Runtime API, for functions in Python.
 const CLIENT: &str = include_str!("../../python-client.txt");
@@ -27,13 +28,56 @@ pub const BOOTSTRAP_FILES: &[(&str, &str)] = &[
 /// The file with the packages that a function in Python needs, beside its code.
 const REQUIREMENTS: &str = "requirements.txt";
 
+/// The program that packages are installed for.
+pub enum Interpreter {
+    /// The host's.
+    Host(PathBuf),
+    /// Of a root that the worker has installed, by its minor version.
+    Installed(PathBuf, u8),
+}
+
+impl Interpreter {
+    /// That of a function. Installs it if it is not there.
+    ///
+    /// # Errors
+    /// It cannot be installed.
+    pub fn of(runtime: &Runtime, cache: &Path) -> Result<Interpreter> {
+        let minor = runtime.to_install().and_then(|minor| u8::try_from(minor).ok());
+        match (minor, runtime.program()) {
+            (Some(minor), _) => Ok(Interpreter::Installed(python::provide(minor, cache)?, minor)),
+            (None, program) => Ok(Interpreter::Host(program.context("it is in no language")?.into())),
+        }
+    }
+
+    /// The root that it is in, if that is not the host's.
+    pub fn root(&self) -> Option<&Path> {
+        match self {
+            Interpreter::Host(_) => None,
+            Interpreter::Installed(root, _) => Some(root),
+        }
+    }
+
+    /// Names what it is: packages have code for one version.
+    fn key(&self) -> &Path {
+        let (Interpreter::Host(path) | Interpreter::Installed(path, _)) = self;
+        path
+    }
+
+    fn command(&self) -> Result<Command> {
+        match self {
+            Interpreter::Host(program) => Ok(Command::new(program)),
+            Interpreter::Installed(root, minor) => python::command(root, *minor),
+        }
+    }
+}
+
 /// The folder for `/var/runtime` with `awslambdaric` and our bootstrap: part of it is native code, so each
 /// version of Python has its own. Waits for pip if it was never installed.
 ///
 /// # Errors
 /// It cannot be installed.
-pub fn client(program: &Path, name: &str, cache: &Path) -> Result<PathBuf> {
-    let installed = installed(program, CLIENT, "", BOOTSTRAP_FILES, cache, How::Pinned);
+pub fn client(python: &Interpreter, name: &str, cache: &Path) -> Result<PathBuf> {
+    let installed = installed(python, CLIENT, "", BOOTSTRAP_FILES, cache, How::Pinned);
     installed.with_context(|| format!("cannot install awslambdaric for {name}"))
 }
 
@@ -43,7 +87,9 @@ pub fn client(program: &Path, name: &str, cache: &Path) -> Result<PathBuf> {
 /// # Errors
 /// It cannot be installed; pip's own words are shown.
 pub fn layer(runtime: &Runtime, code: &Path, cache: &Path, pinned: bool) -> Result<Option<PathBuf>> {
-    let Runtime::Python(program, _) = runtime else { return Ok(None) };
+    if !matches!(runtime, Runtime::Python(..)) {
+        return Ok(None);
+    }
     let file = code.join(REQUIREMENTS);
     if !file.exists() {
         return Ok(None);
@@ -65,7 +111,8 @@ pub fn layer(runtime: &Runtime, code: &Path, cache: &Path, pinned: bool) -> Resu
             file.display()
         );
     }
-    let folder = installed(program, &wanted, "python", &[], cache, how)
+    let folder = Interpreter::of(runtime, cache)
+        .and_then(|python| installed(&python, &wanted, "python", &[], cache, how))
         .with_context(|| format!("cannot install what {} names", file.display()))?;
     Ok(Some(folder))
 }
@@ -101,7 +148,7 @@ enum How {
 /// Installs `requirements` below the subfolder `below` of a folder in the cache, and the bootstrap's files
 /// if there are any, unless that was done before.
 fn installed(
-    python: &Path,
+    python: &Interpreter,
     requirements: &str,
     below: &str,
     bootstrap: &[(&str, &str)],
@@ -110,7 +157,7 @@ fn installed(
 ) -> Result<PathBuf> {
     let mut digest = Sha256::new();
     let texts = bootstrap.iter().map(|(_, text)| *text);
-    for part in [requirements, below, &python.to_string_lossy()].into_iter().chain(texts) {
+    for part in [requirements, below, &python.key().to_string_lossy()].into_iter().chain(texts) {
         digest.update(part);
         digest.update([0]);
     }
@@ -124,13 +171,13 @@ fn installed(
     let temporary = tempfile::Builder::new().prefix("new-").tempdir_in(&packages)?;
     let file = temporary.path().join(REQUIREMENTS);
     fs::File::create(&file)?.write_all(requirements.as_bytes())?;
-    let pip = pip(python, &packages)?;
+    let mut pip = pip(python, &packages)?;
     tracing::info!("installing Python packages into {}", folder.display());
     let made = temporary.path().join("made");
     let target = made.join(below);
     let strictness: &[&str] = if how == How::Pinned { &["--no-deps", "--require-hashes"] } else { &[] };
-    let output = Command::new(&pip)
-        .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"])
+    let output = pip
+        .args(["install", "--quiet", "--disable-pip-version-check", "--no-input"])
         .args(["--only-binary", ":all:", "--no-warn-script-location"])
         .args(strictness)
         .arg("--target")
@@ -139,7 +186,7 @@ fn installed(
         .arg(&file)
         .stdin(Stdio::null())
         .output()
-        .with_context(|| format!("cannot run {}", pip.display()))?;
+        .with_context(|| format!("cannot run {}", pip.get_program().display()))?;
     if !output.status.success() {
         let text = String::from_utf8_lossy(&output.stderr);
         let line = text.lines().find(|line| line.contains("ERROR")).or(text.lines().last());
@@ -164,42 +211,54 @@ fn installed(
 
 /// Writes the bootstrap's files beside what was installed, compiled for the interpreter that runs them:
 /// they are read at every start, by users who may write nothing there.
-fn compile(python: &Path, files: &[(&str, &str)], beside: &Path) -> Result<()> {
+fn compile(python: &Interpreter, files: &[(&str, &str)], beside: &Path) -> Result<()> {
     let folder = beside.join(BOOTSTRAP);
     fs::create_dir(&folder)?;
     for (name, text) in files {
         fs::write(folder.join(name), text)?;
     }
-    let output = Command::new(python)
+    let mut command = python.command()?;
+    let output = command
         .args(["-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", "-d"])
         .arg(Path::new(RUNTIME).join(BOOTSTRAP))
         .arg(&folder)
         .stdin(Stdio::null())
         .output()
-        .with_context(|| format!("cannot run {}", python.display()))?;
+        .with_context(|| format!("cannot run {}", python.key().display()))?;
     let text = String::from_utf8_lossy(&output.stdout);
-    ensure!(output.status.success(), "{} cannot compile the bootstrap: {}", python.display(), text.trim());
+    let name = python.key().display();
+    ensure!(output.status.success(), "{name} cannot compile the bootstrap: {}", text.trim());
     Ok(())
 }
 
-/// An interpreter that has pip: the function's own, or a virtual environment made from it once.
-fn pip(python: &Path, packages: &Path) -> Result<PathBuf> {
-    let has_pip = |program: &Path| {
-        let tried = Command::new(program).args(["-m", "pip", "--version"]).output();
-        tried.is_ok_and(|output| output.status.success())
+/// pip, run by the function's own interpreter, or by a virtual environment made from it once.
+fn pip(python: &Interpreter, packages: &Path) -> Result<Command> {
+    let program = match python {
+        Interpreter::Host(program) => program,
+        Interpreter::Installed(root, minor) => {
+            let mut command = python::command(root, *minor)?;
+            command.arg(python::pip(root)?);
+            return Ok(command);
+        }
     };
-    if has_pip(python) {
-        return Ok(python.to_path_buf());
+    let of = |program: &Path| {
+        let mut command = Command::new(program);
+        command.args(["-m", "pip"]);
+        command
+    };
+    let has_pip = |program: &Path| of(program).arg("--version").output().is_ok_and(|it| it.status.success());
+    if has_pip(program) {
+        return Ok(of(program));
     }
-    let name = python.file_name().context("a program has a name")?.to_string_lossy().into_owned();
+    let name = program.file_name().context("a program has a name")?.to_string_lossy().into_owned();
     let environment = packages.join(format!("pip-{name}"));
-    let program = environment.join("bin/python");
-    if !has_pip(&program) {
-        let output = Command::new(python).args(["-m", "venv", "--clear"]).arg(&environment).output()?;
+    let own = environment.join("bin/python");
+    if !has_pip(&own) {
+        let output = Command::new(program).args(["-m", "venv", "--clear"]).arg(&environment).output()?;
         let text = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.success(), "{name} has no pip, and -m venv failed: {}", text.trim());
     }
-    Ok(program)
+    Ok(of(&own))
 }
 
 fn set_readable(path: &Path) -> Result<()> {

@@ -371,7 +371,7 @@ mod tests {
         assert!(refusal(|w| w.handler = Some("a b".into())).starts_with("'Handler'"));
         assert!(refusal(|w| w.handler = None).starts_with("Handler is needed"));
         assert!(refusal(|w| w.runtime = Some("cobol".into())).contains("not supported"));
-        assert!(refusal(|w| w.runtime = Some("python3.99".into())).contains("no python3.99"));
+        assert!(refusal(|w| w.runtime = Some("python3.99".into())).contains("no Python 3.99, and"));
         assert!(refusal(|w| w.runtime = Some("python3.../sh".into())).contains("not supported"));
         assert!(refusal(|w| w.package_type = Some("Jar".into())).starts_with("'PackageType'"));
         assert!(refusal(|w| w.package_type = Some("Image".into())).starts_with("Runtime is not supported"));

@@ -172,11 +172,11 @@ impl Containers {
     fn spec(&self, order: &Order, mount_point: PathBuf, cgroup: &Cgroup, store: Option<&Endpoint>) -> Spec {
         let settings = &order.deployment.settings;
         let sharing = store.map_or(Sharing::No, Sharing::Store);
-        let ProgramSpec { binds, command, environment, user, root, folder, fixed_layout } =
+        let ProgramSpec { binds, command, environment, user, root, system, folder, fixed_layout } =
             environment::program_spec(order, &self.options, &self.folder, sharing);
         let mut hidden = Vec::new();
         let mut needs_local = false;
-        if let Runtime::Python(program, _) | Runtime::Node(program, _) = &settings.runtime {
+        if let Some(program) = settings.runtime.program() {
             needs_local = program.starts_with(LOCAL);
         }
         if let Runtime::Python(_, name) = &settings.runtime {
@@ -191,6 +191,7 @@ impl Containers {
             worker: std::process::id(),
             mount_point,
             image: root,
+            system,
             binds,
             hidden,
             tmp_mib: settings.ephemeral_mib,

@@ -30,6 +30,7 @@ const HEAP_PAGES: &str = "base";
 const STORE: &str = "/var/mayfly/store";
 /// Lambda's own client of the Runtime API.
 const CLIENT: &str = "awslambdaric";
+const JAVA_CLIENT: &str = "com.amazonaws.services.lambda.runtime.api.client.AWSLambda";
 /// Names the program that starts the runtime: its arguments are the runtime's command line.
 const WRAPPER: &str = "AWS_LAMBDA_EXEC_WRAPPER";
 /// The first host user that instances run as, if the worker is root; far from the host's own users.
@@ -44,6 +45,8 @@ pub(crate) struct ProgramSpec {
     pub user: u32,
     /// The root of an image, in place of the host's own files.
     pub root: Option<PathBuf>,
+    /// The root of a system that is installed, in place of the host's own files.
+    pub system: Option<PathBuf>,
     /// Where the command is started.
     pub folder: String,
     /// No ASLR: pages with pointers are alike in all instances of a function.
@@ -83,6 +86,7 @@ pub(crate) fn program_spec(order: &Order, options: &Options, folder: &Path, shar
             let heap = format!("--max-old-space-size={}", u64::from(settings.memory_mib) * 3 / 4);
             vec![program.to_string_lossy().into_owned(), heap, BOOTSTRAP_NODE.into()]
         }
+        Runtime::Java(program, name) => java_command(program, name, settings),
         Runtime::Python(program, _) => {
             let program = program.to_string_lossy().into_owned();
             let module = if libraries.rest.is_some() { python_packages::BOOTSTRAP } else { CLIENT };
@@ -91,23 +95,40 @@ pub(crate) fn program_spec(order: &Order, options: &Options, folder: &Path, shar
     };
     // A function's own runtime, as an image's, heeds it or not.
     let wrapper = settings.environment.get(WRAPPER).filter(|path| !path.is_empty());
-    if let (Some(wrapper), Runtime::Node(..) | Runtime::Python(..)) = (wrapper, &settings.runtime) {
+    if let (Some(wrapper), Some(_)) = (wrapper, settings.runtime.program()) {
         command.insert(0, wrapper.clone());
     }
     if is_python(settings) {
         binds.push(bind(&folder.join(runtime_files::PACKAGES), PACKAGES));
     }
     let installed = options.installed.of(&settings.runtime);
-    binds.extend(installed.iter().map(|(folder, target)| bind(folder, target)));
+    binds.extend(installed.folders.into_iter().map(|(source, target)| Bind { source, target }));
     ProgramSpec {
         binds,
         command,
         environment: variables(order, options, sharing),
         user,
-        fixed_layout: libraries.merge.is_some(),
+        fixed_layout: libraries.merge.is_some() && may_share(order),
         root: None,
+        system: installed.system,
         folder: TASK.into(),
     }
+}
+
+/// AWS' client, which finds classes in the working folder, in `lib` there and in /opt/java/lib.
+fn java_command(program: &Path, name: &str, settings: &Settings) -> Vec<String> {
+    // What is left is for classes, code and stacks. The machine's memory is not the instance's.
+    let heap = format!("-Xmx{}m", u64::from(settings.memory_mib) * 3 / 4);
+    let mut command = vec![program.to_string_lossy().into_owned(), heap];
+    // As on Lambda: one small processor, and little time.
+    command.extend(["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData"].map(String::from));
+    // Later versions warn of the client's native library.
+    let major: Option<u32> = name.strip_prefix("java").and_then(|version| version.parse().ok());
+    if major.is_some_and(|major| major >= 24) {
+        command.push("--enable-native-access=ALL-UNNAMED".into());
+    }
+    command.extend(["-cp".into(), format!("{RUNTIME}/lib/*"), JAVA_CLIENT.into(), settings.handler.clone()]);
+    command
 }
 
 /// The program of a function that brings its own runtime, in its code or in a layer.
@@ -185,6 +206,7 @@ fn of_image(
         environment: variables.into_iter().collect(),
         user,
         root: Some(deployment.code.folder.clone()),
+        system: None,
         folder: folder.or_else(|| image.folder.clone()).unwrap_or_else(|| "/".into()),
         fixed_layout: shares,
     }
@@ -199,8 +221,12 @@ fn command_of(order: &Order, image: &Image) -> (Vec<String>, Vec<String>) {
 }
 
 /// Whether instances of a function can share pages by a store. Those of an image can if it starts with
-/// `PYTHON -m awslambdaric`, as AWS has it for images of others: the bootstrap replaces that client.
+/// `PYTHON -m awslambdaric`, as AWS has it for images of others: the bootstrap replaces that client. Nothing
+/// holds the threads of Java off.
 pub(crate) fn may_share(order: &Order) -> bool {
+    if matches!(order.deployment.settings.runtime, Runtime::Java(..)) {
+        return false;
+    }
     let Some(image) = &order.deployment.code.image else { return true };
     let (program, arguments) = command_of(order, image);
     let command = [program, arguments].concat();
@@ -268,7 +294,7 @@ fn about(order: &Order, options: &Options) -> Vec<(String, String)> {
 
 /// Its own interpreter comes first, as on Lambda.
 fn path_of(runtime: &Runtime) -> String {
-    match runtime.node_to_install() {
+    match runtime.to_install() {
         Some(_) => format!("{LANGUAGE}/bin:{PATH}"),
         None => PATH.into(),
     }
@@ -319,7 +345,7 @@ fn variables(order: &Order, options: &Options, sharing: Sharing) -> Vec<(String,
                 ),
             );
         }
-        Runtime::Provided(_) | Runtime::Image => {}
+        Runtime::Java(..) | Runtime::Provided(_) | Runtime::Image => {}
     }
     if !preloaded.is_empty() {
         add("LD_PRELOAD", preloaded.join(":"));

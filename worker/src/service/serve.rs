@@ -99,8 +99,8 @@ pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
     let installed = Installed::new(&service.cache, !service.templates.without_sdk);
     let read = |template: &Path| Stack::read(template, &installed, &service.templates);
     let mut declared = service.template.as_deref().map(read).transpose()?.unwrap_or_default();
-    let default_python = Runtime::parse(&Runtime::nearest("python3.11")).ok();
-    if let Some(runtime) = &default_python {
+    let default_python = Runtime::parse(&Runtime::nearest_of_host("python3.11")).ok();
+    if let Some(runtime) = default_python.as_ref().filter(|runtime| runtime.to_install().is_none()) {
         installed.provide(runtime)?;
     }
     if let Some(plan) = &service.vm {

@@ -149,6 +149,11 @@ impl Stack {
                     "TenancyConfig needs instances that are processes of this host (no --sandbox vm)",
                 );
             }
+            if in_vm && (settings.runtime.has_own_system() || matches!(settings.runtime, Runtime::Java(..))) {
+                return Some(
+                    "the VM has no such runtime: it runs in instances that are processes of this host (no --sandbox vm)",
+                );
+            }
             (function.alias.is_some() && in_vm).then_some(
                 "AutoPublishAlias needs instances that are processes of this host (no --sandbox vm)",
             )
@@ -276,7 +281,7 @@ impl Runtimes<'_> {
         let reason = Refused::of(ReasonCode::Runtime)(anyhow!("{reason}"));
         let nearest = Runtime::nearest_of_host(runtime.name());
         match Runtime::parse(&nearest) {
-            Ok(other) if self.takes_nearest && other != runtime && other.node_to_install().is_none() => {
+            Ok(other) if self.takes_nearest && other != runtime && other.to_install().is_none() => {
                 tracing::warn!("{}: the function runs on {nearest}: {reason:#}", function.name);
                 function.settings.runtime = other;
                 Ok(())

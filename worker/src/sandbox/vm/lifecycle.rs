@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use tokio::net::unix::pipe;
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
@@ -248,8 +248,9 @@ fn spawn_order(vm: &PartitionedVm, order: &Order, name: &str, address: Option<Ip
         Some(_) => Sharing::Kernel,
         None => Sharing::No,
     };
-    let ProgramSpec { binds, command, environment, user, root, folder, fixed_layout } =
+    let ProgramSpec { binds, command, environment, user, root, system, folder, fixed_layout } =
         environment::program_spec(order, &vm.host.options, &vm.host.folder, sharing);
+    ensure!(system.is_none(), "the VM lacks {}", order.deployment.settings.runtime.name());
     let on_disk = |source: &Path| -> Result<String> {
         let missing = || format!("{} is not in the VM: functions come from the template", source.display());
         vm.disk.name_of(source).map(str::to_string).with_context(missing)
