@@ -253,6 +253,9 @@ fn pip(python: &Interpreter, packages: &Path) -> Result<Command> {
     let name = program.file_name().context("a program has a name")?.to_string_lossy().into_owned();
     let environment = packages.join(format!("pip-{name}"));
     let own = environment.join("bin/python");
+    // Workers that start at once make it one after the other.
+    let lock = fs::File::create(packages.join(format!("pip-{name}.lock")))?;
+    lock.lock().with_context(|| format!("cannot wait for {}", environment.display()))?;
     if !has_pip(&own) {
         let output = Command::new(program).args(["-m", "venv", "--clear"]).arg(&environment).output()?;
         let text = String::from_utf8_lossy(&output.stderr);
@@ -276,4 +279,34 @@ fn set_readable(path: &Path) -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A Python without pip. Its `venv` fails if another is making the same folder.
+    const PYTHON: &str = r#"#!/bin/sh
+[ "$2" = venv ] || exit 1
+mkdir "$4" && sleep 0.2 && mkdir "$4/bin" && printf '#!/bin/sh\n' > "$4/bin/python" && chmod +x "$4/bin/python"
+"#;
+
+    #[test]
+    fn two_workers_make_the_environment_with_pip_one_after_the_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let (text, program) = (folder.path().join("text"), folder.path().join("python3.99"));
+        fs::write(&text, PYTHON).unwrap();
+        // By a program, as this one may fork while it writes.
+        let copied = Command::new("install").arg("-m755").args([&text, &program]).status().unwrap();
+        assert!(copied.success());
+        let python = Interpreter::Host(program);
+        std::thread::scope(|threads| {
+            let make = || pip(&python, folder.path()).map(|command| command.get_program().to_owned());
+            let both = [threads.spawn(make), threads.spawn(make)];
+            for made in both {
+                let made = made.join().unwrap().unwrap();
+                assert_eq!(Path::new(&made), folder.path().join("pip-python3.99/bin/python"));
+            }
+        });
+    }
 }
