@@ -37,7 +37,8 @@ impl Fresh {
 }
 
 impl Pool {
-    /// Whether the processors have been busy for nearly all of the time lately.
+    /// Whether the processors have been busy for nearly all of the time lately. The caller calls
+    /// [`Pool::tick`] next, which serves those that wait no more.
     pub fn set_saturated(&mut self, saturated: bool) {
         self.saturated = saturated;
     }
@@ -80,10 +81,12 @@ impl Pool {
     /// Whether requests wait for a busy instance, or did and can be given to an idle one now: then
     /// [`Pool::release`] is to be called a millisecond later.
     pub fn holds_requests(&self) -> bool {
-        self.functions.iter().any(|(id, known)| {
-            let queued = known.queue.len();
-            queued > 0 && (!known.ready.is_empty() || self.unheld(*id) < queued)
-        })
+        // Asked after every answer, and there may be thousands of functions.
+        self.saturated
+            && self.functions.iter().any(|(id, known)| {
+                let queued = known.queue.len();
+                queued > 0 && (!known.ready.is_empty() || self.unheld(*id) < queued)
+            })
     }
 
     /// Time has passed: requests that have waited too long for a busy instance are served as others are.

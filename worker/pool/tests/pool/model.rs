@@ -219,7 +219,11 @@ impl Model {
                 let actions = self.pool.tick(self.now);
                 self.carry_out(actions);
             }
-            Event::Saturated(saturated) => self.pool.set_saturated(saturated),
+            Event::Saturated(saturated) => {
+                self.pool.set_saturated(saturated);
+                let actions = self.pool.tick(self.now);
+                self.carry_out(actions);
+            }
             Event::Release(micros) => {
                 self.now += Duration::from_micros(micros);
                 let actions = self.pool.release(self.now);
