@@ -12,7 +12,7 @@ use crate::maven::{self, Jar};
 use crate::once::once;
 
 /// Versions that Lambda has, and the suites that have them.
-const VERSIONS: [(u32, System); 3] = [
+static VERSIONS: [(u32, System); 3] = [
     (17, System { suite: "bookworm", packages: &["openjdk-17-jre-headless"] }),
     (21, System { suite: "trixie", packages: &["openjdk-21-jre-headless"] }),
     (25, System { suite: "trixie", packages: &["openjdk-25-jre-headless"] }),
@@ -53,8 +53,7 @@ const CLIENT: [Jar; 5] = [
 
 /// The versions that can be installed on this processor.
 pub fn majors() -> impl Iterator<Item = u32> {
-    let there = System::is_for_this_processor();
-    VERSIONS.iter().map(|(major, _)| *major).filter(move |_| there)
+    debian::installable(&VERSIONS)
 }
 
 /// The root with a version of Java, below `cache`; its program is `bin/java` of /var/lang. It is installed if
@@ -63,9 +62,8 @@ pub fn majors() -> impl Iterator<Item = u32> {
 /// # Errors
 /// It cannot be installed, and what to do.
 pub fn provide(wanted: u32, cache: &Path) -> Result<PathBuf> {
-    let found = VERSIONS.iter().find(|(major, _)| *major == wanted);
-    let (_, system) = found.with_context(|| format!("there is no Java {wanted} to install"))?;
-    system.provide(&format!("Java {wanted}"), cache, |root| {
+    let label = format!("Java {wanted}");
+    debian::of_version(&VERSIONS, wanted, &label)?.provide(&label, cache, |root| {
         let all = fs::read_dir(root.join("usr/lib/jvm"))?.flatten().map(|entry| entry.path());
         let mut homes = all.filter(|path| !path.is_symlink() && path.join("bin/java").is_file());
         let home = homes.next().ok_or_else(|| anyhow!("the packages have no java"))?;

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use crate::debian::{self, System};
 
 /// Minor versions, and the suites that have them. pip comes as a wheel.
-const VERSIONS: [(u8, System); 2] = [
+static VERSIONS: [(u32, System); 2] = [
     (13, System { suite: "trixie", packages: &["python3.13", "python3-pip-whl"] }),
     (14, System { suite: "forky", packages: &["python3.14", "python3-pip-whl"] }),
 ];
@@ -17,8 +17,7 @@ const WHEELS: &str = "usr/share/python-wheels";
 
 /// The minor versions of Python 3 that can be installed on this processor.
 pub fn minors() -> impl Iterator<Item = u8> {
-    let there = System::is_for_this_processor();
-    VERSIONS.iter().map(|(minor, _)| *minor).filter(move |_| there)
+    debian::installable(&VERSIONS).map(|minor| minor as u8)
 }
 
 /// The root with Python 3 of this minor version, below `cache`. It is installed if it is not there.
@@ -26,9 +25,8 @@ pub fn minors() -> impl Iterator<Item = u8> {
 /// # Errors
 /// It cannot be installed, and what to do.
 pub fn provide(wanted: u8, cache: &Path) -> Result<PathBuf> {
-    let found = VERSIONS.iter().find(|(minor, _)| *minor == wanted);
-    let (_, system) = found.with_context(|| format!("there is no Python 3.{wanted} to install"))?;
-    system.provide(&format!("Python 3.{wanted}"), cache, |root| {
+    let label = format!("Python 3.{wanted}");
+    debian::of_version(&VERSIONS, wanted.into(), &label)?.provide(&label, cache, |root| {
         let name = format!("python3.{wanted}");
         let program = format!("/usr/bin/{name}");
         debian::link_programs(root, &[(&name, &program), ("python3", &program), ("python", &program)])?;

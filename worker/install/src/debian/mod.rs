@@ -46,12 +46,24 @@ pub struct System {
     pub packages: &'static [&'static str],
 }
 
-impl System {
-    /// Whether this processor has it.
-    pub fn is_for_this_processor() -> bool {
-        !PROCESSOR.0.is_empty()
-    }
+/// The versions of a language that suites have, each with its packages.
+pub type Versions = [(u32, System)];
 
+/// Those that can be installed on this processor.
+pub fn installable(versions: &'static Versions) -> impl Iterator<Item = u32> {
+    versions.iter().map(|(version, _)| *version).filter(|_| !PROCESSOR.0.is_empty())
+}
+
+/// The packages of one version.
+///
+/// # Errors
+/// No suite has it.
+pub fn of_version(versions: &'static Versions, wanted: u32, label: &str) -> Result<&'static System> {
+    let found = versions.iter().find(|(version, _)| *version == wanted);
+    found.map(|(_, system)| system).with_context(|| format!("there is no {label} to install"))
+}
+
+impl System {
     fn name(&self) -> String {
         let mut digest = Sha256::new().chain_update(RECIPE);
         for package in COMMON.iter().chain(self.packages) {
