@@ -279,8 +279,12 @@ proptest! {
             let counts = model.pool.counts(None);
             before = counts.starting + counts.idle + counts.busy;
         }
-        // Then every start succeeds and every running request finishes: no request may be left waiting.
+        // Then every start succeeds, every running request finishes, and who waits for a busy instance is
+        // looked at every millisecond, as the pool's caller does: no request may be left waiting.
         for _ in 0..400 {
+            if model.pool.holds_requests() {
+                model.apply(&Event::Release(1000));
+            }
             for instance in model.running.keys().copied().collect::<Vec<_>>() {
                 if model.stopping.contains(&instance) {
                     model.apply_end(instance);
