@@ -52,6 +52,7 @@ pub mod hypervisor {
 pub mod service {
     //! A VM as callers see it: the library's [`vm::Vm`], the process that owns it, and its control socket.
     pub mod control;
+    pub mod functions;
     pub mod supervisor;
     pub mod vm;
 }

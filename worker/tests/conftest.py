@@ -179,7 +179,7 @@ def pytest_configure(config):
 # others; those of one line share a process, since a guest under emulation keeps a processor busy.
 FIRST = [
     ["test_cgroup_v2.py", "test_vm.py", "test_vm_streams.py"],
-    ["test_vm_template.py", "test_network.py"],
+    ["test_vm_extensions.py", "test_vm_template.py", "test_network.py"],
     ["test_schedules.py"],
 ]
 

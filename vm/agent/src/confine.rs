@@ -45,12 +45,12 @@ impl Reports {
         serde_json::from_str(&line).ok()
     }
 
-    /// How its program or one of its extensions ended; `None` if the first process died before it reported.
-    pub fn ended(&mut self) -> Option<(ExitStatus, Option<String>)> {
-        match self.next()? {
+    /// How its program and its extensions end, one after the other, until the first process has ended.
+    pub fn ends(mut self) -> impl Iterator<Item = (ExitStatus, Option<String>)> {
+        std::iter::from_fn(move || match self.next()? {
             Report::Ended { status, extension } => Some((ExitStatus::from_raw(status), extension)),
             _ => None,
-        }
+        })
     }
 }
 
@@ -60,7 +60,7 @@ pub struct Confined {
     pub reports: Reports,
     /// The extensions that run beside its program.
     pub extensions: Vec<String>,
-    /// The agent's ends of its connections to the host and to the network.
+    /// The agent's ends of its network.
     pub ends: Ends,
 }
 
@@ -92,19 +92,23 @@ pub fn start_tool(order: &Spawn, group: &Group, output: PipeWriter) -> io::Resul
     command.spawn()
 }
 
-/// Starts an instance. `stdio` sets its standard streams; `output` is the pipe that it writes to.
+/// Starts an instance. `stdio` sets its standard streams; `output` is the pipe that it writes to, and
+/// `of_extensions` the one of its extensions.
 pub fn start(
     order: &Spawn,
     group: &Group,
     share: &Share,
     stdio: impl FnOnce(&mut Command),
-    output: &impl std::os::fd::AsFd,
+    output: &PipeWriter,
+    of_extensions: Option<&PipeWriter>,
 ) -> io::Result<Confined> {
     let confinement = order.confinement.as_deref();
     let identity = Identity::of(share.partition, confinement.map_or(0, |confinement| confinement.user));
     let users = user_namespaces::namespace(identity)?;
     // So that it can open /dev/stdout, as shell scripts do.
-    fchown(output, Some(identity.outside()), Some(identity.outside()))?;
+    for pipe in [Some(output), of_extensions].into_iter().flatten() {
+        fchown(pipe, Some(identity.outside()), Some(identity.outside()))?;
+    }
     let (reports, report) = io::pipe()?;
     let procs = group.procs()?;
     let memory = match &share.memory {
@@ -127,13 +131,13 @@ pub fn start(
         cpus: order.cpus.clone(),
         memory,
         report: report.as_raw_fd(),
+        of_extensions: of_extensions.map(AsRawFd::as_raw_fd),
         group: procs.as_raw_fd(),
         users: users.as_raw_fd(),
         identity,
         layer_bytes: share.layer_bytes,
         resolvers: network.map(|network| network.resolvers.clone()),
         root: confinement.map(root).transpose()?.flatten(),
-        is_function: confinement.is_some(),
         binds: confinement.map(binds).transpose()?.unwrap_or_default(),
         fixed_layout: confinement.is_some_and(|confinement| confinement.fixed_layout),
     };
@@ -141,6 +145,7 @@ pub fn start(
     written.write_all(&serde_json::to_vec(&plan)?)?;
     io::Seek::rewind(&mut written)?;
     let mut passed: Vec<RawFd> = vec![written.as_raw_fd(), plan.report, plan.group, plan.users];
+    passed.extend(plan.of_extensions);
     if let MemoryBinding::Hotmem { device, .. } = plan.memory {
         passed.push(device);
     }

@@ -6,13 +6,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use vm_protocol::window::{Overrun, Window};
 
-/// How many connections an instance may have at one time.
-const CONNECTIONS: usize = 8;
-
-/// The connections of one instance.
-#[derive(Default)]
+/// The connections of one instance in one direction.
 pub struct Connections {
     count: AtomicUsize,
+    /// How many there may be at one time.
+    most: usize,
     /// The instance's last process has ended.
     ended: AtomicBool,
 }
@@ -26,9 +24,18 @@ pub struct Connection {
 }
 
 impl Connections {
+    /// None yet.
+    pub fn new(most: u32) -> Arc<Connections> {
+        Arc::new(Connections {
+            count: AtomicUsize::new(0),
+            most: most as usize,
+            ended: AtomicBool::new(false),
+        })
+    }
+
     /// A new connection, unless the instance has the most that it may have.
     pub fn open(self: &Arc<Self>) -> Option<Arc<Connection>> {
-        let allowed = self.count.fetch_add(1, Ordering::Relaxed) < CONNECTIONS;
+        let allowed = self.count.fetch_add(1, Ordering::Relaxed) < self.most;
         let flow = Connection { window: Mutex::default(), changed: Condvar::new(), of: Arc::clone(self) };
         allowed.then(|| Arc::new(flow))
     }

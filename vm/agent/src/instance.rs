@@ -1,13 +1,14 @@
 //! One instance: its start, and its end, after which no process of it is left.
 
-use std::io::PipeWriter;
+use std::io::{PipeReader, PipeWriter};
+use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 use vm_protocol::{ErrorKind, ExitReason, Refusal, Spawn};
 
 use crate::cgroup::Group;
@@ -15,7 +16,7 @@ use crate::confine::{self, Confined, Reports, Share};
 use crate::output::Output;
 use crate::packet_tunnel::PacketTunnel;
 use crate::refusal::{failed, refusal};
-use crate::relay::{Ends, Listener, Streams};
+use crate::relay::{Ends, Listener, Servers, Streams};
 
 /// How long killed processes may take to end: the kernel frees their memory in that time.
 pub const KILL_PATIENCE: Duration = Duration::from_secs(60);
@@ -32,6 +33,12 @@ pub struct Instance {
     pub confined: bool,
     pub input: Mutex<Option<ChildStdin>>,
     pub output: Arc<Output>,
+    /// What its extensions write, which comes apart.
+    pub of_extensions: Arc<Output>,
+    /// Whether it has extensions, which may live on when its program has ended.
+    has_extensions: bool,
+    /// Its first process, if that passes SIGTERM on.
+    first: Option<OwnedFd>,
     /// Its connections to the host and the network, open while it runs.
     channels: Mutex<Channels>,
     reason: Mutex<Option<ExitReason>>,
@@ -71,39 +78,69 @@ impl Instance {
     }
 
     /// Waits for its first process to end, then kills all others. Returns why it ended, and whether all
-    /// processes have ended.
+    /// processes have ended. Calls `ended` for its program and each extension that ends before, if it has
+    /// extensions.
     pub fn wait_and_clean_up(
         &self,
         mut child: Child,
         reports: Option<Reports>,
+        mut ended: impl FnMut(ExitReason),
     ) -> (ExitReason, std::io::Result<()>) {
-        let reported = reports.and_then(|mut reports| reports.ended());
-        let (reported, extension) = reported.unzip();
-        let status = child.wait().map(|status| reported.unwrap_or(status));
+        let mut first = None;
+        for (status, extension) in reports.into_iter().flat_map(Reports::ends) {
+            let reason = self.reason(status, extension);
+            if self.has_extensions {
+                ended(reason.clone());
+            }
+            first.get_or_insert(reason);
+        }
+        let status = child.wait();
         // Unread input in this pipe would keep pages in use.
         drop(self.input.lock().expect("not poisoned").take());
         let group = &self.group;
         let all_ended = group.kill().and_then(|()| group.wait_empty(KILL_PATIENCE));
         self.output.stop_waiting();
+        self.of_extensions.stop_waiting();
         drop(std::mem::take(&mut *self.channels.lock().expect("not poisoned")));
-        let reason = match status {
+        let own = || status.map_or(ExitReason::AgentLost, |status| self.reason(status, None));
+        (first.unwrap_or_else(own), all_ended)
+    }
+
+    /// Why its program, or this extension, ended with this status.
+    fn reason(&self, status: ExitStatus, extension: Option<String>) -> ExitReason {
+        let reason = match (status.code(), status.signal()) {
             // Only the out-of-memory killer increments this counter.
-            Ok(status) if status.signal() == Some(libc::SIGKILL) && group.memory_kills() > 0 => {
-                ExitReason::Overflow
-            }
-            Ok(status) => match (status.code(), status.signal()) {
-                (Some(code), _) => ExitReason::Code { code },
-                (None, signal) => ExitReason::Signal { signal: signal.unwrap_or(0) },
-            },
-            Err(_) => ExitReason::AgentLost,
+            (None, Some(libc::SIGKILL)) if self.group.memory_kills() > 0 => return ExitReason::Overflow,
+            (Some(code), _) => ExitReason::Code { code },
+            (None, signal) => ExitReason::Signal { signal: signal.unwrap_or(0) },
         };
-        let reason = match extension.flatten() {
-            Some(name) if reason != ExitReason::Overflow => {
-                ExitReason::Extension { name, how: Box::new(reason) }
-            }
-            _ => reason,
-        };
-        (reason, all_ended)
+        match extension {
+            Some(name) => ExitReason::Extension { name, how: Box::new(reason) },
+            None => reason,
+        }
+    }
+
+    /// Sends SIGTERM to its program, and the next time SIGKILL. Its extensions live on.
+    pub fn terminate(&self) -> Result<(), Refusal> {
+        let what = || refusal(ErrorKind::Failed, format!("instance {}: it is no function", self.name));
+        let first = self.first.as_ref().ok_or_else(what)?;
+        // Frozen processes do not handle SIGTERM. Errors do not matter: it may just have ended.
+        let _ = self.group.freeze(false);
+        let _ = pidfd_send_signal(first, Signal::TERM);
+        Ok(())
+    }
+
+    /// Connects to a server inside, and opens a stream of the relay for the connection.
+    pub fn connect(&self, port: u16, token: u32) -> Result<(), Refusal> {
+        let servers = self.channels.lock().expect("not poisoned").servers.clone();
+        let ended = || refusal(ErrorKind::NoSuchInstance, format!("instance {} has ended", self.name));
+        servers.ok_or_else(ended)?.connect(port, token).map_err(|error| {
+            let kind = match error.kind() {
+                std::io::ErrorKind::ConnectionRefused => ErrorKind::NotListening,
+                _ => ErrorKind::Failed,
+            };
+            refusal(kind, format!("instance {}, port {port}: {error}", self.name))
+        })
     }
 
     /// Records its end once nothing of it is left, and wakes the threads in [`Instance::wait`].
@@ -144,18 +181,19 @@ type Started = (Child, Option<Reports>, Vec<String>, Channels);
 #[derive(Default)]
 struct Channels {
     _listener: Option<Listener>,
+    servers: Option<Arc<Servers>>,
     _tunnel: Option<PacketTunnel>,
 }
 
 impl Channels {
-    fn new(instance: &str, ends: Ends, relay: Option<&Arc<Streams>>) -> std::io::Result<Channels> {
-        if ends.listener.is_none() && ends.tunnel.is_none() {
-            return Ok(Channels::default());
-        }
+    fn new(order: &Spawn, ends: Ends, relay: Option<&Arc<Streams>>) -> std::io::Result<Channels> {
+        let Some(confinement) = &order.confinement else { return Ok(Channels::default()) };
+        let (name, most) = (&order.instance, confinement.connections);
         let relay = relay.ok_or_else(|| std::io::Error::other("the VM has no relay"))?;
         Ok(Channels {
-            _listener: ends.listener.map(|listener| relay.serve(instance, listener)).transpose()?,
-            _tunnel: ends.tunnel.map(|tunnel| PacketTunnel::new(relay, instance, tunnel)).transpose()?,
+            _listener: ends.listener.map(|listener| relay.serve(name, listener, most)).transpose()?,
+            servers: Some(Arc::new(Servers::new(relay, ends.namespace))),
+            _tunnel: ends.tunnel.map(|tunnel| PacketTunnel::new(relay, name, tunnel)).transpose()?,
         })
     }
 }
@@ -176,12 +214,14 @@ pub fn start(
     let (bytes, apart) = allowance.memory.unzip();
     let weight = order.confinement.as_ref().map(|confinement| confinement.limits.cpu_weight);
     let (reader, writer) = std::io::pipe().map_err(failed("a pipe"))?;
+    let (of_extensions, extensions_in) =
+        order.confinement.is_some().then(std::io::pipe).transpose().map_err(failed("a pipe"))?.unzip();
     let group = Group::create(&order.instance, bytes, apart.unwrap_or(false), order.vcpus_milli, weight)
         .map_err(failed("a control group"))?;
     let spawned = match &allowance.share {
         None => confine::start_tool(order, &group, writer)
             .map(|child| (child, None, Vec::new(), Channels::default())),
-        Some(share) => start_confined(order, &group, share, writer, relay),
+        Some(share) => start_confined(order, &group, share, writer, extensions_in, relay),
     };
     let (mut child, reports, extensions, channels) = match spawned {
         Ok(spawned) => spawned,
@@ -194,15 +234,19 @@ pub fn start(
             return Err(refusal(ErrorKind::CannotStart, message));
         }
     };
-    let output = Arc::new(Output::new(order.waits_for_reader));
-    let filled = Arc::clone(&output);
-    let reading = Builder::new().stack_size(STACK_BYTES).spawn(move || filled.fill(reader));
-    if let Err(error) = reading {
-        let _ = group.kill();
-        let _ = child.wait();
-        let _ = group.wait_empty(KILL_PATIENCE).and_then(|()| group.remove());
-        return Err(failed("a thread")(error));
-    }
+    let outputs = filled(Some(reader), order.waits_for_reader)
+        .and_then(|output| Ok((output, filled(of_extensions, order.waits_for_reader)?)));
+    let first = Pid::from_raw(child.id() as i32).filter(|_| order.confinement.is_some());
+    let first = first.map(|pid| pidfd_open(pid, PidfdFlags::empty())).transpose();
+    let (output, of_extensions, first) = match outputs.and_then(|(one, two)| Ok((one, two, first?))) {
+        Ok(all) => all,
+        Err(error) => {
+            let _ = group.kill();
+            let _ = child.wait();
+            let _ = group.wait_empty(KILL_PATIENCE).and_then(|()| group.remove());
+            return Err(failed("a thread")(error));
+        }
+    };
     let instance = Instance {
         name: order.instance.clone(),
         partitions: order.partitions(),
@@ -212,6 +256,9 @@ pub fn start(
         confined: reports.is_some(),
         input: Mutex::new(child.stdin.take()),
         output,
+        of_extensions,
+        has_extensions: !extensions.is_empty(),
+        first,
         channels: Mutex::new(channels),
         reason: Mutex::new(None),
         ended: Condvar::new(),
@@ -219,11 +266,23 @@ pub fn start(
     Ok(StartedInstance { instance: Arc::new(instance), child, reports, extensions })
 }
 
+/// Output that a thread reads from a pipe; without one it has ended.
+fn filled(pipe: Option<PipeReader>, waits: bool) -> std::io::Result<Arc<Output>> {
+    let output = Arc::new(Output::new(waits));
+    let filled = Arc::clone(&output);
+    match pipe {
+        Some(pipe) => drop(Builder::new().stack_size(STACK_BYTES).spawn(move || filled.fill(pipe))?),
+        None => filled.fill(std::io::empty()),
+    }
+    Ok(output)
+}
+
 fn start_confined(
     order: &Spawn,
     group: &Group,
     share: &Share,
     output: PipeWriter,
+    of_extensions: Option<PipeWriter>,
     relay: Option<&Arc<Streams>>,
 ) -> std::io::Result<Started> {
     let same = output.try_clone()?;
@@ -231,8 +290,9 @@ fn start_confined(
     let stdio = |command: &mut Command| {
         command.stdin(Stdio::piped()).stdout(output).stderr(errors);
     };
-    let Confined { child, reports, extensions, ends } = confine::start(order, group, share, stdio, &same)?;
-    Ok((child, Some(reports), extensions, Channels::new(&order.instance, ends, relay)?))
+    let Confined { child, reports, extensions, ends } =
+        confine::start(order, group, share, stdio, &same, of_extensions.as_ref())?;
+    Ok((child, Some(reports), extensions, Channels::new(order, ends, relay)?))
 }
 
 /// Refuses vCPUs that do not exist; the kernel's own error would be "Invalid argument".

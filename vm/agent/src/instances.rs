@@ -34,12 +34,16 @@ pub struct Instances {
     pub held: Arc<HeldPartitions>,
 }
 
+/// The output of an instance's program, and of its extensions.
+type Outputs = [Arc<Output>; 2];
+
 #[derive(Default)]
 struct State {
     running: HashMap<String, Arc<Instance>>,
     /// Instances being started, whose names and partitions are reserved.
     starting: HashMap<String, Vec<u32>>,
-    ended: VecDeque<(String, Arc<Output>)>,
+    /// Names and output of those that have ended, the latest last.
+    ended: VecDeque<(String, Outputs)>,
 }
 
 impl Instances {
@@ -118,7 +122,10 @@ impl Instances {
     /// Waits for an instance's end, and reports it once nothing of the instance is left.
     fn supervise(&self, started: StartedInstance, nodes: &[(u32, u32)], files_to: Option<u32>) {
         let StartedInstance { instance, child, reports, .. } = started;
-        let (reason, all_ended) = instance.wait_and_clean_up(child, reports);
+        let (reason, all_ended) = instance.wait_and_clean_up(child, reports, |reason| {
+            let instance = instance.name.clone();
+            self.to_host.send(FromAgent::Event(Event::Ended { instance, reason }));
+        });
         let group = &instance.group;
         if let Some(to) = files_to {
             group.reclaim();
@@ -136,7 +143,7 @@ impl Instances {
         let mut held = nodes.iter().map(|one| (one.0, held(one))).collect::<Vec<_>>().into_iter();
         let mut state = self.state.lock().expect("not poisoned");
         state.running.remove(&instance.name);
-        state.ended.push_back((instance.name.clone(), Arc::clone(&instance.output)));
+        state.ended.push_back((instance.name.clone(), outputs(&instance)));
         if state.ended.len() > KEPT_OUTPUTS {
             state.ended.pop_front();
         }
@@ -158,6 +165,16 @@ impl Instances {
     /// Stops an instance: SIGTERM to all its processes, then SIGKILL. Returns when all have ended.
     pub fn stop(&self, name: &str, grace: Duration) -> Result<ExitReason, Refusal> {
         self.find(name)?.stop(grace)
+    }
+
+    /// Ends a function's program: SIGTERM, and the next time SIGKILL. Its extensions live on.
+    pub fn terminate(&self, name: &str) -> Result<(), Refusal> {
+        self.find(name)?.terminate()
+    }
+
+    /// Connects to a server inside a function, and opens a stream for the connection with the host's token.
+    pub fn connect(&self, name: &str, port: u16, token: u32) -> Result<(), Refusal> {
+        self.find(name)?.connect(port, token)
     }
 
     /// Freezes all processes of an instance, or thaws them.
@@ -189,14 +206,15 @@ impl Instances {
         list
     }
 
-    pub fn output(&self, name: &str) -> Result<Arc<Output>, Refusal> {
+    /// The output of an instance's program, or of its extensions.
+    pub fn output(&self, name: &str, of_extensions: bool) -> Result<Arc<Output>, Refusal> {
         let state = self.state.lock().expect("not poisoned");
-        if let Some(instance) = state.running.get(name) {
-            return Ok(Arc::clone(&instance.output));
-        }
+        let running = state.running.get(name).map(|instance| outputs(instance));
         // The latest instance of that name.
-        let ended = state.ended.iter().rev().find(|(ended, _)| ended == name);
-        ended.map(|(_, output)| Arc::clone(output)).ok_or_else(|| no_such(name))
+        let ended = || state.ended.iter().rev().find(|(ended, _)| ended == name);
+        let found = running.or_else(|| ended().map(|(_, outputs)| outputs.clone()));
+        let [own, extensions] = found.ok_or_else(|| no_such(name))?;
+        Ok(if of_extensions { extensions } else { own })
     }
 
     /// Writes to an instance's standard input; waits while its pipe is full.
@@ -228,6 +246,10 @@ impl Instances {
         self.state.lock().expect("not poisoned").starting.remove(name);
         self.settled.notify_all();
     }
+}
+
+fn outputs(instance: &Instance) -> Outputs {
+    [Arc::clone(&instance.output), Arc::clone(&instance.of_extensions)]
 }
 
 impl State {

@@ -1,20 +1,22 @@
 //! The first process of an instance: `vm-agent launch PLAN`, where PLAN is a descriptor. The agent starts it
 //! in PID and network namespaces of its own. It confines itself in this order, which matters ([`confine`],
 //! [`drop_privileges`]): control group, memory, vCPUs, the other namespaces, root file system, privileges,
-//! system calls. Then it starts the instance's program and only reaps. When it ends, the kernel kills all
-//! processes of the instance. This file and [`crate::root`] are all that limits an instance.
+//! system calls. Then it starts the instance's program, and only reaps and passes SIGTERM on. When it ends,
+//! the kernel kills all processes of the instance. This file and [`crate::root`] are all that limits an
+//! instance.
 
 use std::ffi::CString;
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
-use rustix::process::{Pid, WaitOptions, wait};
+use rustix::process::Pid;
 use rustix::thread::{CapabilitySet, CapabilitySets, UnshareFlags};
 use vm_sandbox::extensions::{self, Extensions};
 use vm_sandbox::syscalls::{self, Placement};
+use vm_sandbox::termination;
 
 use crate::memory::{assign, bind_to_node};
 use crate::plan::{MemoryBinding, Plan, Report};
@@ -55,8 +57,11 @@ pub fn launch(plan: RawFd) -> ! {
         }
     }
     send(&mut report, &Report::Started(names));
-    send(&mut report, &reap(program, extensions));
-    std::process::exit(0)
+    let reaped = termination::reap(program.as_raw_nonzero().get(), extensions, |status, extension| {
+        send(&mut report, &Report::Ended { status, extension });
+        Ok(())
+    });
+    std::process::exit(if reaped.is_ok() { 0 } else { NOT_STARTED })
 }
 
 fn send(report: &mut File, message: &Report) {
@@ -65,24 +70,6 @@ fn send(report: &mut File, message: &Report) {
         line.push(b'\n');
         report.write_all(&line)
     });
-}
-
-/// Reaps all processes in the namespace until the program has ended, or an extension whose end ends the
-/// instance.
-fn reap(program: Pid, mut extensions: Extensions) -> Report {
-    loop {
-        match wait(WaitOptions::empty()) {
-            Ok(Some((pid, status))) => {
-                let (process, status) = (pid.as_raw_nonzero().get() as u32, status.as_raw());
-                let extension = extensions.ended(process, status);
-                if pid == program || extension.is_some() {
-                    return Report::Ended { status, extension };
-                }
-            }
-            Ok(None) | Err(rustix::io::Errno::INTR) => {}
-            Err(_) => return Report::Ended { status: 0, extension: None },
-        }
-    }
 }
 
 /// Prefixes an error with the step that failed.
@@ -95,6 +82,7 @@ fn at<E: std::fmt::Display>(what: &'static str) -> impl Fn(E) -> String {
 fn confine(plan: &Plan) -> Result<(), String> {
     // The program must not inherit these.
     let mut descriptors = vec![plan.report, plan.group, plan.users];
+    descriptors.extend(plan.of_extensions);
     if let MemoryBinding::Hotmem { device, .. } = plan.memory {
         descriptors.push(device);
     }
@@ -206,10 +194,15 @@ fn start(plan: &Plan) -> Result<(Pid, Extensions, Vec<String>), String> {
     }
     CString::new(plan.cwd.as_str()).map_err(at("working directory"))?;
     let (mut names, mut extensions) = (Vec::new(), Extensions::default());
-    if plan.is_function {
+    if let Some(output) = plan.of_extensions {
+        // SAFETY: the agent opened it for this process, and nothing else here owns it. It is closed here, so
+        // that the pipe closes with the extensions.
+        let output = unsafe { OwnedFd::from_raw_fd(output) };
+        termination::pass_on().map_err(at("signals"))?;
         names = extensions::names().map_err(|error| error.to_string())?;
         let environment = plan.env.iter().map(|(name, value)| (name.as_str(), value.as_str()));
-        extensions = extensions::start(&names, environment, None).map_err(|error| error.to_string())?;
+        let started = extensions::start(&names, environment, Some(output.as_fd()));
+        extensions = started.map_err(|error| error.to_string())?;
     }
     let mut command = Command::new(program);
     command.args(arguments).env_clear().envs(&plan.env).current_dir(&plan.cwd);

@@ -26,7 +26,8 @@ impl PacketTunnel {
     pub fn new(relay: &Arc<Streams>, instance: &str, device: File) -> Result<PacketTunnel> {
         let (ended, ends) = std::io::pipe()?;
         let (relay, device) = (Arc::clone(relay), Arc::new(device));
-        let number = relay.open_stream(Kind::Link, instance, Stream::Packets(Arc::clone(&device)))?;
+        let number =
+            relay.open_stream(Kind::Link, instance.as_bytes(), Stream::Packets(Arc::clone(&device)))?;
         let forwarding = Arc::clone(&relay);
         let started = Builder::new().stack_size(STACK_BYTES).spawn(move || {
             forward(&forwarding, number, &device, &ended);

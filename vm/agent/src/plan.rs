@@ -18,6 +18,8 @@ pub struct Plan {
     pub memory: MemoryBinding,
     /// The pipe for its [`Report`]s.
     pub report: RawFd,
+    /// The pipe for the output of Lambda's extensions, which a worker's function may have.
+    pub of_extensions: Option<RawFd>,
     /// `cgroup.procs` of its control group.
     pub group: RawFd,
     /// Its user namespace.
@@ -29,8 +31,6 @@ pub struct Plan {
     pub root: Option<String>,
     /// Content of `/etc/resolv.conf`, if it has a network.
     pub resolvers: Option<String>,
-    /// Whether it is a worker's function, which may have Lambda's extensions.
-    pub is_function: bool,
     /// Bind mounts: source and target.
     pub binds: Vec<(String, String)>,
     /// Without ASLR.
@@ -94,7 +94,7 @@ pub enum Report {
     Started(Vec<String>),
     /// It could not be started; why.
     Failed(String),
-    /// The program, or this extension, ended with this status of `wait`.
+    /// The program, or this extension, ended with this status of `wait`. Another end may follow.
     Ended { status: i32, extension: Option<String> },
 }
 

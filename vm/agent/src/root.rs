@@ -101,9 +101,10 @@ pub fn enter(plan: &Plan) -> io::Result<()> {
     std::env::set_current_dir("/")
 }
 
-/// Content of `/etc/hosts`: programs look up `localhost` and the machine's own name there.
+/// Content of `/etc/hosts`: programs look up `localhost` and the machine's own name there, and Lambda's
+/// extensions the name of the sandbox.
 pub fn hosts(host: &str) -> String {
-    format!("127.0.0.1 localhost\n127.0.1.1 {host}\n")
+    format!("127.0.0.1 localhost sandbox.localdomain sandbox\n127.0.1.1 {host}\n")
 }
 
 fn inside(path: &str) -> std::path::PathBuf {

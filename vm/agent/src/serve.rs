@@ -199,14 +199,22 @@ impl Server {
                 let reason = self.instances.stop(&instance, milliseconds(grace_ms))?;
                 Ok(Answer::Stopped { reason })
             }
+            Operation::Terminate { instance } => {
+                self.instances.terminate(&instance)?;
+                Ok(Answer::Done)
+            }
+            Operation::Connect { instance, port, token } => {
+                self.instances.connect(&instance, port, token)?;
+                Ok(Answer::Done)
+            }
             Operation::Freeze { instance, frozen } => {
                 self.instances.freeze(&instance, frozen)?;
                 Ok(Answer::Done)
             }
             Operation::List => Ok(Answer::Instances { instances: self.instances.list() }),
             Operation::Stats => Ok(Answer::Stats(self.stats()?)),
-            Operation::Output { instance, from } => {
-                let excerpt = self.instances.output(&instance)?.read(from);
+            Operation::Output { instance, from, of_extensions } => {
+                let excerpt = self.instances.output(&instance, of_extensions)?.read(from);
                 Ok(Answer::Output {
                     bytes: excerpt.bytes,
                     from: excerpt.from,

@@ -10,16 +10,18 @@ pub mod frame;
 pub mod layout;
 pub mod message;
 pub mod relay;
+pub mod spawn;
 pub mod stats;
 pub mod window;
 
 pub use frame::{Decoder, FrameError, MAX_FRAME_BYTES, encode};
 pub use layout::{Layout, Mode};
 pub use message::*;
+pub use spawn::{Confinement, Limits, Network, Spawn};
 pub use stats::{Merged, NodeStats, Stats};
 
 /// Incremented with every change that an older peer would misunderstand.
-pub const VERSION: u32 = 9;
+pub const VERSION: u32 = 10;
 
 /// The virtio-serial port: `/dev/virtio-ports/org.mayfly.agent` in the guest.
 pub const PORT: &str = "org.mayfly.agent";

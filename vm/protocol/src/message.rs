@@ -1,10 +1,9 @@
 //! Requests, answers and events. Every field of time or size has its unit in its name.
 
-use std::collections::BTreeMap;
-
 use serde::{Deserialize, Serialize};
 
 use crate::layout::Layout;
+use crate::spawn::Spawn;
 use crate::stats::Stats;
 
 /// A request of the host, with the id that the reply will carry.
@@ -49,6 +48,22 @@ pub enum Operation {
         /// Between SIGTERM and SIGKILL; 0: SIGKILL at once.
         grace_ms: u64,
     },
+    /// Sends SIGTERM to the program of a worker's function, and the next time SIGKILL. Its extensions live
+    /// on. Answer: [`Answer::Done`].
+    Terminate {
+        /// Which one.
+        instance: String,
+    },
+    /// Connects to a server inside a worker's function, on its loopback device, and opens a stream for the
+    /// connection ([`crate::relay::Kind::Inside`]). Answer: [`Answer::Done`], before or after that frame.
+    Connect {
+        /// Which one.
+        instance: String,
+        /// The server's TCP port.
+        port: u16,
+        /// Sent with the stream, so that the host knows for which request it is.
+        token: u32,
+    },
     /// Freezes all processes of an instance, or thaws them. Answer: [`Answer::Done`]. A frozen instance can
     /// be stopped.
     Freeze {
@@ -69,6 +84,9 @@ pub enum Operation {
         /// 0: all that is still kept. If the instance waits for its reader, older output has been read, and
         /// is discarded.
         from: u64,
+        /// That of its extensions, which comes apart from its program's.
+        #[serde(default)]
+        of_extensions: bool,
     },
     /// Writes to an instance's standard input. Answer: [`Answer::Done`].
     Input {
@@ -103,90 +121,6 @@ pub enum Operation {
     },
     /// Stops all instances and powers the VM off. Answer: [`Answer::Done`], before the power-off.
     Shutdown,
-}
-
-/// An instance to start.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Spawn {
-    /// Its name, unique among those that run: letters, digits, `-`, `_` and `.`.
-    pub instance: String,
-    /// Where its memory comes from. `None`: outside all partitions, from boot memory (tools, not instances).
-    pub partition: Option<u32>,
-    /// Further partitions for its memory, for it alone. Not in mode `hotmem`, where the kernel gives an
-    /// address space one partition.
-    #[serde(default)]
-    pub more: Vec<u32>,
-    /// The program and its arguments.
-    pub argv: Vec<String>,
-    /// Its whole environment, apart from defaults for PATH and HOME.
-    #[serde(default)]
-    pub env: BTreeMap<String, String>,
-    /// Its working directory; `/` by default.
-    #[serde(default)]
-    pub cwd: Option<String>,
-    /// The vCPUs it may run on; all by default (HotMem §5.5 pins instances).
-    #[serde(default)]
-    pub cpus: Vec<u32>,
-    /// How much of their time it may use, in thousandths of a vCPU (HotMem Table 1); all by default.
-    #[serde(default)]
-    pub vcpus_milli: Option<u32>,
-    /// Whether it waits when it has written as much output as the agent keeps, until the host has read some.
-    /// By default the agent discards the oldest, for output that may have no reader.
-    #[serde(default)]
-    pub waits_for_reader: bool,
-    /// Set for a worker's function: it sees its own code, may call the host, and does not own its root.
-    #[serde(default)]
-    pub confinement: Option<Box<Confinement>>,
-}
-
-impl Spawn {
-    /// All its partitions; none for a tool.
-    pub fn partitions(&self) -> Vec<u32> {
-        self.partition.into_iter().chain(self.more.iter().copied()).collect()
-    }
-}
-
-/// How a worker's function runs in the guest.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Confinement {
-    /// User and group; it has no capabilities.
-    pub user: u32,
-    /// The TCP port on its loopback device whose connections the agent forwards to the host
-    /// ([`crate::relay`]).
-    pub port: u16,
-    /// Its network device, if it has network access.
-    #[serde(default)]
-    pub network: Option<Network>,
-    /// The folder of the code disk that is its root, for a container image. The guest's root disk by default.
-    #[serde(default)]
-    pub root: Option<String>,
-    /// The folders and files of the code disk that it sees, and no others: source and target.
-    pub binds: Vec<(String, String)>,
-    /// Without ASLR, so that pages with pointers are equal in all instances of a function and can be merged.
-    #[serde(default)]
-    pub fixed_layout: bool,
-    /// Its limits.
-    pub limits: Limits,
-}
-
-/// A network device whose packets the agent forwards to the host ([`crate::relay`]).
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Network {
-    /// Its address, in a subnet of four.
-    pub address: std::net::Ipv4Addr,
-    /// Content of `/etc/resolv.conf`.
-    pub resolvers: String,
-}
-
-/// Limits of a function, which may be tighter than its partition.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Limits {
-    /// Memory of its processes.
-    pub memory_bytes: u64,
-    /// Its files in memory: /tmp and its writable layer.
-    pub file_bytes: u64,
-    /// Its share of the vCPUs when they are short, 1 to 10000; the default of others is 100.
-    pub cpu_weight: u32,
 }
 
 /// A message of the agent: a reply or an event.
@@ -248,6 +182,8 @@ pub enum ErrorKind {
     NoSuchInstance,
     /// An instance of that name runs.
     InstanceExists,
+    /// Nothing listens on the port.
+    NotListening,
     /// The program could not be started.
     CannotStart,
     /// The kernel did not finish in time.
@@ -335,13 +271,21 @@ pub struct Agent {
 pub enum Event {
     /// An agent has started. Before it sends this, it kills the instances that a former agent left.
     Ready(Agent),
+    /// The program of a worker's function that has extensions has ended, or one of these. The others live on
+    /// until the host stops the instance.
+    Ended {
+        /// Which one.
+        instance: String,
+        /// How it ended.
+        reason: ExitReason,
+    },
     /// All processes of an instance have ended.
     Exited {
         /// Which one.
         instance: String,
         /// Where its memory was.
         partition: Option<u32>,
-        /// How its first process ended.
+        /// How its program ended, or the extension that ended first.
         reason: ExitReason,
         /// Pages of it still in use in its partition, and which process holds them. Until they are free no
         /// instance can have the partition.
@@ -381,7 +325,7 @@ pub enum ExitReason {
         /// This one.
         signal: i32,
     },
-    /// An extension ended, which ended the instance.
+    /// An extension ended.
     Extension {
         /// Which one.
         name: String,

@@ -1,11 +1,11 @@
 //! The relay: forwards connections of functions in the guest to the host, where the worker serves Lambda's
-//! Runtime API, over a virtio-serial port of its own. It also forwards the packets of functions that have
-//! network access.
+//! Runtime API, over a virtio-serial port of its own. It also forwards connections of the worker to servers
+//! of functions, and the packets of functions that have network access.
 //!
 //! A frame is a header of eight bytes and at most [`MOST_BYTES`]. The agent opens a stream for each
-//! connection that it accepts for an instance, and either side closes it. Neither side sends more bytes of a
-//! stream than it was granted ([`crate::window`]), so that a slow reader of one stream delays no other
-//! stream.
+//! connection that it accepts for an instance, or makes at the host's request, and either side closes it.
+//! Neither side sends more bytes of a stream than it was granted ([`crate::window`]), so that a slow reader
+//! of one stream delays no other stream.
 
 /// The virtio-serial port.
 pub const PORT: &str = "org.mayfly.relay";
@@ -19,8 +19,11 @@ pub const HEADER_BYTES: usize = 8;
 pub enum Kind {
     /// A new stream, from the agent; the bytes are the instance's name.
     Open,
-    /// The same for a stream of packets: each data frame, either way, is one IPv4 packet and may get lost.
-    /// There are no grants.
+    /// A new stream, from the agent, to a server inside an instance; the bytes are the token of the host's
+    /// request ([`crate::Operation::Connect`]), four bytes, little endian.
+    Inside,
+    /// As [`Kind::Open`], for a stream of packets: each data frame, either way, is one IPv4 packet and may
+    /// get lost. There are no grants.
     Link,
     /// Bytes of the stream.
     Data,
@@ -46,6 +49,7 @@ impl Header {
     pub fn encode(self) -> [u8; HEADER_BYTES] {
         let kind = match self.kind {
             Kind::Open => b'O',
+            Kind::Inside => b'I',
             Kind::Link => b'L',
             Kind::Data => b'D',
             Kind::Grant => b'G',
@@ -61,6 +65,7 @@ impl Header {
         let [kind, a, b, c, d, e, f, g] = bytes;
         let kind = match kind {
             b'O' => Kind::Open,
+            b'I' => Kind::Inside,
             b'L' => Kind::Link,
             b'D' => Kind::Data,
             b'G' => Kind::Grant,
@@ -79,7 +84,7 @@ mod tests {
 
     #[test]
     fn headers_decode_as_encoded() {
-        for kind in [Kind::Open, Kind::Link, Kind::Data, Kind::Grant, Kind::Close] {
+        for kind in [Kind::Open, Kind::Inside, Kind::Link, Kind::Data, Kind::Grant, Kind::Close] {
             let header = Header { stream: 0x0102_0304, kind, bytes: MOST_BYTES };
             assert_eq!(Header::decode(header.encode()), Some(header));
         }

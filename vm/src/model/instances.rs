@@ -10,7 +10,7 @@ use crate::model::hypervisor::{AskError, Hypervisor};
 use crate::model::partition::{Event, State};
 use crate::model::partitions::{MemorySource, Partitions, elapsed_ns};
 use crate::model::record::VmState;
-use crate::model::report::Spawned;
+use crate::model::report::{End, Spawned};
 
 impl<H: Hypervisor + ?Sized> Partitions<H> {
     /// Starts an instance.
@@ -28,6 +28,7 @@ impl<H: Hypervisor + ?Sized> Partitions<H> {
             if state.runs(&name) {
                 return Err(Error::InstanceExists(name.clone()));
             }
+            state.ends.remove(&name);
             Ok(())
         };
         let mut guards = Vec::new();
@@ -164,6 +165,24 @@ impl<H: Hypervisor + ?Sized> Partitions<H> {
             false => Some(state.reason(instance).ok_or(Error::NoSuchInstance(instance.to_string()))),
         };
         self.record.wait(deadline, ended).transpose()
+    }
+
+    /// Waits for the next end of an instance's processes, after so many.
+    pub(crate) fn next_end(
+        &self,
+        instance: &str,
+        seen: usize,
+        deadline: Instant,
+    ) -> Result<Option<End>, Error> {
+        let next = |state: &VmState| match state.ends.get(instance).and_then(|ends| ends.get(seen)) {
+            Some(reason) => Some(Ok(End::Process(reason.clone()))),
+            None if state.runs(instance) => None,
+            None => {
+                let unknown = || Error::NoSuchInstance(instance.to_string());
+                Some(state.reason(instance).map(End::All).ok_or_else(unknown))
+            }
+        };
+        self.record.wait(deadline, next).transpose()
     }
 }
 

@@ -4,7 +4,7 @@
 //! The threads that read from QEMU and from the agent record events as they arrive, and wait for nothing but
 //! the lock. Operations record what they are about to do before they do it.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Instant;
 
@@ -17,6 +17,10 @@ use crate::model::report::GuestStatus;
 
 /// How many ended instances' exit reasons are kept, for calls of `wait` that come late.
 const ENDED_KEPT: usize = 1024;
+
+/// How many processes of an instance are recorded to have ended: its program, and at most ten extensions. A
+/// guest is not trusted.
+const ENDS_KEPT: usize = 16;
 
 /// The state of the connection to the guest's agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,6 +42,8 @@ pub(crate) struct VmState {
     /// Instances outside all partitions.
     pub(crate) outside: BTreeSet<String>,
     pub(crate) ended: VecDeque<(String, ExitReason)>,
+    /// By instance, how its program and its extensions have ended, in this order.
+    pub(crate) ends: BTreeMap<String, Vec<ExitReason>>,
 }
 
 /// A [`VmState`] under a lock, with a condition variable for its changes.
@@ -53,6 +59,7 @@ impl Record {
             partitions: (0..partitions).map(Partition::new).collect(),
             outside: BTreeSet::new(),
             ended: VecDeque::new(),
+            ends: BTreeMap::new(),
         };
         Record { state: Mutex::new(state), changed: Condvar::new() }
     }
@@ -96,6 +103,9 @@ impl Record {
                 }
                 state.agent = AgentLink::New;
             }),
+            AgentEvent::Ended { instance, reason } => {
+                self.write(|state| state.process_ended(instance, reason))
+            }
             AgentEvent::Exited { instance, partition, reason, held } => self.write(|state| {
                 let had = state.partitions_of(&instance);
                 state.exited(&instance, reason);
@@ -198,6 +208,15 @@ impl VmState {
         self.keep_reason(instance.to_string(), reason);
     }
 
+    fn process_ended(&mut self, instance: String, reason: ExitReason) {
+        if self.runs(&instance) {
+            let ends = self.ends.entry(instance).or_default();
+            if ends.len() < ENDS_KEPT {
+                ends.push(reason);
+            }
+        }
+    }
+
     /// Records whether pages of an unused partition are still in use, and why.
     pub(crate) fn set_held(&mut self, number: Option<u32>, held: Option<String>) {
         let Some(number) = number.filter(|number| (*number as usize) < self.partitions.len()) else { return };
@@ -211,8 +230,10 @@ impl VmState {
 
     fn keep_reason(&mut self, instance: String, reason: ExitReason) {
         self.ended.push_back((instance, reason));
-        if self.ended.len() > ENDED_KEPT {
-            self.ended.pop_front();
+        if self.ended.len() > ENDED_KEPT
+            && let Some((forgotten, _)) = self.ended.pop_front()
+        {
+            self.ends.remove(&forgotten);
         }
     }
 

@@ -1,7 +1,7 @@
 //! Results of the calls of [`crate::Vm`]: times in nanoseconds, sizes in bytes.
 
 use serde::{Deserialize, Serialize};
-use vm_protocol::{Layout, Stats};
+use vm_protocol::{ExitReason, Layout, Stats};
 
 use crate::model::partition::State;
 
@@ -51,6 +51,15 @@ pub struct Spawned {
     pub extensions: Vec<String>,
     /// From the request to the agent's answer.
     pub total_ns: u64,
+}
+
+/// An end of a function's process, or of all of them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum End {
+    /// Its program or an extension has ended in this way; others may still run.
+    Process(ExitReason),
+    /// All have ended. This is the reason of the first end.
+    All(ExitReason),
 }
 
 /// A VM at one moment.

@@ -206,9 +206,11 @@ impl Vm {
     /// # Errors
     /// No such instance was started.
     pub fn output(&self, instance: &str, from: u64) -> Result<Output, Error> {
-        match self
-            .ask(Operation::Output { instance: instance.to_string(), from }, "return an instance's output")?
-        {
+        self.read_output(Operation::Output { instance: instance.to_string(), from, of_extensions: false })
+    }
+
+    pub(super) fn read_output(&self, op: Operation) -> Result<Output, Error> {
+        match self.ask(op, "return an instance's output")? {
             Answer::Output { bytes, from, next, ended } => Ok(Output { bytes, from, next, ended }),
             other => Err(unexpected(&other)),
         }
@@ -220,18 +222,7 @@ impl Vm {
     /// No such instance runs.
     pub fn input(&self, instance: &str, text: &str, close: bool) -> Result<(), Error> {
         let op = Operation::Input { instance: instance.to_string(), text: text.to_string(), close };
-        // Not by `ask`, which may send the request twice.
-        match self.partitions.hypervisor.ask_agent(op, self.partitions.patience) {
-            Ok(_) => Ok(()),
-            Err(AskError::Refused(refusal)) => Err(Error::Refused(refusal)),
-            Err(AskError::Unsendable(why)) => Err(Error::Failed(why)),
-            Err(AskError::Lost) => Err(Error::AgentLost("write to an instance".to_string())),
-            Err(AskError::TimedOut) => Err(Error::TimedOut {
-                what: format!("writing to {instance}"),
-                after: self.partitions.patience,
-                consequence: "",
-            }),
-        }
+        self.ask_once(op, "write to an instance", || format!("writing to {instance}")).map(drop)
     }
 
     /// The instances that run, as the agent reports them.
@@ -322,6 +313,31 @@ impl Vm {
     /// Kills QEMU. [`Vm::wait_for_end`] waits for its end.
     pub fn kill(&self) {
         self.partitions.hypervisor.kill();
+    }
+
+    pub(super) fn partitions(&self) -> &Partitions<dyn Hypervisor> {
+        &self.partitions
+    }
+
+    /// Whether its processors are emulated.
+    pub fn is_emulated(&self) -> bool {
+        self.accelerator == Accelerator::Tcg
+    }
+
+    /// As [`Vm::ask`], which may send the request again to the next agent.
+    pub(super) fn ask_once(
+        &self,
+        op: Operation,
+        what: &str,
+        doing: impl FnOnce() -> String,
+    ) -> Result<Answer, Error> {
+        let after = self.partitions.patience;
+        self.partitions.hypervisor.ask_agent(op, after).map_err(|error| match error {
+            AskError::Refused(refusal) => Error::Refused(refusal),
+            AskError::Unsendable(why) => Error::Failed(why),
+            AskError::Lost => Error::AgentLost(what.to_string()),
+            AskError::TimedOut => Error::TimedOut { what: doing(), after, consequence: "" },
+        })
     }
 
     fn ask(&self, op: Operation, what: &str) -> Result<Answer, Error> {

@@ -17,11 +17,9 @@ use rustix::process::{
 use rustix::system::sethostname;
 use rustix::thread::UnshareFlags;
 use vm_sandbox::syscalls::{Placement, confine};
-use vm_sandbox::{extensions, network};
+use vm_sandbox::{extensions, network, termination};
 
-use super::{
-    INSIDE_USER, OPEN_FILES, RUNTIME_PORT, Spec, freezer, root, syscalls, termination, worker_is_root,
-};
+use super::{INSIDE_USER, OPEN_FILES, RUNTIME_PORT, Spec, freezer, root, syscalls, worker_is_root};
 
 /// The descriptor of the control socket; 0 becomes the function's stdin.
 const CONTROL: RawFd = 3;
@@ -114,7 +112,7 @@ fn keep() -> Result<()> {
                 }
             }
             // Process 1 can be waited for once everything in its namespace has ended.
-            syscalls::wait(Some(init)).map(drop).context("cannot wait for the sandbox")
+            syscalls::wait(init).context("cannot wait for the sandbox")
         }
     }
 }
@@ -225,7 +223,7 @@ fn run_inside(spec: &Spec, disk: Option<OwnedFd>) -> Result<()> {
     confine(Placement::Free).context("cannot confine the system calls")?;
     termination::pass_on().context("cannot handle signals")?;
     let environment = spec.environment.iter().map(|(name, value)| (name.as_str(), value.as_str()));
-    let mut extensions = extensions::start(&names, environment, Some(std::io::stderr().as_fd()))?;
+    let extensions = extensions::start(&names, environment, Some(std::io::stderr().as_fd()))?;
     let Some(runtime) = syscalls::fork()? else {
         setsid()?;
         let folder = &spec.folder;
@@ -237,31 +235,14 @@ fn run_inside(spec: &Spec, disk: Option<OwnedFd>) -> Result<()> {
         let error = command.stderr(std::io::stdout().as_fd().try_clone_to_owned()?).exec();
         return Err(error).with_context(|| format!("cannot run {program}"));
     };
-    termination::runtime_is(runtime);
-    let (mut runs, mut ends) = (true, false);
-    while runs || !(ends && extensions.is_empty()) {
-        let (child, status) = syscalls::wait(None)?;
-        ends |= termination::is_asked();
-        let is_runtime = child == runtime;
-        let process = child.as_raw_pid() as u32;
-        let name = match ends {
-            _ if is_runtime => Some(String::new()),
-            true => extensions.remove(process),
-            false => extensions.ended(process, status),
-        };
-        let Some(name) = name else { continue };
-        if is_runtime {
-            termination::runtime_has_ended();
-            runs = false;
-        }
-        // From now on, the worker ends the instance: the others have a moment for their own end.
-        ends = true;
+    termination::reap(runtime.as_raw_nonzero().get(), extensions, |status, extension| {
+        let name = extension.unwrap_or_default();
         let mut message = vec![EXITED];
         message.extend(status.to_le_bytes());
         message.push(name.len() as u8);
         message.extend(name.bytes());
         // If the send fails, the worker has ended and so do we.
-        syscalls::send_with(CONTROL, &message, None)?;
-    }
+        syscalls::send_with(CONTROL, &message, None)
+    })?;
     std::process::exit(0)
 }

@@ -22,7 +22,6 @@ pub mod page_store;
 mod root;
 pub mod spawn;
 mod syscalls;
-mod termination;
 
 pub use ending::Ending;
 pub use launcher::launch;

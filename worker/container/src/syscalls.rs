@@ -72,15 +72,10 @@ pub fn ending_of(child: &Child) -> Result<AsyncFd<OwnedFd>> {
     Ok(unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) }?)
 }
 
-/// Waits for a child, or for any: its id and wait status.
-pub fn wait(process: Option<Pid>) -> Result<(Pid, i32)> {
-    let ended = retry_on_intr(|| match process {
-        Some(process) => waitpid(Some(process), WaitOptions::empty()),
-        // Of whatever process group.
-        None => rustix::process::wait(WaitOptions::empty()),
-    })?;
-    let (child, status) = ended.expect("it was waited for");
-    Ok((child, status.as_raw()))
+/// Waits for the end of a child.
+pub fn wait(process: Pid) -> Result<()> {
+    retry_on_intr(|| waitpid(Some(process), WaitOptions::empty()))?;
+    Ok(())
 }
 
 /// Adds attributes (`MOUNT_ATTR_*`) to a mount and all below it.

@@ -39,8 +39,8 @@ impl Instance {
             instance.upgrade().is_none_or(|instance| instance.publish_line(printer, line))
         };
         let of_extensions = sandbox.take_extensions_output();
-        let output =
-            Output::new(self.label(), self.log(), sandbox.take_output(), of_extensions, Box::new(filter));
+        let (own, prompt) = (sandbox.take_output(), sandbox.prints_at_once());
+        let output = Output::new(self.label(), self.log(), own, of_extensions, prompt, Box::new(filter));
         assert!(self.output.set(output).is_ok(), "an instance starts once");
         self.publish_init();
         // Ends with this scope, and with it every connection.

@@ -25,7 +25,7 @@ const READ_BYTES_BEFORE_ANSWER: usize = 256 * 1024;
 /// Who has printed a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Printer {
-    /// The runtime, and in a VM extensions, too.
+    /// The runtime.
     Function,
     /// An extension.
     Extension,
@@ -50,8 +50,10 @@ pub struct Output {
     label: String,
     log: Stream,
     receiver: pipe::Receiver,
-    /// The output of extensions, where it comes apart.
+    /// The output of extensions, if there are any.
     of_extensions: Option<pipe::Receiver>,
+    /// Whether all that is printed before an answer is there by then.
+    is_prompt: bool,
     filter: LineFilter,
     state: Mutex<State>,
 }
@@ -67,12 +69,14 @@ struct State {
 }
 
 impl Output {
-    /// `label` stands before each line; `log` stores the lines, too.
+    /// `label` stands before each line; `log` stores the lines, too. If it `is_prompt`, all that is printed
+    /// before an answer is there by then.
     pub fn new(
         label: String,
         log: Stream,
         receiver: pipe::Receiver,
         of_extensions: Option<pipe::Receiver>,
+        is_prompt: bool,
         filter: LineFilter,
     ) -> Output {
         let state = State {
@@ -83,7 +87,7 @@ impl Output {
             shown: 0,
             dropped: 0,
         };
-        Output { label, log, receiver, of_extensions, filter, state: Mutex::new(state) }
+        Output { label, log, receiver, of_extensions, is_prompt, filter, state: Mutex::new(state) }
     }
 
     /// Reads until no process can write any more.
@@ -128,8 +132,8 @@ impl Output {
     fn catch_up_by(&self, most: usize, ends: bool) {
         self.read_at_most(Printer::Extension, most);
         let read = self.read_at_most(Printer::Function, most);
-        // Not in a VM, where output arrives in pieces, later than answers, and with that of extensions.
-        if ends && read != Read::More && self.of_extensions.is_some() {
+        // Not in a VM, where output arrives in pieces, later than answers.
+        if ends && read != Read::More && self.is_prompt {
             self.end_begun(Printer::Function);
         }
     }
@@ -260,7 +264,7 @@ mod tests {
     fn output() -> (Output, std::io::PipeWriter) {
         let (receiver, writer) = pipe_pair();
         let log = std::sync::Arc::new(crate::invocation::logs::Logs::default()).stream("f", "s");
-        (Output::new("f".into(), log, receiver, None, Box::new(|_, _| true)), writer)
+        (Output::new("f".into(), log, receiver, None, false, Box::new(|_, _| true)), writer)
     }
 
     #[tokio::test]
@@ -274,7 +278,7 @@ mod tests {
         };
         let ((receiver, mut writer), (of_extensions, mut extension)) = (pipe_pair(), pipe_pair());
         let log = logs.stream("f", "s");
-        let output = Output::new("f".into(), log, receiver, Some(of_extensions), Box::new(|_, _| true));
+        let output = Output::new("f".into(), log, receiver, Some(of_extensions), true, Box::new(|_, _| true));
         extension.write_all(b"of an extension, ").unwrap();
         writer.write_all(b"one\ntwo").unwrap();
         output.receiver.readable().await.unwrap();

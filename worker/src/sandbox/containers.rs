@@ -20,7 +20,7 @@ use crate::http::heads::{Heads, LongHeads};
 use crate::sandbox::accept::accept;
 use crate::sandbox::environment::{self, ProgramSpec, Sharing};
 use crate::sandbox::interface::{
-    BoxFuture, Ended, Handler, Kind, Maker, Order, Overall, RUNTIME_HEADER_BYTES, Sandbox,
+    BoxFuture, Connection, Ended, Handler, Kind, Maker, Order, Overall, RUNTIME_HEADER_BYTES, Sandbox,
 };
 use crate::sandbox::network::{self, Outside};
 use crate::sandbox::reach;
@@ -312,10 +312,11 @@ impl Sandbox for Instance {
         true
     }
 
-    fn connect(&self, port: u16) -> BoxFuture<'_, std::io::Result<TcpStream>> {
+    fn connect(&self, port: u16) -> BoxFuture<'_, std::io::Result<Box<dyn Connection>>> {
         Box::pin(async move {
             let socket = self.commands.socket().await?;
-            socket.connect((Ipv4Addr::LOCALHOST, port).into()).await
+            let stream = socket.connect((Ipv4Addr::LOCALHOST, port).into()).await?;
+            Ok(Box::new(stream) as Box<dyn Connection>)
         })
     }
 

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use hyper::Request;
 use hyper::body::Incoming;
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::unix::pipe;
 pub use worker_container::{Bind, Ending, RUNTIME_PORT};
 use worker_page::data::{Store, Vm};
@@ -32,6 +32,9 @@ pub(crate) const RUNTIME_HEADER_BYTES: usize = 1024 * 1024 + 64 * 1024;
 
 /// A boxed future, for the methods of trait objects.
 pub(crate) type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+/// A connection to a server inside.
+pub(crate) trait Connection: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Connection for T {}
 /// Answers one request of the runtime inside.
 pub(crate) type Handler = Arc<dyn Fn(Request<Incoming>) -> BoxFuture<'static, Answer> + Send + Sync>;
 
@@ -112,9 +115,19 @@ pub(crate) trait Sandbox: Send + Sync {
     /// What it prints, stdout and stderr in one. Taken once.
     fn take_output(&self) -> pipe::Receiver;
 
-    /// What extensions print, if that comes apart. Taken once.
+    /// What extensions print, if there are any. Taken once.
     fn take_extensions_output(&self) -> Option<pipe::Receiver> {
         None
+    }
+
+    /// Whether output is there as soon as it is printed.
+    fn prints_at_once(&self) -> bool {
+        true
+    }
+
+    /// Waits until what was printed by now is there.
+    fn fetch_output(&self) -> BoxFuture<'_, ()> {
+        Box::pin(std::future::ready(()))
     }
 
     /// Answers the requests that its runtime makes, until this is dropped, and with it every connection.
@@ -134,6 +147,11 @@ pub(crate) trait Sandbox: Send + Sync {
         false
     }
 
+    /// How many times longer than on this machine's processors its end may take.
+    fn slower(&self) -> u32 {
+        1
+    }
+
     /// Ends the runtime by SIGTERM, and the next time by SIGKILL, if it ends in steps.
     fn terminate(&self) -> BoxFuture<'_, ()> {
         Box::pin(std::future::ready(()))
@@ -145,7 +163,7 @@ pub(crate) trait Sandbox: Send + Sync {
     }
 
     /// Connects to a server inside, on its loopback device.
-    fn connect(&self, _port: u16) -> BoxFuture<'_, std::io::Result<TcpStream>> {
+    fn connect(&self, _port: u16) -> BoxFuture<'_, std::io::Result<Box<dyn Connection>>> {
         Box::pin(std::future::ready(Err(std::io::ErrorKind::Unsupported.into())))
     }
 

@@ -2,8 +2,12 @@
 //!
 //! Each such instance has a network namespace with a loopback device, and a TUN device if it has network
 //! access. The agent listens on the loopback device, so the instance reaches one service of the host and
-//! nothing else. A reader and a writer thread serve each connection; each waits until there is room in the
-//! receiver's window.
+//! nothing else. At the host's request it connects to the instance's own servers there. A reader and a writer
+//! thread serve each connection; each waits until there is room in the receiver's window.
+
+mod servers;
+
+pub use servers::Servers;
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -44,18 +48,28 @@ pub struct Streams {
     next: AtomicU32,
 }
 
-/// Listens for one instance. It is dropped when the instance's processes have ended. That closes its
-/// connections, because data that they have sent may lie in the instance's memory until it is read.
+/// Listens for one instance, until its processes have ended.
 pub struct Listener {
     listener: TcpListener,
-    relay: Arc<Streams>,
-    connections: Arc<Connections>,
+    _running: Running,
 }
 
 impl Drop for Listener {
     fn drop(&mut self) {
         // SAFETY: passes numbers; the listener is open. This wakes the thread that accepts.
         unsafe { libc::shutdown(self.listener.as_raw_fd(), libc::SHUT_RDWR) };
+    }
+}
+
+/// Connections of one instance. This is dropped when the instance's processes have ended. That closes the
+/// connections, because data that they have sent may lie in the instance's memory until it is read.
+struct Running {
+    relay: Arc<Streams>,
+    connections: Arc<Connections>,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
         self.connections.end();
         for stream in self.relay.streams.lock().expect("not poisoned").values() {
             if let Stream::Bytes(connection) = stream
@@ -126,11 +140,11 @@ impl Streams {
         Ok(())
     }
 
-    /// Opens a stream for an instance; returns its number.
-    pub fn open_stream(&self, kind: Kind, instance: &str, stream: Stream) -> Result<u32> {
+    /// Opens a stream, whose first frame has this kind and payload; returns its number.
+    pub fn open_stream(&self, kind: Kind, payload: &[u8], stream: Stream) -> Result<u32> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         self.streams.lock().expect("not poisoned").insert(number, stream);
-        self.send(number, kind, instance.as_bytes()).inspect_err(|_| self.forget(number))?;
+        self.send(number, kind, payload).inspect_err(|_| self.forget(number))?;
         Ok(number)
     }
 
@@ -153,14 +167,11 @@ impl Streams {
         self.writer.lock().expect("not poisoned").write_all(&frame)
     }
 
-    /// Accepts connections for an instance until its [`Listener`] is dropped.
-    pub fn serve(self: &Arc<Self>, instance: &str, listener: TcpListener) -> Result<Listener> {
-        let connections = Arc::new(Connections::default());
-        let guard = Listener {
-            listener: listener.try_clone()?,
-            relay: Arc::clone(self),
-            connections: Arc::clone(&connections),
-        };
+    /// Accepts connections for an instance, so many at one time, until its [`Listener`] is dropped.
+    pub fn serve(self: &Arc<Self>, instance: &str, listener: TcpListener, most: u32) -> Result<Listener> {
+        let connections = Connections::new(most);
+        let running = Running { relay: Arc::clone(self), connections: Arc::clone(&connections) };
+        let guard = Listener { listener: listener.try_clone()?, _running: running };
         let (relay, instance) = (Arc::clone(self), instance.to_string());
         Builder::new().stack_size(STACK_BYTES).spawn(move || {
             loop {
@@ -175,21 +186,25 @@ impl Streams {
                     }
                 };
                 if let Some(window) = connections.open() {
-                    relay.forward(&instance, connection, window);
+                    // Any failure closes it.
+                    let _ = relay.forward(Kind::Open, instance.as_bytes(), connection, window);
                 }
             }
         })?;
         Ok(guard)
     }
 
-    /// Forwards one connection; any failure closes it.
-    fn forward(self: &Arc<Self>, instance: &str, socket: TcpStream, connection: Arc<Connection>) {
+    /// Forwards one connection, by a stream whose first frame has this kind and payload.
+    fn forward(
+        self: &Arc<Self>,
+        kind: Kind,
+        payload: &[u8],
+        socket: TcpStream,
+        connection: Arc<Connection>,
+    ) -> Result<()> {
         let _ = socket.set_nodelay(true);
-        let Ok(to_instance) = socket.try_clone() else { return };
-        let Ok(number) = self.open_stream(Kind::Open, instance, Stream::Bytes(Arc::clone(&connection)))
-        else {
-            return;
-        };
+        let to_instance = socket.try_clone()?;
+        let number = self.open_stream(kind, payload, Stream::Bytes(Arc::clone(&connection)))?;
         let (writer, same) = (Arc::clone(self), Arc::clone(&connection));
         let writing = Builder::new()
             .stack_size(STACK_BYTES)
@@ -198,9 +213,7 @@ impl Streams {
         let started = writing.and_then(|_| {
             Builder::new().stack_size(STACK_BYTES).spawn(move || relay.to_host(number, &connection, socket))
         });
-        if started.is_err() {
-            self.close_stream(number);
-        }
+        started.map(drop).inspect_err(|_| self.close_stream(number))
     }
 
     /// Sends an instance's data to the host.
@@ -236,8 +249,10 @@ impl Streams {
 }
 
 /// The agent's ends of an instance's network.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Ends {
+    /// Its network namespace.
+    pub namespace: File,
     /// Accepts connections to the host.
     pub listener: Option<TcpListener>,
     /// Its TUN device, if it has network access.
@@ -268,7 +283,8 @@ pub fn spawn_in_namespaces(
             if tunnel.is_some() {
                 network::set_default_route(TUNNEL)?;
             }
-            Ok((command.spawn()?, Ends { listener, tunnel }))
+            let namespace = File::open("/proc/thread-self/ns/net")?;
+            Ok((command.spawn()?, Ends { namespace, listener, tunnel }))
         };
         Builder::new().stack_size(2 * STACK_BYTES).spawn_scoped(scope, spawn).map(|thread| thread.join())
     });

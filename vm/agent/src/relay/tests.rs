@@ -55,7 +55,7 @@ fn instance() -> (Host, Listener, impl Fn(&mut Host) -> (u32, TcpStream)) {
     let relay = Streams::over(File::from(OwnedFd::from(theirs))).unwrap();
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let address = listener.local_addr().unwrap();
-    let serving = relay.serve("a", listener).unwrap();
+    let serving = relay.serve("a", listener, 8).unwrap();
     let connect = move |host: &mut Host| {
         let connection = TcpStream::connect(address).unwrap();
         let (number, kind, name) = host.receive();
@@ -179,4 +179,34 @@ fn drops_output_after_instance_end() {
     // Its data in the socket is dropped, too.
     let closed = (&connection).write_all(&[0; 64 << 20]);
     assert!(closed.is_err());
+}
+
+#[test]
+fn host_reaches_a_server_inside() {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let relay = Streams::over(File::from(OwnedFd::from(theirs))).unwrap();
+    let mut host = Host(ours);
+    let servers = Servers::new(&relay, File::open("/proc/thread-self/ns/net").unwrap());
+    let server = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let port = server.local_addr().unwrap().port();
+    match servers.connect(port, 7) {
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+            eprintln!("skipped: host_reaches_a_server_inside: only root may enter a network namespace");
+            return;
+        }
+        connected => connected.unwrap(),
+    }
+    let (mut inside, _) = server.accept().unwrap();
+    let (number, kind, token) = host.receive();
+    assert_eq!((kind, &token[..]), (Kind::Inside, &7_u32.to_le_bytes()[..]));
+    host.send(number, Kind::Data, b"ping");
+    let mut asked = [0; 4];
+    inside.read_exact(&mut asked).unwrap();
+    inside.write_all(b"pong").unwrap();
+    assert_eq!((&asked, host.receive()), (b"ping", (number, Kind::Data, b"pong".to_vec())));
+    // The instance's processes have ended, and with them its server.
+    drop((inside, server));
+    assert_eq!(host.receive(), (number, Kind::Close, vec![]));
+    let refused = servers.connect(port, 8).unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
 }

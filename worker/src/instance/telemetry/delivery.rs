@@ -11,13 +11,12 @@ use hyper::client::conn::http1::{self, SendRequest};
 use hyper::header::{CONTENT_TYPE, HOST};
 use hyper_util::rt::TokioIo;
 use tokio::io::AsyncWriteExt;
-use tokio::net::TcpStream;
 use tokio::sync::Notify;
 
 use super::event::TelemetryEvent;
 use super::queue::{Batch, Queue};
 use super::subscription::Subscription;
-use crate::sandbox::interface::Sandbox;
+use crate::sandbox::interface::{self as sandbox, Sandbox};
 use worker_system::lock::lock;
 
 /// Attempts to connect: a server may not listen yet.
@@ -41,7 +40,7 @@ pub(super) struct Subscriber {
 /// An open connection.
 enum Connection {
     Http(SendRequest<Full<Bytes>>),
-    Lines(TcpStream),
+    Lines(Box<dyn sandbox::Connection>),
 }
 
 impl Subscriber {

@@ -22,6 +22,7 @@ use super::{Instance, lock};
 use crate::base::level::Level;
 use crate::invocation::output::Printer;
 use crate::invocation::platform::PlatformEvent;
+use crate::sandbox::interface::Sandbox;
 use delivery::Subscriber;
 use event::TelemetryEvent;
 use subscription::Type;
@@ -157,13 +158,17 @@ impl Instance {
     }
 
     /// Has all events delivered, as far as subscribers take them in time.
-    pub(super) async fn deliver_last_events(&self) {
+    pub(super) async fn deliver_last_events(&self, sandbox: &dyn Sandbox) {
         let flush_all = async {
+            sandbox.fetch_output().await;
+            if let Some(output) = self.output.get() {
+                output.catch_up(false);
+            }
             for subscriber in self.telemetry.subscribers() {
                 subscriber.flush().await;
             }
         };
-        let _ = tokio::time::timeout(LAST_EVENTS, flush_all).await;
+        let _ = tokio::time::timeout(LAST_EVENTS * sandbox.slower(), flush_all).await;
     }
 
     /// Ends all deliveries.

@@ -12,14 +12,11 @@ use anyhow::{Context, Result};
 use worker_page::data;
 
 use super::code_disk::Disk;
-use super::{Host, Part, PartitionedVm, Plan, lifecycle, word};
+use super::{Host, Part, PartitionedVm, Plan, SLOWER, lifecycle, word};
 use crate::function::worker_options::Options;
 use crate::sandbox::history::History;
 use crate::sandbox::interface::{BoxFuture, Kind, Maker, Order, Overall, Sandbox};
 use crate::sandbox::network::Outside;
-
-/// An emulated processor is that much slower.
-const SLOWER: u32 = 6;
 
 /// Functions that live in one VM.
 #[derive(Debug)]

@@ -1,35 +1,31 @@
 //! The life of an instance in the VM: it is spawned in its partition, served, stopped.
 
-use std::net::Ipv4Addr;
-use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
+use tokio::net::UnixStream;
 use tokio::net::unix::pipe;
 use tokio::sync::watch;
-use tokio::task::{JoinHandle, JoinSet};
-use vm::protocol::{Confinement, ExitReason, Limits, Network, Spawn};
+use tokio::task::JoinSet;
+use vm::protocol::{ErrorKind, ExitReason};
+use vm::report::End;
 use vm::{Error, MemorySource};
 
+use super::order::spawn_order;
+use super::output::{Fetching, Read};
 use super::partition::{ask, lock, plug, unplug};
 use super::relay::{Link, Listener};
 use super::tunnel::Tunnel;
-use super::{InUse, PartitionedVm, Running};
-use crate::base::limits;
+use super::{InUse, PartitionedVm, Running, SLOWER};
 use crate::base::process_memory::Memory;
-use crate::function::settings::Settings;
 use crate::http;
 use crate::http::heads::Heads;
-use crate::sandbox::environment::{self, ProgramSpec, Sharing};
 use crate::sandbox::interface::{
-    Bind, BoxFuture, Ended, Ending, Handler, Order, RUNTIME_HEADER_BYTES, RUNTIME_PORT, Sandbox,
+    BoxFuture, Connection, Ended, Ending, Handler, Order, RUNTIME_HEADER_BYTES, Sandbox,
 };
-use crate::sandbox::network;
 
-/// How often the guest is asked for what an instance has printed.
-const OUTPUT_EVERY: Duration = Duration::from_millis(250);
 /// How long an ended instance's last output is waited for.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 /// For how long a start may move to the next VM, if its VM ends before the instance has started.
@@ -49,11 +45,15 @@ pub struct Instance {
     heads: Arc<Heads>,
     listener: tokio::sync::Mutex<Listener>,
     _link: Option<Link>,
-    output: Mutex<Option<pipe::Receiver>>,
-    /// Fetches its output until that ends.
-    fetching: Mutex<Option<JoinHandle<()>>>,
+    /// Of its program, and of its extensions.
+    outputs: Mutex<Vec<Option<pipe::Receiver>>>,
+    /// They fetch its outputs until these end.
+    fetching: Vec<Fetching>,
     /// Whether it is to be frozen.
     frozen: watch::Sender<bool>,
+    /// How many of its processes are known to have ended.
+    ends: AtomicUsize,
+    /// Whether all are.
     ended: AtomicBool,
 }
 
@@ -68,10 +68,21 @@ pub async fn start(vm: InUse, order: Order) -> Result<Instance> {
     loop {
         let running = vm.running().await?;
         // Made first: a failure here leaves no process to end.
-        let (output_in, output) = pipe::pipe().context("no pipe for the instance's output")?;
+        let pipe = || pipe::pipe().context("no pipe for the instance's output");
+        let (own, of_extensions) = (pipe()?, pipe()?);
         match start_in(&vm, &running, &order, &name).await {
             Ok((partition, extensions, listener, link)) => {
-                let fetching = tokio::spawn(fetch_output(running.clone(), name.clone(), output_in));
+                let read: [(_, Read); 2] = [
+                    (own, |vm, name, from| vm.output(name, from)),
+                    (of_extensions, |vm, name, from| vm.output_of_extensions(name, from)),
+                ];
+                let (mut outputs, mut fetching) = (Vec::new(), Vec::new());
+                for ((sender, receiver), read) in
+                    read.into_iter().take(if extensions.is_empty() { 1 } else { 2 })
+                {
+                    fetching.push(Fetching::new(&running, &name, read, sender));
+                    outputs.push(Some(receiver));
+                }
                 let (frozen, wish) = watch::channel(false);
                 tokio::spawn(freeze_as_wished(running.clone(), name.clone(), wish));
                 let heads = Arc::new(Heads::new(vm.host.long_heads.clone()));
@@ -85,9 +96,10 @@ pub async fn start(vm: InUse, order: Order) -> Result<Instance> {
                     heads,
                     listener: tokio::sync::Mutex::new(listener),
                     _link: link,
-                    output: Mutex::new(Some(output)),
-                    fetching: Mutex::new(Some(fetching)),
+                    outputs: Mutex::new(outputs),
+                    fetching,
                     frozen,
+                    ends: AtomicUsize::new(0),
                     ended: AtomicBool::new(false),
                 });
             }
@@ -152,22 +164,62 @@ impl Instance {
         }
     }
 
-    async fn until_it_ends(&self) -> Ended {
-        let name = self.name.clone();
+    async fn until_one_ends(&self) -> Ended {
+        let (name, seen) = (self.name.clone(), self.ends.load(Ordering::Relaxed));
         let forever = Duration::from_secs(86_400 * 365);
-        let ended = ask(&self.running, move |vm| vm.wait(&name, Instant::now() + forever)).await;
-        self.ended.store(true, Ordering::Relaxed);
-        let fetching = lock(&self.fetching).take();
-        if let Some(fetching) = fetching {
-            // The guest still has its last output.
-            let _ = tokio::time::timeout(LAST_WORDS, fetching).await;
+        let end = ask(&self.running, move |vm| vm.next_end(&name, seen, Instant::now() + forever)).await;
+        let end = end.map(|end| end.unwrap_or(End::All(ExitReason::AgentLost)));
+        match &end {
+            Ok(End::Process(_)) => {
+                self.fetch().await;
+                // Last, so that a caller that stops waiting misses no end.
+                self.ends.store(seen + 1, Ordering::Relaxed);
+            }
+            _ => self.fetch_rest().await,
         }
-        let out_of_memory = matches!(ended, Ok(Some(ExitReason::Overflow)));
-        let how = match ended {
-            Ok(reason) => how(reason.unwrap_or(ExitReason::AgentLost)),
+        let out_of_memory =
+            matches!(end, Ok(End::Process(ExitReason::Overflow) | End::All(ExitReason::Overflow)));
+        let how = match end {
+            Ok(End::Process(reason)) => how(reason),
+            // How the first ended is known.
+            Ok(End::All(_)) if self.ended.swap(true, Ordering::Relaxed) || seen > 0 => Ending::Killed,
+            Ok(End::All(reason)) => how(reason),
             Err(error) => Ending::Lost(error.to_string()),
         };
         Ended { how, out_of_memory }
+    }
+
+    /// Waits until what it has printed by now is there.
+    async fn fetch(&self) {
+        let fetch = async {
+            for fetching in &self.fetching {
+                fetching.now().await;
+            }
+        };
+        let _ = tokio::time::timeout(LAST_WORDS, fetch).await;
+    }
+
+    /// Waits for its last output, which the guest still has when it has ended.
+    async fn fetch_rest(&self) {
+        let fetch = async {
+            for fetching in &self.fetching {
+                fetching.rest().await;
+            }
+        };
+        let _ = tokio::time::timeout(LAST_WORDS, fetch).await;
+    }
+
+    async fn connect_to(&self, port: u16) -> std::io::Result<UnixStream> {
+        let waiting = self.running.relay.await_connection(&self.name)?;
+        let (name, token) = (self.name.clone(), waiting.token);
+        ask(&self.running, move |vm| vm.connect(&name, port, token)).await.map_err(|error| {
+            let kind = match error.is_refusal(ErrorKind::NotListening) {
+                true => std::io::ErrorKind::ConnectionRefused,
+                false => std::io::ErrorKind::Other,
+            };
+            std::io::Error::new(kind, error)
+        })?;
+        waiting.connection().await
     }
 }
 
@@ -184,7 +236,19 @@ fn how(reason: ExitReason) -> Ending {
 
 impl Sandbox for Instance {
     fn take_output(&self) -> pipe::Receiver {
-        lock(&self.output).take().expect("the output is taken once")
+        lock(&self.outputs)[0].take().expect("the output is taken once")
+    }
+
+    fn take_extensions_output(&self) -> Option<pipe::Receiver> {
+        lock(&self.outputs).get_mut(1)?.take()
+    }
+
+    fn prints_at_once(&self) -> bool {
+        false
+    }
+
+    fn fetch_output(&self) -> BoxFuture<'_, ()> {
+        Box::pin(self.fetch())
     }
 
     fn serve(&self, handler: Handler) -> BoxFuture<'_, ()> {
@@ -196,7 +260,33 @@ impl Sandbox for Instance {
     }
 
     fn ending(&self) -> BoxFuture<'_, Ended> {
-        Box::pin(self.until_it_ends())
+        Box::pin(self.until_one_ends())
+    }
+
+    fn ends_in_steps(&self) -> bool {
+        true
+    }
+
+    fn slower(&self) -> u32 {
+        if self.running.vm.is_emulated() { SLOWER } else { 1 }
+    }
+
+    fn terminate(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async {
+            let name = self.name.clone();
+            // It may end by itself in this moment, or with its VM.
+            if let Err(error) = ask(&self.running, move |vm| vm.terminate(&name)).await {
+                tracing::debug!("{}: {error}", self.order.label());
+            }
+        })
+    }
+
+    fn has_way_inside(&self) -> bool {
+        true
+    }
+
+    fn connect(&self, port: u16) -> BoxFuture<'_, std::io::Result<Box<dyn Connection>>> {
+        Box::pin(async move { Ok(Box::new(self.connect_to(port).await?) as Box<dyn Connection>) })
     }
 
     /// The used memory of its partition, as the guest last reported.
@@ -225,9 +315,6 @@ impl Sandbox for Instance {
 
     fn end(&self) -> BoxFuture<'_, ()> {
         Box::pin(async {
-            if let Some(fetching) = lock(&self.fetching).take() {
-                fetching.abort();
-            }
             if !self.ended.load(Ordering::Relaxed) {
                 let name = self.name.clone();
                 // It may end by itself in this moment, or with its VM.
@@ -236,57 +323,14 @@ impl Sandbox for Instance {
                 }
             }
             let vm = lock(&self.vm).take();
-            if let Some(vm) = vm {
-                unplug(&vm, &self.running, &self.order, self.partition).await;
-            }
+            let unplug = async {
+                if let Some(vm) = vm {
+                    unplug(&vm, &self.running, &self.order, self.partition).await;
+                }
+            };
+            tokio::join!(unplug, self.fetch_rest());
         })
     }
-}
-
-fn spawn_order(vm: &PartitionedVm, order: &Order, name: &str, address: Option<Ipv4Addr>) -> Result<Spawn> {
-    let sharing = match vm.host.options.libraries.merge {
-        Some(_) => Sharing::Kernel,
-        None => Sharing::No,
-    };
-    let ProgramSpec { binds, command, environment, user, root, system, folder, fixed_layout } =
-        environment::program_spec(order, &vm.host.options, &vm.host.folder, sharing);
-    ensure!(system.is_none(), "the VM lacks {}", order.deployment.settings.runtime.name());
-    let on_disk = |source: &Path| -> Result<String> {
-        let missing = || format!("{} is not in the VM: functions come from the template", source.display());
-        vm.disk.name_of(source).map(str::to_string).with_context(missing)
-    };
-    let seen = |bind: Bind| Ok((on_disk(&bind.source)?, bind.target.to_string_lossy().into_owned()));
-    let settings = &order.deployment.settings;
-    Ok(Spawn {
-        more: Vec::new(),
-        instance: name.to_string(),
-        partition: None,
-        argv: command,
-        env: environment.into_iter().collect(),
-        cwd: Some(folder),
-        cpus: Vec::new(),
-        vcpus_milli: settings.processors.map(|processors| (processors * 1000.0).ceil() as u32),
-        waits_for_reader: false,
-        confinement: Some(Box::new(Confinement {
-            user,
-            port: RUNTIME_PORT,
-            network: address.map(|address| Network { address, resolvers: network::resolvers() }),
-            root: root.as_deref().map(on_disk).transpose()?,
-            binds: binds.into_iter().map(seen).collect::<Result<_>>()?,
-            fixed_layout,
-            limits: Limits {
-                memory_bytes: u64::from(settings.memory_mib) << 20,
-                file_bytes: file_bytes(settings),
-                cpu_weight: limits::share(settings.memory_mib, 100) as u32,
-            },
-        })),
-    })
-}
-
-/// The size of /tmp. It is memory: half of what there is, so that a program with a full /tmp gets an error
-/// before the whole instance ends.
-fn file_bytes(settings: &Settings) -> u64 {
-    u64::from(settings.ephemeral_mib.min(settings.memory_mib / 2)) << 20
 }
 
 /// Has the guest freeze and thaw an instance, one request after the other, as long as it exists.
@@ -303,32 +347,6 @@ async fn freeze_as_wished(running: Arc<Running>, name: String, mut wish: watch::
                     tokio::time::sleep(AGAIN_AFTER).await;
                 }
             }
-        }
-    }
-}
-
-/// Fetches the instance's output in pieces.
-async fn fetch_output(running: Arc<Running>, name: String, pipe: pipe::Sender) {
-    let mut from = 0;
-    loop {
-        tokio::time::sleep(OUTPUT_EVERY).await;
-        let wanted = name.clone();
-        let Ok(piece) = ask(&running, move |vm| vm.output(&wanted, from)).await else { return };
-        let mut bytes = &piece.bytes[..];
-        while !bytes.is_empty() {
-            match pipe.try_write(bytes) {
-                Ok(count) => bytes = &bytes[count..],
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                    if pipe.writable().await.is_err() {
-                        return;
-                    }
-                }
-                Err(_) => return,
-            }
-        }
-        from = piece.next;
-        if piece.ended {
-            return;
         }
     }
 }

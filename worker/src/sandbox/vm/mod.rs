@@ -13,6 +13,8 @@ mod domains;
 mod flow;
 mod guest;
 mod lifecycle;
+mod order;
+mod output;
 mod partition;
 mod relay;
 mod tunnel;
@@ -45,6 +47,8 @@ use worker_pool::InstanceId;
 
 /// A VM that does not come up is tried again after so long.
 const PAUSE: Duration = Duration::from_secs(2);
+/// An emulated processor is that much slower.
+const SLOWER: u32 = 6;
 /// How long an instance waits for the VM, which may be emulated on a busy machine. Requests have their own
 /// patience.
 const PATIENCE: Duration = Duration::from_secs(300);

@@ -1,12 +1,16 @@
 //! The host's end of the relay: each connection that an instance in the guest makes becomes a socket here,
-//! on which the worker serves the Runtime API (vm-protocol's `relay` defines the frames). Packets of an
-//! instance that reaches the outside world go to its tunnel.
+//! on which the worker serves the Runtime API (vm-protocol's `relay` defines the frames). So does each that
+//! the guest makes to a server of an instance when the worker asks. Packets of an instance that reaches the
+//! outside world go to its tunnel.
 //!
 //! The guest is not trusted: if it sends more than it was granted, or grants more than it was sent, the
 //! connection is closed, and no other ([`Flow`]).
 
+mod servers;
+
 use std::collections::HashMap;
 use std::net::Ipv4Addr;
+use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, Weak};
 
 use anyhow::{Context, Result};
@@ -19,9 +23,12 @@ use vm::protocol::relay::{HEADER_BYTES, Header, Kind, MOST_BYTES};
 
 use super::flow::Flow;
 use super::tunnel::Tunnel;
+use servers::Awaited;
 
 /// Frames that wait for the guest to take them.
 const TO_GUEST: usize = 64;
+/// Connections to servers of one instance at one time.
+const SERVERS: usize = 16;
 
 /// The line to one VM's instances; ends with the VM.
 pub struct Relay(Arc<Shared>);
@@ -29,6 +36,9 @@ pub struct Relay(Arc<Shared>);
 struct Shared {
     listeners: Mutex<HashMap<String, Arc<Expected>>>,
     links: Mutex<HashMap<String, Linked>>,
+    awaited: Mutex<HashMap<u32, Awaited>>,
+    /// The last token that was used.
+    token: AtomicU32,
     to_guest: mpsc::Sender<Vec<u8>>,
 }
 
@@ -39,6 +49,8 @@ struct Expected {
     /// Bounds its connections at one time. One that the worker has closed counts until the guest is sent
     /// its end.
     places: Arc<Semaphore>,
+    /// The same for those to its servers.
+    servers: Arc<Semaphore>,
     /// A warning was logged that the guest does not keep to a window.
     said: Once,
 }
@@ -159,9 +171,19 @@ impl Shared {
         let place = expected.places.clone().try_acquire_owned().ok()?;
         let (ours, theirs) = UnixStream::pair().ok()?;
         expected.connections.try_send(theirs).ok()?;
+        Some(self.begin_to_carry(stream, ours, expected, place))
+    }
+
+    fn begin_to_carry(
+        &self,
+        stream: u32,
+        ours: UnixStream,
+        expected: Arc<Expected>,
+        place: OwnedSemaphorePermit,
+    ) -> Stream {
         let flow = Arc::<Flow>::default();
         tokio::spawn(carry(stream, ours, flow.clone(), expected.clone(), self.to_guest.clone(), place));
-        Some(Stream::Bytes(Arriving { flow, expected }))
+        Stream::Bytes(Arriving { flow, expected })
     }
 
     /// Carries packets for this instance from now on, if it has a way out; only once.
@@ -183,7 +205,13 @@ impl Relay {
         line.set_nonblocking(true).context("the VM's relay")?;
         let (reader, writer) = UnixStream::from_std(line).context("the VM's relay")?.into_split();
         let (to_guest, frames) = mpsc::channel(TO_GUEST);
-        let shared = Arc::new(Shared { listeners: Mutex::default(), links: Mutex::default(), to_guest });
+        let shared = Arc::new(Shared {
+            listeners: Mutex::default(),
+            links: Mutex::default(),
+            awaited: Mutex::default(),
+            token: AtomicU32::default(),
+            to_guest,
+        });
         tokio::spawn(send(writer, frames));
         tokio::spawn(receive(reader, shared.clone()));
         Ok(Relay(shared))
@@ -193,8 +221,9 @@ impl Relay {
     pub fn listen(&self, instance: &str, connections: usize) -> Listener {
         let places = Arc::new(Semaphore::new(connections));
         let (sender, connections) = mpsc::channel(connections);
+        let (servers, said) = (Arc::new(Semaphore::new(SERVERS)), Once::new());
         let expected =
-            Expected { instance: instance.to_string(), connections: sender, places, said: Once::new() };
+            Expected { instance: instance.to_string(), connections: sender, places, servers, said };
         self.0.listeners().insert(instance.to_string(), Arc::new(expected));
         Listener { shared: self.0.clone(), instance: instance.to_string(), connections }
     }
@@ -230,10 +259,11 @@ async fn receive(mut reader: OwnedReadHalf, shared: Arc<Shared>) {
             return;
         }
         match kind {
-            Kind::Open | Kind::Link => {
+            Kind::Open | Kind::Inside | Kind::Link => {
                 let instance = String::from_utf8_lossy(&payload);
                 let begun = match kind {
                     Kind::Open => shared.connect(&instance, stream),
+                    Kind::Inside => shared.connected(&payload, stream),
                     _ => shared.begin(&instance, stream),
                 };
                 match begun {

@@ -169,6 +169,31 @@ async fn an_instance_has_only_so_many_connections() {
 }
 
 #[tokio::test]
+async fn a_connection_to_a_server_arrives_with_the_token_of_its_request() {
+    let (relay, mut guest) = line();
+    let _listener = relay.listen("a", CONNECTIONS);
+    assert!(relay.await_connection("b").is_err());
+    let (given_up, waiting) = (relay.await_connection("a").unwrap(), relay.await_connection("a").unwrap());
+    let (unused, token) = (given_up.token.to_le_bytes(), waiting.token.to_le_bytes());
+    assert_ne!(unused, token);
+    drop(given_up);
+    // Those that no request waits for are closed.
+    for (stream, unknown) in [(1, &unused[..]), (2, b"?")] {
+        says(&mut guest, stream, Kind::Inside, unknown).await;
+        assert_eq!(heard(&mut guest).await, (stream, Kind::Close, vec![]));
+    }
+    says(&mut guest, 3, Kind::Inside, &token).await;
+    says(&mut guest, 3, Kind::Data, b"ping").await;
+    let mut connection = waiting.connection().await.unwrap();
+    assert_eq!(reads(&mut connection, 4).await, b"ping");
+    connection.write_all(b"pong").await.unwrap();
+    assert_eq!(heard(&mut guest).await, (3, Kind::Data, b"pong".to_vec()));
+    // A token is for one connection.
+    says(&mut guest, 4, Kind::Inside, &token).await;
+    assert_eq!(heard(&mut guest).await, (4, Kind::Close, vec![]));
+}
+
+#[tokio::test]
 async fn a_guest_that_has_fallen_silent_keeps_nothing_of_an_instance_that_has_ended() {
     let (relay, mut guest) = line();
     let mut listener = relay.listen("a", CONNECTIONS);

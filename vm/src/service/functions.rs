@@ -1,0 +1,50 @@
+//! What a worker needs of the instances of its functions beside what all instances have: how their processes
+//! end one after the other, and connections to servers inside.
+
+use std::time::Instant;
+
+use vm_protocol::Operation;
+
+use crate::base::error::Error;
+use crate::model::report::End;
+use crate::service::control::Output;
+use crate::service::vm::Vm;
+
+impl Vm {
+    /// Waits for the next end of an instance's processes, after so many of [`End::Process`]; `None` at the
+    /// deadline.
+    ///
+    /// # Errors
+    /// No such instance was started.
+    pub fn next_end(&self, instance: &str, seen: usize, deadline: Instant) -> Result<Option<End>, Error> {
+        self.partitions().next_end(instance, seen, deadline)
+    }
+
+    /// Sends SIGTERM to a function's program, and the next time SIGKILL. Its extensions live on.
+    ///
+    /// # Errors
+    /// No such function runs, or the guest is down.
+    pub fn terminate(&self, instance: &str) -> Result<(), Error> {
+        let op = Operation::Terminate { instance: instance.to_string() };
+        self.ask_once(op, "terminate a function", || format!("terminating {instance}")).map(drop)
+    }
+
+    /// Has the guest connect to a server on a function's loopback device. The connection arrives on the relay
+    /// as a stream with this token.
+    ///
+    /// # Errors
+    /// Nothing listens there ([`vm_protocol::ErrorKind::NotListening`]), no such function runs, or the guest
+    /// is down.
+    pub fn connect(&self, instance: &str, port: u16, token: u32) -> Result<(), Error> {
+        let op = Operation::Connect { instance: instance.to_string(), port, token };
+        self.ask_once(op, "connect to a function", || format!("connecting to {instance}")).map(drop)
+    }
+
+    /// The output of a function's extensions from a byte position on.
+    ///
+    /// # Errors
+    /// No such instance was started.
+    pub fn output_of_extensions(&self, instance: &str, from: u64) -> Result<Output, Error> {
+        self.read_output(Operation::Output { instance: instance.to_string(), from, of_extensions: true })
+    }
+}
