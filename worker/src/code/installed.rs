@@ -11,7 +11,7 @@ use anyhow::Result;
 use crate::code::node_imports;
 use crate::code::python_packages::{self, Interpreter, RUNTIME};
 use crate::code::runtime::{LANGUAGE, Runtime, settings_of_java};
-use worker_install::{debian, java, node, sdk};
+use worker_install::{debian, java, node, ruby, sdk};
 use worker_system::lock::lock;
 
 /// A registry that cannot be reached takes time to find out.
@@ -95,7 +95,10 @@ impl Installed {
                 provided.folders.extend(settings_of_java(program).map(|folder| (folder.clone(), folder)));
                 provided
             }
-            (Runtime::Node(..), None) | (Runtime::Provided(_) | Runtime::Image, _) => none,
+            (Runtime::Ruby(..), Some(version)) => Provided::of_system(ruby::provide(version, cache)?),
+            (Runtime::Node(..) | Runtime::Ruby(..), None) | (Runtime::Provided(_) | Runtime::Image, _) => {
+                none
+            }
         };
         lock(&self.provided).insert(runtime.name().into(), provided);
         Ok(())

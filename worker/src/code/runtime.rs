@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use serde::{Deserialize, Serialize};
 
 use crate::base::error::ApiError;
-use worker_install::{java, node, python};
+use worker_install::{java, node, python, ruby};
 
 /// The program that starts inside an instance; stored by Lambda's name for it. A program below [`LANGUAGE`]
 /// is one that the worker installs.
@@ -21,6 +21,8 @@ pub enum Runtime {
     Node(PathBuf, String),
     /// `javaN`: a virtual machine with Lambda's own Java client.
     Java(PathBuf, String),
+    /// `rubyM.N`: an interpreter with Mayfly's own client.
+    Ruby(PathBuf, String),
     /// `provided.*`: the program `bootstrap` in the code, which speaks the Runtime API itself.
     Provided(String),
     /// `PackageType: Image`: the image's own command; the image brings Lambda's runtime interface client.
@@ -40,26 +42,32 @@ enum Language {
     Python,
     Node,
     Java,
+    Ruby,
 }
 
 impl Language {
-    const ALL: [Language; 3] = [Language::Python, Language::Node, Language::Java];
+    const ALL: [Language; 4] = [Language::Python, Language::Node, Language::Java, Language::Ruby];
 
-    /// For people.
-    fn name(self) -> &'static str {
+    /// A version for people.
+    fn shown(self, version: u32) -> String {
         match self {
-            Language::Python => "Python 3.",
-            Language::Node => "Node.js ",
-            Language::Java => "Java ",
+            Language::Python => format!("Python 3.{version}"),
+            Language::Node => format!("Node.js {version}"),
+            Language::Java => format!("Java {version}"),
+            Language::Ruby => format!("Ruby {}.{}", version / 100, version % 100),
         }
     }
 
-    /// The version that a runtime's name has; that of Python is the minor one.
+    /// The version that a runtime's name has; that of Python is the minor one, and 303 is Ruby 3.3.
     fn version(self, text: &str) -> Option<u32> {
         let version = match self {
             Language::Python => text.strip_prefix("python3."),
             Language::Node => text.strip_prefix("nodejs").and_then(|rest| rest.strip_suffix(".x")),
             Language::Java => text.strip_prefix("java").map(|rest| rest.strip_suffix(".al2").unwrap_or(rest)),
+            Language::Ruby => {
+                let (major, minor) = text.strip_prefix("ruby")?.split_once('.')?;
+                return Some(ruby::version(major.parse().ok()?, minor.parse().ok()?));
+            }
         };
         version?.parse().ok()
     }
@@ -70,12 +78,13 @@ impl Language {
             Language::Python => format!("python3.{version}"),
             Language::Node => format!("nodejs{version}.x"),
             Language::Java => format!("java{version}"),
+            Language::Ruby => format!("ruby{}.{}", version / 100, version % 100),
         }
     }
 
     fn program_of_host(self, version: u32) -> Option<PathBuf> {
         match self {
-            Language::Python => python_program(version),
+            Language::Python | Language::Ruby => program_of_name(&self.runtime(version)),
             Language::Node => of_version(node_programs(), version),
             Language::Java => of_version(java_programs(), version),
         }
@@ -83,9 +92,12 @@ impl Language {
 
     fn of_host(self) -> Vec<u32> {
         match self {
-            Language::Python => (0..=99).filter(|&minor| python_program(minor).is_some()).collect(),
+            Language::Python => (0..=99).filter(|&minor| self.program_of_host(minor).is_some()).collect(),
             Language::Node => node_programs().iter().map(|(_, version)| *version).collect(),
             Language::Java => java_programs().iter().map(|(_, version)| *version).collect(),
+            Language::Ruby => {
+                (300..=409).filter(|&version| self.program_of_host(version).is_some()).collect()
+            }
         }
     }
 
@@ -94,6 +106,7 @@ impl Language {
             Language::Python => python::minors().map(u32::from).collect(),
             Language::Node => node::majors().collect(),
             Language::Java => java::majors().collect(),
+            Language::Ruby => ruby::versions().collect(),
         }
     }
 
@@ -104,6 +117,7 @@ impl Language {
             Language::Python => folder.join(self.runtime(version)),
             Language::Node => folder.join("node"),
             Language::Java => folder.join("java"),
+            Language::Ruby => folder.join("ruby"),
         }
     }
 }
@@ -121,15 +135,16 @@ impl Runtime {
             language.to_install().contains(&version).then(|| language.installed_program(version))
         });
         let Some(program) = program else {
-            let name = language.name();
             return Err(ApiError::invalid_parameter(format!(
-                "Runtime {text}: this host has no {name}{version}, and none can be installed"
+                "Runtime {text}: this host has no {}, and none can be installed",
+                language.shown(version)
             )));
         };
         Ok(match language {
             Language::Python => Runtime::Python(program, text.into()),
             Language::Node => Runtime::Node(program, text.into()),
             Language::Java => Runtime::Java(program, text.into()),
+            Language::Ruby => Runtime::Ruby(program, text.into()),
         })
     }
 
@@ -165,9 +180,10 @@ impl Runtime {
     /// Its program, if the worker starts one that is not the function's.
     pub fn program(&self) -> Option<&Path> {
         match self {
-            Runtime::Python(program, _) | Runtime::Node(program, _) | Runtime::Java(program, _) => {
-                Some(program)
-            }
+            Runtime::Python(program, _)
+            | Runtime::Node(program, _)
+            | Runtime::Java(program, _)
+            | Runtime::Ruby(program, _) => Some(program),
             Runtime::Provided(_) | Runtime::Image => None,
         }
     }
@@ -180,13 +196,16 @@ impl Runtime {
 
     /// Whether its instances have a root with nothing of the host, which the worker installs.
     pub fn has_own_system(&self) -> bool {
-        matches!(self, Runtime::Python(..) | Runtime::Java(..)) && self.to_install().is_some()
+        !matches!(self, Runtime::Node(..)) && self.to_install().is_some()
     }
 
     /// Lambda's name for it.
     pub fn name(&self) -> &str {
         match self {
-            Runtime::Python(_, name) | Runtime::Node(_, name) | Runtime::Java(_, name) => name,
+            Runtime::Python(_, name)
+            | Runtime::Node(_, name)
+            | Runtime::Java(_, name)
+            | Runtime::Ruby(_, name) => name,
             Runtime::Provided(name) => name,
             Runtime::Image => IMAGE,
         }
@@ -198,12 +217,10 @@ fn refused(text: &str) -> ApiError {
     let has = |start: &str| text.starts_with(start);
     let what = if has("dotnet") {
         "there is no .NET here: build the function as an image (PackageType: Image)"
-    } else if has("ruby") {
-        "there is no client for Ruby here: build the function as an image (PackageType: Image)"
     } else if has("go1.") {
         "Lambda has ended it: build the function as `bootstrap` for provided.al2023"
     } else {
-        "not supported here; python3.N, nodejsN.x, javaN and provided.al2023 are"
+        "not supported here; python3.N, nodejsN.x, javaN, rubyM.N and provided.al2023 are"
     };
     ApiError::invalid_parameter(format!("Runtime {text}: {what}"))
 }
@@ -222,9 +239,9 @@ impl From<Runtime> for String {
     }
 }
 
-/// The host's interpreter `python3.N`.
-fn python_program(minor: u32) -> Option<PathBuf> {
-    let places = ["/usr/bin", "/usr/local/bin"].map(|f| PathBuf::from(format!("{f}/python3.{minor}")));
+/// The host's interpreter that has its version in its name, as the runtime has.
+fn program_of_name(name: &str) -> Option<PathBuf> {
+    let places = ["/usr/bin", "/usr/local/bin"].map(|folder| Path::new(folder).join(name));
     places.into_iter().find(|program| program.is_file())
 }
 
@@ -287,8 +304,10 @@ mod tests {
             })
         };
         assert_eq!((of("java1018"), of("java1022")), ("java1021".into(), "java1021".into()));
-        assert_eq!(of("ruby3.3"), "ruby3.3");
+        assert_eq!(of("perl5.40"), "perl5.40");
         assert_eq!(Language::Java.version("java8.al2"), Some(8));
+        assert_eq!(Language::Ruby.version("ruby3.3"), Some(303));
+        assert_eq!((Language::Ruby.runtime(304), Language::Ruby.version("ruby")), ("ruby3.4".into(), None));
     }
 
     #[test]
@@ -296,7 +315,7 @@ mod tests {
         let refusal = |text: &str| Runtime::parse(text).unwrap_err().message;
         for (text, words) in [
             ("dotnet8", "Runtime dotnet8: there is no .NET here: build the function as an image"),
-            ("ruby3.4", "client for Ruby"),
+            ("ruby2.5", "this host has no Ruby 2.5, and none can be installed"),
             ("go1.x", "provided.al2023"),
             ("nodejs0.x", "this host has no Node.js 0, and none can be installed"),
             ("python3.1", "no Python 3.1,"),

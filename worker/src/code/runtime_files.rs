@@ -1,6 +1,6 @@
-//! Files of the worker's own that instances see: the bootstraps of functions in Python and Node.js, and
-//! the package `mayfly`. This program contains them, and the worker writes them out when it starts; the
-//! bootstrap in Python is compiled beside Lambda's client ([`crate::code::python_packages`]).
+//! Files of the worker's own that instances see: the bootstraps of functions in Python, Node.js and
+//! Ruby, and the package `mayfly`. This program contains them, and the worker writes them out when it
+//! starts; the bootstrap in Python is compiled beside Lambda's client ([`crate::code::python_packages`]).
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -12,6 +12,8 @@ use crate::code::python_packages;
 
 /// The bootstrap of functions in Node.js, below `/var/mayfly` in an instance.
 pub const BOOTSTRAP_NODE: &str = "bootstrap.mjs";
+/// The same of functions in Ruby.
+pub const BOOTSTRAP_RUBY: &str = "bootstrap.rb";
 /// On `PYTHONPATH`.
 pub const PACKAGES: &str = "python";
 /// On that of images, for whose interpreters the worker cannot compile.
@@ -19,6 +21,7 @@ pub const OF_IMAGES: &str = "image";
 
 const FILES: &[(&str, &str)] = &[
     (BOOTSTRAP_NODE, include_str!("../../runtime/bootstrap.mjs")),
+    (BOOTSTRAP_RUBY, include_str!("../../runtime/bootstrap.rb")),
     ("python/mayfly/__init__.py", include_str!("../../../python/mayfly/__init__.py")),
     ("python/mayfly/__main__.py", include_str!("../../../python/mayfly/__main__.py")),
     ("python/mayfly/advice.py", include_str!("../../../python/mayfly/advice.py")),

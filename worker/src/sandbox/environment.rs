@@ -11,11 +11,11 @@ use crate::function::variables::MAX_CONCURRENCY;
 use crate::function::worker_options::{Advise, Libraries, Options};
 use crate::sandbox::account;
 use crate::sandbox::interface::{Bind, Order, RUNTIME_PORT};
+use crate::sandbox::interpreters::{self, BOOTSTRAP_NODE, BOOTSTRAP_RUBY, CLIENT};
 use worker_container::page_store::Endpoint;
 use worker_image::Image;
 
 /// Files of the worker's own, inside.
-const BOOTSTRAP_NODE: &str = "/var/mayfly/bootstrap.mjs";
 const BOOTSTRAP_OF_IMAGES: &str = "/var/mayfly/image";
 const PACKAGES: &str = "/var/mayfly/python";
 pub(crate) const TASK: &str = "/var/task";
@@ -28,9 +28,6 @@ const PYTHON_PATH: &str = "PYTHONPATH";
 const HEAP_PAGES: &str = "base";
 /// The folder with the page store's socket.
 const STORE: &str = "/var/mayfly/store";
-/// Lambda's own client of the Runtime API.
-const CLIENT: &str = "awslambdaric";
-const JAVA_CLIENT: &str = "com.amazonaws.services.lambda.runtime.api.client.AWSLambda";
 /// Names the program that starts the runtime: its arguments are the runtime's command line.
 const WRAPPER: &str = "AWS_LAMBDA_EXEC_WRAPPER";
 /// The first host user that instances run as, if the worker is root; far from the host's own users.
@@ -79,19 +76,9 @@ pub(crate) fn program_spec(order: &Order, options: &Options, folder: &Path, shar
         binds.push(bind(&endpoint.folder, STORE));
     }
     let libraries = &options.libraries;
-    let mut command = match &settings.runtime {
-        Runtime::Provided(_) | Runtime::Image => vec![bootstrap_of(order)],
-        Runtime::Node(program, _) => {
-            // What is left is for buffers, code and the stack.
-            let heap = format!("--max-old-space-size={}", u64::from(settings.memory_mib) * 3 / 4);
-            vec![program.to_string_lossy().into_owned(), heap, BOOTSTRAP_NODE.into()]
-        }
-        Runtime::Java(program, name) => java_command(program, name, settings),
-        Runtime::Python(program, _) => {
-            let program = program.to_string_lossy().into_owned();
-            let module = if libraries.rest.is_some() { python_packages::BOOTSTRAP } else { CLIENT };
-            vec![program, "-m".into(), module.into(), settings.handler.clone()]
-        }
+    let mut command = match interpreters::command(settings, libraries) {
+        Some(command) => command,
+        None => vec![bootstrap_of(order)],
     };
     // A function's own runtime, as an image's, heeds it or not.
     let wrapper = settings.environment.get(WRAPPER).filter(|path| !path.is_empty());
@@ -113,22 +100,6 @@ pub(crate) fn program_spec(order: &Order, options: &Options, folder: &Path, shar
         system: installed.system,
         folder: TASK.into(),
     }
-}
-
-/// AWS' client, which finds classes in the working folder, in `lib` there and in /opt/java/lib.
-fn java_command(program: &Path, name: &str, settings: &Settings) -> Vec<String> {
-    // What is left is for classes, code and stacks. The machine's memory is not the instance's.
-    let heap = format!("-Xmx{}m", u64::from(settings.memory_mib) * 3 / 4);
-    let mut command = vec![program.to_string_lossy().into_owned(), heap];
-    // As on Lambda: one small processor, and little time.
-    command.extend(["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData"].map(String::from));
-    // Later versions warn of the client's native library.
-    let major: Option<u32> = name.strip_prefix("java").and_then(|version| version.parse().ok());
-    if major.is_some_and(|major| major >= 24) {
-        command.push("--enable-native-access=ALL-UNNAMED".into());
-    }
-    command.extend(["-cp".into(), format!("{RUNTIME}/lib/*"), JAVA_CLIENT.into(), settings.handler.clone()]);
-    command
 }
 
 /// The program of a function that brings its own runtime, in its code or in a layer.
@@ -222,9 +193,9 @@ fn command_of(order: &Order, image: &Image) -> (Vec<String>, Vec<String>) {
 
 /// Whether instances of a function can share pages by a store. Those of an image can if it starts with
 /// `PYTHON -m awslambdaric`, as AWS has it for images of others: the bootstrap replaces that client. Nothing
-/// holds the threads of Java off.
+/// holds the threads of Java and Ruby off.
 pub(crate) fn may_share(order: &Order) -> bool {
-    if matches!(order.deployment.settings.runtime, Runtime::Java(..)) {
+    if matches!(order.deployment.settings.runtime, Runtime::Java(..) | Runtime::Ruby(..)) {
         return false;
     }
     let Some(image) = &order.deployment.code.image else { return true };
@@ -250,7 +221,8 @@ fn joined(parts: &[&str]) -> String {
 /// What all instances see: Mayfly's libraries, the bootstraps in the worker's `folder`.
 pub(crate) fn common(options: &Options, folder: &Path) -> Vec<Bind> {
     let node = bind(&folder.join(runtime_files::BOOTSTRAP_NODE), BOOTSTRAP_NODE);
-    library_binds(&options.libraries).chain([node]).collect()
+    let ruby = bind(&folder.join(runtime_files::BOOTSTRAP_RUBY), BOOTSTRAP_RUBY);
+    library_binds(&options.libraries).chain([node, ruby]).collect()
 }
 
 fn library_binds(libraries: &Libraries) -> impl Iterator<Item = Bind> {
@@ -344,6 +316,12 @@ fn variables(order: &Order, options: &Options, sharing: Sharing) -> Vec<(String,
                     "/opt/nodejs/{folder}/node_modules:/opt/nodejs/node_modules:{RUNTIME}/node_modules:{TASK}"
                 ),
             );
+        }
+        Runtime::Ruby(_, name) => {
+            // Gems of 3.3 lie in a folder 3.3.0, whatever its last number.
+            let gems = format!("{}.0", name.trim_start_matches("ruby"));
+            add("GEM_PATH", format!("{TASK}/vendor/bundle/ruby/{gems}:/opt/ruby/gems/{gems}"));
+            add("RUBYLIB", format!("{TASK}:{RUNTIME}/lib:/opt/ruby/lib"));
         }
         Runtime::Java(..) | Runtime::Provided(_) | Runtime::Image => {}
     }

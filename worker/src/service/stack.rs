@@ -149,7 +149,8 @@ impl Stack {
                     "TenancyConfig needs instances that are processes of this host (no --sandbox vm)",
                 );
             }
-            if in_vm && (settings.runtime.has_own_system() || matches!(settings.runtime, Runtime::Java(..))) {
+            let guest_lacks_it = matches!(settings.runtime, Runtime::Java(..) | Runtime::Ruby(..));
+            if in_vm && (guest_lacks_it || settings.runtime.has_own_system()) {
                 return Some(
                     "the VM has no such runtime: it runs in instances that are processes of this host (no --sandbox vm)",
                 );

@@ -225,7 +225,8 @@ fn suit_runtime(runtime: &mut Json, place: &str, scope: &Scope) -> Result<()> {
 /// Interpreted languages run on any processor, and so does Java.
 fn suit_architecture(properties: &mut Map<String, Json>, place: &str, scope: &Scope) {
     let runtime = properties.get("Runtime").map(text_of).unwrap_or_default();
-    let is_interpreted = ["python", "nodejs", "java"].iter().any(|language| runtime.starts_with(language));
+    let is_interpreted =
+        ["python", "nodejs", "java", "ruby"].iter().any(|language| runtime.starts_with(language));
     let is_other = |given: &Json| given.as_array().is_some_and(|list| list.iter().any(|one| one == "arm64"));
     if is_interpreted && cfg!(target_arch = "x86_64") && properties.get("Architectures").is_some_and(is_other)
     {

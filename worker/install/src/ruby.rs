@@ -1,0 +1,34 @@
+//! Ruby of Debian's suites, with the part of AWS' SDK that they have.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+
+use crate::debian::{self, System};
+
+/// Versions, as [`version`] counts them, and the suites that have them.
+static VERSIONS: [(u32, System); 1] =
+    [(303, System { suite: "trixie", packages: &["ruby3.3", "ruby-aws-sdk-s3"] })];
+
+/// One number for two: 303 for Ruby 3.3.
+pub fn version(major: u32, minor: u32) -> u32 {
+    major * 100 + minor
+}
+
+/// The versions that can be installed on this processor.
+pub fn versions() -> impl Iterator<Item = u32> {
+    debian::installable(&VERSIONS)
+}
+
+/// The root with a version of Ruby, below `cache`; its program is `bin/ruby` of /var/lang. It is installed if
+/// it is not there.
+///
+/// # Errors
+/// It cannot be installed, and what to do.
+pub fn provide(wanted: u32, cache: &Path) -> Result<PathBuf> {
+    let number = format!("{}.{}", wanted / 100, wanted % 100);
+    let label = format!("Ruby {number}");
+    debian::of_version(&VERSIONS, wanted, &label)?.provide(&label, cache, |root| {
+        debian::link_programs(root, &[("ruby", &format!("/usr/bin/ruby{number}"))])
+    })
+}
