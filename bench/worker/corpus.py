@@ -181,6 +181,8 @@ class Corpus:
         self.count(f"{way}served.{some if failed else 'whole'}")
         self.count(f"{way}served.failed_functions", len(failed))
         self.count(f"{way}served.unbuilt_functions", sum(bool(one["Unbuilt"]) for one in functions))
+        for _, _, cause in CAUSES:
+            self.count(f"{way}cause.{cause}.functions", 0)  # the table has a row for each
         for cause, number in collections.Counter(map(cause_of, failed)).items():
             self.count(f"{way}cause.{cause}.templates")
             self.count(f"{way}cause.{cause}.functions", number)
@@ -214,7 +216,7 @@ class Corpus:
             found = [
                 (key, value)
                 for key, value in self.flat.items()
-                if key.startswith(start) and key.endswith(end)
+                if value and key.startswith(start) and key.endswith(end)
             ]
             found.sort(key=lambda pair: -pair[1])
             return [[key[len(start) : -len(end)], str(value)] for key, value in found]
