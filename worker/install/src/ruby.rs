@@ -15,6 +15,11 @@ pub fn version(major: u32, minor: u32) -> u32 {
     major * 100 + minor
 }
 
+/// The two numbers of a version, as its programs have them in their names.
+pub fn number(version: u32) -> String {
+    format!("{}.{}", version / 100, version % 100)
+}
+
 /// The versions that can be installed on this processor.
 pub fn versions() -> impl Iterator<Item = u32> {
     debian::installable(&VERSIONS)
@@ -26,7 +31,7 @@ pub fn versions() -> impl Iterator<Item = u32> {
 /// # Errors
 /// It cannot be installed, and what to do.
 pub fn provide(wanted: u32, cache: &Path) -> Result<PathBuf> {
-    let number = format!("{}.{}", wanted / 100, wanted % 100);
+    let number = number(wanted);
     let label = format!("Ruby {number}");
     debian::of_version(&VERSIONS, wanted, &label)?.provide(&label, cache, |root| {
         debian::link_programs(root, &[("ruby", &format!("/usr/bin/ruby{number}"))])

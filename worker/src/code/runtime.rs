@@ -54,7 +54,7 @@ impl Language {
             Language::Python => format!("Python 3.{version}"),
             Language::Node => format!("Node.js {version}"),
             Language::Java => format!("Java {version}"),
-            Language::Ruby => format!("Ruby {}.{}", version / 100, version % 100),
+            Language::Ruby => format!("Ruby {}", ruby::number(version)),
         }
     }
 
@@ -78,7 +78,7 @@ impl Language {
             Language::Python => format!("python3.{version}"),
             Language::Node => format!("nodejs{version}.x"),
             Language::Java => format!("java{version}"),
-            Language::Ruby => format!("ruby{}.{}", version / 100, version % 100),
+            Language::Ruby => format!("ruby{}", ruby::number(version)),
         }
     }
 
