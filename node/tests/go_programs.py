@@ -7,6 +7,9 @@ import re
 import shutil
 import subprocess
 
+# From this version on Go gets what a module asks for from the module proxy, which Debian's packages turn off.
+FETCHES_ITS_SUCCESSORS = (1, 21)
+
 
 class Missing(Exception):
     """The program cannot be built; the text has the reason."""
@@ -32,13 +35,14 @@ def built(name, sources, packages, tags=""):
     if not folder.exists():
         version = go_version(name)
         oldest = re.search(r"^go (\d+)\.(\d+)", (sources / "go.mod").read_text(), re.M)
-        if version < tuple(int(part) for part in oldest.groups()):
+        if version < min(FETCHES_ITS_SUCCESSORS, tuple(int(part) for part in oldest.groups())):
             raise Missing(f"needs Go {oldest[1]}.{oldest[2]}, to build {name}; here is {version}")
         fresh = cache / f".{folder.name}.{os.getpid()}"
         fresh.mkdir(parents=True)
         command = ["go", "build", "-trimpath", "-ldflags", "-s -w", "-tags", tags, "-o", f"{fresh}/"]
         command += packages
-        environment = os.environ | {"CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly -buildvcs=false"}
+        environment = {"GOTOOLCHAIN": "auto"} | os.environ
+        environment |= {"CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly -buildvcs=false"}
         done = subprocess.run(
             command, cwd=sources, env=environment, capture_output=True, text=True, timeout=3000
         )
