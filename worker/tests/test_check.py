@@ -1,6 +1,7 @@
 """`mayfly up --check`: what would be served of a template, told without a start."""
 
 import json
+import pathlib
 import re
 import subprocess
 
@@ -11,6 +12,8 @@ from test_templates import written
 
 INLINE = "def handler(event, context): return 1"
 NODE_LAYER = "arn:aws:lambda:us-east-1:123456789012:layer:Tools:3"
+POWERTOOLS = "arn:aws:lambda:eu-west-1:017000801446:layer:AWSLambdaPowertoolsPythonV3-python313-x86_64:7"
+INSIGHTS = "arn:aws:lambda:us-east-1:580247275435:layer:LambdaInsightsExtension:38"
 LONG = "Handles" * 10  # longer than a function's name may be
 
 FILTERED = (
@@ -90,6 +93,26 @@ CHECKED = {
         {"Without": "DependencyError", "Foreign": "DependencyError"},
         ["layer Lost: .*l.zip: No such file", "there is no arn:aws:lambda:us-east-1:123456789012"],
         files={"layer/python/l.py": "X = 1"},
+    ),
+    "layers-of-others": Case(
+        "".join(
+            f"\n  {name}: {function(f'Layers: [{layer!r}]').replace('provided.al2023', runtime)}"
+            for name, runtime, layer in (
+                ("Tools", "provided.al2023", NODE_LAYER),
+                ("Powertools", PYTHON, POWERTOOLS),
+                ("Own", "provided.al2023", POWERTOOLS),
+                ("Watched", "provided.al2023", INSIGHTS),
+            )
+        ),
+        {"Tools": {}, "Powertools": {"Layers": [POWERTOOLS]}, "Watched": {"Layers": [INSIGHTS]}},
+        {"Own": "DependencyError"},
+        [
+            "Powertools: PyPI has the packages of the layer AWSLambdaPowertoolsPythonV3-python313-x86_64",
+            "Watched: the layer LambdaInsightsExtension is left out: it reports to CloudWatch",
+            "--layer Other: no function names such a layer",
+        ],
+        files={"layer/bin/tool": ""},
+        options=["--layer", "Tools=layer", "--layer", "Other=layer"],
     ),
     "logical-id-that-is-too-long": Case(
         f"{LONG}: {function()}",
@@ -177,7 +200,9 @@ CHECKED = {
 
 def checked(template, *options):
     command = [MAYFLY, "up", "--check", "--json", template, *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        command, cwd=pathlib.Path(template).parent, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode in (0, 1), done.stderr
     return done.returncode, json.loads(done.stdout)
 

@@ -20,6 +20,9 @@ pub struct Reading {
     /// Folder in place of a bucket that the template names code in; may be given several times
     #[arg(long, value_name = "NAME=FOLDER", value_parser = bucket)]
     bucket: Vec<(String, PathBuf)>,
+    /// Folder or .zip in place of a layer that another account publishes; may be given several times
+    #[arg(long, value_name = "NAME=PATH", value_parser = layer)]
+    layer: Vec<(String, PathBuf)>,
     /// End with an error if any function or event of the template cannot be served
     #[arg(long)]
     strict: bool,
@@ -35,26 +38,36 @@ pub struct Reading {
 }
 
 fn bucket(text: &str) -> Result<(String, PathBuf), String> {
-    let pair = text.split_once('=').filter(|(name, folder)| !name.is_empty() && !folder.is_empty());
-    let (name, folder) = pair.ok_or("a bucket and a folder are needed, such as code=./build")?;
-    Ok((name.into(), folder.into()))
+    pair(text).ok_or("a bucket and a folder are needed, such as code=./build".into())
+}
+
+fn layer(text: &str) -> Result<(String, PathBuf), String> {
+    pair(text).ok_or("a layer's name and its files are needed, such as tools=./tools.zip".into())
+}
+
+fn pair(text: &str) -> Option<(String, PathBuf)> {
+    let (name, path) = text.split_once('=').filter(|(name, path)| !name.is_empty() && !path.is_empty())?;
+    Some((name.into(), path.into()))
 }
 
 impl Reading {
     /// The worker's options.
     ///
     /// # Errors
-    /// A folder in place of a bucket is not there.
+    /// What takes the place of a bucket or a layer is not there.
     pub fn options(self) -> Result<TemplateOptions> {
-        let whole = |(name, folder): (String, PathBuf)| {
-            let whole =
-                folder.canonicalize().with_context(|| format!("--bucket {name}={}", folder.display()));
-            Ok((name, whole?))
+        let whole = |option: &'static str| {
+            move |(name, path): (String, PathBuf)| {
+                let whole = path.canonicalize();
+                let whole = whole.with_context(|| format!("--{option} {name}={}", path.display()))?;
+                Ok((name, whole))
+            }
         };
         Ok(TemplateOptions {
             parameters: self.parameter_overrides,
             variables: self.env_vars,
-            buckets: self.bucket.into_iter().map(whole).collect::<Result<_>>()?,
+            buckets: self.bucket.into_iter().map(whole("bucket")).collect::<Result<_>>()?,
+            layers: self.layer.into_iter().map(whole("layer")).collect::<Result<_>>()?,
             strict: self.strict,
             pinned: self.pinned,
             nearest_runtime: self.nearest_runtime,

@@ -137,7 +137,7 @@ async fn opt(api: &Api, settings: &Settings, code: PathBuf) -> Result<OptMount, 
             .installed
             .provide(&runtime)
             .map_err(|error| ApiError::service(format!("{error:#}")))?;
-        let opt = worker.opt(&arns, None)?;
+        let opt = worker.opt(&arns, Vec::new())?;
         worker.options.installed.provide_sdk(&runtime, &code, &opt.sources);
         Ok(opt)
     };

@@ -185,16 +185,12 @@ pub struct OptMount {
 }
 
 impl OptMount {
-    /// Lays the layers over one another, and over them `packages`, which are the function's own. Takes time
-    /// in proportion to their files.
+    /// Lays the layers over one another, and over them `packages`, later ones over earlier ones. Takes
+    /// time in proportion to their files.
     ///
     /// # Errors
     /// Together they are larger than allowed, or they cannot be copied.
-    pub fn new(
-        layers: Vec<Arc<Layer>>,
-        packages: Option<PathBuf>,
-        place: &Path,
-    ) -> Result<OptMount, ApiError> {
+    pub fn new(layers: Vec<Arc<Layer>>, packages: Vec<PathBuf>, place: &Path) -> Result<OptMount, ApiError> {
         let mut sources: Vec<PathBuf> = layers.iter().map(|layer| layer.code.folder.clone()).collect();
         sources.extend(packages);
         if let [] | [_] = sources[..] {
@@ -273,7 +269,7 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let a = Arc::new(layer(place.path(), "a", &[("x/one", "a"), ("x/two", "a"), ("thing", "a")]));
         let b = Arc::new(layer(place.path(), "b", &[("x/two", "b"), ("thing/inside", "b")]));
-        let of = |layers: Vec<Arc<Layer>>| OptMount::new(layers, None, place.path()).unwrap();
+        let of = |layers: Vec<Arc<Layer>>| OptMount::new(layers, Vec::new(), place.path()).unwrap();
         assert_eq!(of(vec![]).folder, None);
         assert_eq!(
             of(vec![a.clone()]).folder.as_deref(),

@@ -8,6 +8,7 @@ pub(crate) mod installed;
 pub(crate) mod lambda_layers;
 mod node_imports;
 mod of_template;
+pub(crate) mod public_layers;
 pub(crate) mod python_packages;
 pub(crate) mod runtime;
 pub(crate) mod runtime_files;

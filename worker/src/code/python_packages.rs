@@ -117,6 +117,14 @@ pub fn layer(runtime: &Runtime, code: &Path, cache: &Path, pinned: bool) -> Resu
     Ok(Some(folder))
 }
 
+/// The folder for `/opt` with packages that are all pinned and hashed.
+///
+/// # Errors
+/// They cannot be installed.
+pub fn pinned(runtime: &Runtime, wanted: &str, cache: &Path) -> Result<PathBuf> {
+    installed(&Interpreter::of(runtime, cache)?, wanted, "python", &[], cache, How::Pinned)
+}
+
 /// The file whose packages [`layer`] would install.
 pub fn wanted(runtime: &Runtime, code: &Path) -> Option<PathBuf> {
     let file = code.join(REQUIREMENTS);

@@ -42,7 +42,7 @@ impl Worker {
     ///
     /// # Errors
     /// There is no such layer, or it cannot be copied.
-    pub fn opt(&self, arns: &[String], packages: Option<PathBuf>) -> Result<OptMount, ApiError> {
+    pub fn opt(&self, arns: &[String], packages: Vec<PathBuf>) -> Result<OptMount, ApiError> {
         let layers = self.layers(|layers| layers.named(arns))?;
         OptMount::new(layers, packages, self.folder())
     }

@@ -206,7 +206,7 @@ impl Worker {
         ensure!(folder.is_dir(), "{} is gone", folder.display());
         self.options.installed.provide(&stored.settings.runtime)?;
         let layers = stored.layers.into_iter().map(Arc::new).collect();
-        let opt = OptMount::new(layers, None, self.folder()).map_err(|error| anyhow!("{error}"))?;
+        let opt = OptMount::new(layers, Vec::new(), self.folder()).map_err(|error| anyhow!("{error}"))?;
         self.options.installed.provide_sdk(&stored.settings.runtime, folder, &opt.sources);
         Ok(Arc::new(Deployment {
             function,

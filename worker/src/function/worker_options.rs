@@ -82,6 +82,8 @@ pub struct TemplateOptions {
     pub variables: Option<PathBuf>,
     /// Folders of this host in place of buckets, by the bucket's name.
     pub buckets: BTreeMap<String, PathBuf>,
+    /// Folders or archives of this host in place of layers that other accounts publish, by the layer's name.
+    pub layers: BTreeMap<String, PathBuf>,
     /// Whether a function that cannot be served ends the start.
     pub strict: bool,
     /// Whether packages must be pinned and hashed.

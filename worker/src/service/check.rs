@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use crate::base::{limits, name};
-use crate::code::{Code, handler, python_packages};
+use crate::code::{Code, handler, public_layers, python_packages};
 use crate::function::failed::{Failed, ReasonCode, Refused};
 use crate::function::http_api::{Format, HttpApi, Kind};
 use crate::function::template::{Declared, DeclaredUrl, LATEST_OF_LAYER, Package};
@@ -171,7 +171,8 @@ fn present(path: &Path) -> Result<()> {
 
 /// Whether the function's layers are the template's, and there.
 fn own_layers(declared: &Declared, layers: &BTreeMap<String, Result<()>>) -> Result<()> {
-    for arn in &declared.settings.layers {
+    let settings = &declared.settings;
+    for arn in settings.layers.iter().filter(|arn| !public_layers::has(arn, &settings.runtime)) {
         let known = name::parse_layer_arn(arn).filter(|(_, version)| *version == LATEST_OF_LAYER);
         let found = known.and_then(|(name, _)| layers.get(name).map(|found| (name, found)));
         match found {

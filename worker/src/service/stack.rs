@@ -13,8 +13,8 @@ use crate::base::name;
 use crate::code::Code;
 use crate::code::installed::Installed;
 use crate::code::lambda_layers::{Layer, OptMount};
-use crate::code::python_packages;
 use crate::code::runtime::Runtime;
+use crate::code::{public_layers, python_packages};
 use crate::control::Worker;
 use crate::function::failed::{Failed, ReasonCode, Refused};
 use crate::function::http_api::HttpApi;
@@ -30,7 +30,7 @@ use worker_container::worker_is_root;
 pub(crate) struct Stack {
     template: PathBuf,
     pub layers: Vec<DeclaredLayer>,
-    pub functions: Vec<(Declared, Option<PathBuf>)>,
+    pub functions: Vec<(Declared, Vec<PathBuf>)>,
     http_apis: Vec<HttpApi>,
     schedules: BTreeMap<String, Vec<Scheduled>>,
     mappings: Vec<Mapping>,
@@ -63,11 +63,16 @@ impl Stack {
     /// # Errors
     /// The template as a whole is wrong, and where.
     pub fn declared(path: &Path, options: &TemplateOptions) -> Result<Stack> {
-        let template = template::read(path, options)?;
+        let mut template = template::read(path, options)?;
+        template.take_layers(&options.layers);
+        for function in &template.functions {
+            let settings = &function.settings;
+            template.notes.extend(public_layers::notes(&settings.layers, &settings.runtime, &function.name));
+        }
         Ok(Stack {
             template: path.into(),
             layers: template.layers,
-            functions: template.functions.into_iter().map(|function| (function, None)).collect(),
+            functions: template.functions.into_iter().map(|function| (function, Vec::new())).collect(),
             http_apis: template.http_apis,
             schedules: template.schedules,
             mappings: template.mappings,
@@ -95,13 +100,7 @@ impl Stack {
                 stack.failed.push(failed(&function, &error));
                 continue;
             }
-            let packages = match &function.package {
-                Package::Path(folder) if folder.is_dir() => {
-                    python_packages::layer(&function.settings.runtime, folder, cache, options.pinned)
-                }
-                _ => Ok(None),
-            };
-            match packages.map_err(Refused::of(ReasonCode::Dependency)) {
+            match packages(&mut function, cache, options).map_err(Refused::of(ReasonCode::Dependency)) {
                 Ok(packages) => stack.functions.push((function, packages)),
                 Err(error) => stack.failed.push(failed(&function, &error)),
             }
@@ -237,11 +236,23 @@ impl Prepared {
     }
 }
 
+/// Installs what takes the place of public layers, and what a function's requirements.txt names.
+fn packages(function: &mut Declared, cache: &Path, options: &TemplateOptions) -> Result<Vec<PathBuf>> {
+    let settings = &mut function.settings;
+    let mut folders = public_layers::take(&mut settings.layers, &settings.runtime, cache)?;
+    if let Package::Path(folder) = &function.package
+        && folder.is_dir()
+    {
+        folders.extend(python_packages::layer(&settings.runtime, folder, cache, options.pinned)?);
+    }
+    Ok(folders)
+}
+
 /// A function's code, and what it sees below /opt.
 fn made(
     worker: &Worker,
     declared: &mut Declared,
-    packages: Option<PathBuf>,
+    packages: Vec<PathBuf>,
     unpublished: &BTreeMap<String, String>,
 ) -> Result<(Code, OptMount)> {
     for arn in &mut declared.settings.layers {

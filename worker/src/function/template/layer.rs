@@ -1,5 +1,6 @@
 //! Reads the properties of a template's layer.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
@@ -8,6 +9,7 @@ use serde_json::Value as Json;
 use super::bucket;
 use super::scope::Scope;
 use super::yaml::text_of;
+use super::{LATEST_OF_LAYER, Template};
 use crate::base::name;
 use crate::function::worker_options::TemplateOptions;
 
@@ -24,6 +26,30 @@ pub struct DeclaredLayer {
     pub license: String,
     /// `CompatibleRuntimes`.
     pub runtimes: Vec<String>,
+}
+
+impl Template {
+    /// Puts the operator's files in place of layers of these names, of whatever account and version.
+    pub fn take_layers(&mut self, given: &BTreeMap<String, PathBuf>) {
+        self.layers.retain(|layer| !given.contains_key(&layer.name));
+        self.layers.extend(given.iter().map(|(name, path)| DeclaredLayer {
+            name: name.clone(),
+            content: Ok(path.clone()),
+            description: String::new(),
+            license: String::new(),
+            runtimes: Vec::new(),
+        }));
+        let mut unused: BTreeSet<&str> = given.keys().map(String::as_str).collect();
+        for arn in self.functions.iter_mut().flat_map(|function| &mut function.settings.layers) {
+            let known = name::parse_layer_arn(arn).and_then(|(name, _)| given.get_key_value(name));
+            if let Some((name, _)) = known {
+                unused.remove(name.as_str());
+                *arn = name::layer_arn(&format!("{name}:{LATEST_OF_LAYER}"));
+            }
+        }
+        self.notes
+            .extend(unused.iter().map(|name| format!("--layer {name}: no function names such a layer")));
+    }
 }
 
 /// Reads a layer.
