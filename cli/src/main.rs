@@ -7,6 +7,11 @@ use clap::{CommandFactory, Parser};
 use mayfly_cli::command::{IS_WHOLE, Mayfly, Verb};
 use mayfly_cli::failure::Failure;
 
+/// What one thread of a worker has allocated another frees, some hundred times a request: with glibc's malloc
+/// that is a sixth of its processor time (docs/decisions/allocator-of-the-worker.md).
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Lines of the log that may wait for stderr; more are lost.
 const LINES_THAT_WAIT: usize = 4096;
 
