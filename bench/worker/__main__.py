@@ -34,6 +34,8 @@ examples
   bench/worker/run --quick --only memory        few instances, in a minute
   bench/worker/run --only vm --modes plain,nodes
 
+With MAYFLY_BEFORE=PROGRAM the rates are that build's, too, as `before`, without layers.
+
 Times are of this run and this machine: compare ratios. Other programs that run meanwhile blur them.
 """
 
@@ -238,7 +240,7 @@ def print_times(flat: dict) -> None:
     grid(
         "A function that does nothing, by connections: requests a second, ms",
         flat,
-        {name: f"rates.{name}" for name in ("plain", "mayfly", *times.SERVERS)},
+        {name: f"rates.{name}" for name in ("before", "plain", "mayfly", *times.SERVERS)},
         " | ".join(["", *(f"{count}: {title}" for count in times.CONNECTIONS for title in measured)]),
         " ".join(f"{count}.{key}" for count in times.CONNECTIONS for key in measured.values()),
         2,

@@ -16,6 +16,8 @@ from bench.merge.machine import memory_of
 from bench.outcome import ROOT, BenchError
 from bench.processes import started
 
+# A build to compare with.
+BEFORE = os.environ.get("MAYFLY_BEFORE")
 MAYFLY = Path(os.environ.get("MAYFLY_COMMAND") or ROOT / "target" / "release" / "mayfly")
 TEMPLATE = ROOT / "functions" / "template.yaml"
 # The same worker without Mayfly's layers.
@@ -127,13 +129,15 @@ def below(process: int, with_stores: bool = False) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def running(*arguments: str, template: Path = TEMPLATE, quiet_s: float = START_S) -> Iterator[Worker]:
+def running(
+    *arguments: str, template: Path = TEMPLATE, quiet_s: float = START_S, program: Path = MAYFLY
+) -> Iterator[Worker]:
     """A worker with the functions of a template, on a free port, ended with the block."""
-    if not MAYFLY.exists():
-        raise BenchError(f"{MAYFLY}: not built: run 'make build'")
+    if not program.exists():
+        raise BenchError(f"{program}: not built: run 'make build'")
     with tempfile.TemporaryDirectory(prefix="mayfly-bench-") as folder:
         log = Path(folder) / "log"
         address = lambda: re.search(r"serving Lambda's API on http://(\S+)\n", log.read_text())  # noqa: E731
-        command = [MAYFLY, "up", template, "--listen", "127.0.0.1:0", *arguments]
+        command = [program, "up", template, "--listen", "127.0.0.1:0", *arguments]
         with started(command, "mayfly up", log, address, quiet_s) as (process, found):
             yield Worker(process, found[1], log)

@@ -125,8 +125,9 @@ def ecosystems():
         pytest.skip(f"this host lacks {' '.join(missing) or 'Node.js 20'}")
     folder = BUILD / "ecosystems"
     folder.mkdir(parents=True, exist_ok=True)
-    template = sam("build", "--cached", "--template", ROOT / "functions/ecosystems.yaml", cwd=folder)
-    with Worker(str(template)) as running:
+    given = ["--parameter-overrides", f"Python={PYTHON}"]
+    template = sam("build", "--cached", "--template", ROOT / "functions/ecosystems.yaml", *given, cwd=folder)
+    with Worker(str(template), *given) as running:
         yield running
 
 

@@ -1,7 +1,9 @@
 """A function in Node.js with AWS' own runtime interface client, as a container image: functions/schema."""
 
 import pathlib
+import re
 import shutil
+import subprocess
 
 import pytest
 from calls import invoke, provider, serves_several
@@ -28,7 +30,11 @@ def running(root, place, running):
     client = running.client()
     create_image(client, "node22", Image(whole, **config).archive(place / "node22.tar"))
     if version() == "20":
-        of_host = layer(("usr/bin/node", pathlib.Path(shutil.which("node")).resolve()))
+        node = pathlib.Path(shutil.which("node")).resolve()
+        # Debian's Node.js is linked with what nodejs.org's has within.
+        linked = re.findall(r"=> (/\S+)", subprocess.check_output(["ldd", node], text=True))
+        libraries = [(f"usr/lib/{pathlib.Path(path).name}", pathlib.Path(path).resolve()) for path in linked]
+        of_host = layer(("usr/bin/node", node), *libraries)
         create_image(client, "node20", Image(whole, of_host, **config).archive(place / "node20.tar"))
     return running
 

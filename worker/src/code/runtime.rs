@@ -84,7 +84,10 @@ impl Language {
 
     fn program_of_host(self, version: u32) -> Option<PathBuf> {
         match self {
-            Language::Python | Language::Ruby => program_of_name(&self.runtime(version)),
+            Language::Python => program_of_name(&self.runtime(version)),
+            // One without the SDK is taken only where none can be installed.
+            Language::Ruby => program_of_name(&self.runtime(version))
+                .filter(|program| !self.to_install().contains(&version) || ruby::has_sdk(program)),
             Language::Node => of_version(node_programs(), version),
             Language::Java => of_version(java_programs(), version),
         }

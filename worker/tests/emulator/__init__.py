@@ -86,9 +86,9 @@ def runtimes():
     """For each language that can be had, the command of its client, the client's path and its environment;
     for each other one the reason."""
     python = f"/usr/bin/{PYTHON}"
-    found = {
-        "python": ([python, "-m", "awslambdaric"], python_client(), {"PYTHONPATH": str(python_client())})
-    }
+    # The client asks for the image's name, and writes letters from Python 3.12 on as they are.
+    of_image = {"PYTHONPATH": str(python_client()), "AWS_EXECUTION_ENV": f"AWS_Lambda_{PYTHON}"}
+    found = {"python": ([python, "-m", "awslambdaric"], python_client(), of_image)}
     try:
         client = node_client()
         found["nodejs"] = ([shutil.which("node"), str(client)], client.parent.parent, {})
