@@ -25,6 +25,7 @@ ENVIRONMENT = {
     **os.environ,
     "PATH": f"{TOOLS}:{os.environ['PATH']}",
     "SAM_CLI_TELEMETRY": "0",
+    "GOTOOLCHAIN": os.environ.get("GOTOOLCHAIN", "auto"),  # Debian's Go does not fetch the version asked for
     # Keeps compiled code for the next run.
     "CARGO_TARGET_DIR": str(BUILD / "cargo"),
 }
