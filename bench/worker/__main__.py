@@ -34,7 +34,7 @@ examples
   bench/worker/run --quick --only memory        few instances, in a minute
   bench/worker/run --only vm --modes plain,nodes
 
-With MAYFLY_BEFORE=PROGRAM the rates are that build's, too, as `before`, without layers.
+With MAYFLY_BEFORE=PROGRAM the rates are that build's, too, as `before`, with the layers that lie beside it.
 
 Times are of this run and this machine: compare ratios. Other programs that run meanwhile blur them.
 """

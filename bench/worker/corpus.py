@@ -216,11 +216,12 @@ class Corpus:
                 self.count("built.tried.templates")
                 say(f"sam build {path.relative_to(self.options.folder.resolve())}")
                 found = corpus_build.built(path, sam, check)
-                reason = found if isinstance(found, str) else "the build lacks the handler"
-                if isinstance(found, str) or not found.get("Functions"):
-                    self.count("built.failed.templates")
-                else:
+                reason = "the build lacks the handler"
+                if isinstance(found, dict) and found.get("Functions"):
                     mayfly = found
+                else:
+                    reason = found if isinstance(found, str) else str(found)
+                    self.count("built.failed.templates")
                 for one in mayfly["Functions"]:
                     if one["Unbuilt"] and not one["StateReason"]:
                         one |= {"StateReasonCode": NOT_BUILT, "StateReason": reason}

@@ -41,10 +41,6 @@ def built(path: Path, sam: Path, check: Callable[[Path], dict]) -> dict | str:
         except subprocess.TimeoutExpired:
             return f"it takes more than {SECONDS} s"
         if done.returncode:
-            lines = [
-                line
-                for line in (done.stdout + done.stderr).splitlines()
-                if "Error" in line or "rror:" in line
-            ]
+            lines = [line for line in (done.stdout + done.stderr).splitlines() if "rror" in line]
             return (lines or done.stderr.splitlines() or ["no reason given"])[-1][:200]
         return check(Path(folder, "built/template.yaml"))

@@ -17,7 +17,7 @@ from bench.merge.serving import python
 from bench.outcome import BenchError, percentile
 from bench.processes import ask, free_port
 from bench.worker.experiments import VARIANTS
-from bench.worker.worker import BEFORE, PLAIN, Worker, below, running
+from bench.worker.worker import BEFORE, Worker, below, running
 
 HERE = Path(__file__).parent
 NOOP = HERE / "noop"
@@ -67,7 +67,7 @@ def rates(rounds: int, seconds: float) -> Numbers:
             for variant in ("plain", "mayfly")
         }
         if BEFORE:
-            before = stack.enter_context(running(*PLAIN, **arguments, program=Path(BEFORE)))
+            before = stack.enter_context(running(**arguments, program=Path(BEFORE)))
             ports["before"] = (before.port, path)
         ports |= {name: (stack.enter_context(gunicorn(name)), "/") for name in SERVERS}
         for number in range(rounds + 1):
