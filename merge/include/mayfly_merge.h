@@ -59,6 +59,11 @@ int mayfly_advise_all(const struct iovec *regions, size_t count, unsigned flags)
  * -1 with errno (EINVAL, ENOMEM, EPERM). */
 int mayfly_unadvise(void *address, size_t length);
 
+/* For a process that waits to be taken as a snapshot (docs/worker.md): its copies have this memory as private mappings of
+ * the snapshot's file. This makes it keep the semantics of anonymous memory there, as memory that is shared. Returns 0,
+ * or -1 with errno (EINVAL, ENOMEM, ENOTSUP). */
+int mayfly_keep_anonymous(void *address, size_t length);
+
 /* The same as mayfly_advise on a thread of the library's own (UPM VII). Returns a ticket > 0, or -1 with errno. The range
  * must stay mapped until the ticket is done. mayfly_advise_wait returns the result. */
 int64_t mayfly_advise_begin(void *address, size_t length, unsigned flags);

@@ -75,6 +75,7 @@ pub mod function {
     pub(crate) mod queue_source;
     pub(crate) mod schedule;
     pub(crate) mod settings;
+    pub(crate) mod snap_start;
     pub(crate) mod template;
     pub(crate) mod tenancy;
     pub(crate) mod variables;
@@ -93,6 +94,7 @@ pub mod sandbox {
     //! Where an instance runs: a container, or a partition of a VM, behind one interface.
     pub(crate) mod accept;
     pub(crate) mod account;
+    mod container;
     pub(crate) mod containers;
     pub(crate) mod environment;
     pub(crate) mod history;
@@ -100,6 +102,7 @@ pub mod sandbox {
     pub(crate) mod interpreters;
     pub(crate) mod network;
     pub(crate) mod reach;
+    mod snapshots;
     pub mod vm;
 }
 

@@ -63,6 +63,12 @@ pub extern "C" fn mayfly_unadvise(address: *mut c_void, length: usize) -> c_int 
 
 /// See the header.
 #[unsafe(no_mangle)]
+pub extern "C" fn mayfly_keep_anonymous(address: *mut c_void, length: usize) -> c_int {
+    answer(merge::keep_anonymous(address as usize, length))
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
 pub extern "C" fn mayfly_advise_begin(address: *mut c_void, length: usize, flags: c_uint) -> i64 {
     Flags::from_bits(flags)
         .and_then(|flags| merge::advise_begin(address as usize, length, flags))

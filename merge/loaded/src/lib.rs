@@ -10,6 +10,7 @@ pub const NO_SYSCALLS: c_uint = 1;
 /// In [`Head::path`]: the kernel merges, and has the counts.
 const KERNEL: u32 = 1;
 
+type KeepAnonymous = unsafe extern "C" fn(*mut c_void, usize) -> c_int;
 type Advise = unsafe extern "C" fn(*mut c_void, usize, c_uint) -> c_int;
 type Statistics = unsafe extern "C" fn(*mut c_void, usize) -> c_int;
 type LastError = unsafe extern "C" fn() -> *const c_char;
@@ -18,6 +19,7 @@ type LastError = unsafe extern "C" fn() -> *const c_char;
 #[derive(Clone, Copy, Debug)]
 pub struct Library {
     advise: Advise,
+    keep_anonymous: KeepAnonymous,
     statistics: Statistics,
     last_error: LastError,
 }
@@ -59,11 +61,12 @@ impl Library {
             }
         };
         let (advise, statistics) = (find(c"mayfly_advise")?, find(c"mayfly_merge_stats")?);
-        let last_error = find(c"mayfly_merge_error")?;
+        let (keep, last_error) = (find(c"mayfly_keep_anonymous")?, find(c"mayfly_merge_error")?);
         // SAFETY: the types are those of merge/include/mayfly_merge.h.
         Ok(unsafe {
             Library {
                 advise: transmute::<*mut c_void, Advise>(advise),
+                keep_anonymous: transmute::<*mut c_void, KeepAnonymous>(keep),
                 statistics: transmute::<*mut c_void, Statistics>(statistics),
                 last_error: transmute::<*mut c_void, LastError>(last_error),
             }
@@ -80,6 +83,18 @@ impl Library {
     pub unsafe fn advise(&self, range: &Range<usize>, flags: c_uint) -> Result<(), i32> {
         // SAFETY: as the caller promises.
         match unsafe { (self.advise)(range.start as *mut c_void, range.len(), flags) } {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL)),
+        }
+    }
+
+    /// Makes a range keep the semantics of anonymous memory where this process is restored from a snapshot.
+    ///
+    /// # Errors
+    /// errno; [`Library::last_error`] explains it.
+    pub fn keep_anonymous(&self, range: &Range<usize>) -> Result<(), i32> {
+        // SAFETY: the library notes the numbers, and touches no memory there.
+        match unsafe { (self.keep_anonymous)(range.start as *mut c_void, range.len()) } {
             0 => Ok(()),
             _ => Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL)),
         }

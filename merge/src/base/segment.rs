@@ -37,6 +37,14 @@ pub fn is_named(mapping: &[u8]) -> bool {
     mapping.strip_prefix(b"/memfd:").is_some_and(|name| name.starts_with(NAME.as_bytes()))
 }
 
+/// The name of memory files with the memory of a process that was taken (`worker/snapshot`).
+const SNAPSHOT_NAME: &[u8] = b"mayfly-snapshot";
+
+/// Whether the kernel's name of a mapping is that of a snapshot's file.
+pub fn is_of_snapshot(mapping: &[u8]) -> bool {
+    mapping.strip_prefix(b"/memfd:").is_some_and(|name| name.starts_with(SNAPSHOT_NAME))
+}
+
 /// Bytes mapped by one entry of a page table's middle level.
 pub const HUGE_BYTES: usize = 2 << 20;
 

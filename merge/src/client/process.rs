@@ -218,6 +218,20 @@ impl State {
     }
 }
 
+/// Makes a range keep the semantics of anonymous memory where the process is restored from a snapshot.
+///
+/// # Errors
+/// That is impossible, and why.
+pub fn keep_anonymous(address: usize, length: usize) -> Result<(), Error> {
+    let end = address
+        .checked_add(length)
+        .filter(|end| address.is_multiple_of(PAGE_BYTES) && end.is_multiple_of(PAGE_BYTES));
+    match end {
+        Some(end) => interpose::keep_anonymous(&(address..end)),
+        None => Err(Error::new(libc::EINVAL, "a range must be whole pages".to_owned())),
+    }
+}
+
 /// Gives every shared page of a range a private copy again.
 ///
 /// # Errors

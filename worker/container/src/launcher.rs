@@ -2,9 +2,10 @@
 
 use std::io::Read;
 use std::net::{IpAddr, SocketAddr, TcpListener};
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -18,8 +19,11 @@ use rustix::system::sethostname;
 use rustix::thread::UnshareFlags;
 use vm_sandbox::syscalls::{Placement, confine};
 use vm_sandbox::{extensions, network, termination};
+use worker_snapshot::{Entry, MappedFile};
 
-use super::{INSIDE_USER, OPEN_FILES, RUNTIME_PORT, Spec, freezer, root, syscalls, worker_is_root};
+use super::{
+    Beginning, INSIDE_USER, OPEN_FILES, RUNTIME_PORT, Spec, freezer, root, syscalls, worker_is_root,
+};
 
 /// The descriptor of the control socket; 0 becomes the function's stdin.
 const CONTROL: RawFd = 3;
@@ -77,6 +81,13 @@ fn keep() -> Result<()> {
     let Ok((1, Some(commands))) = syscalls::receive_with(CONTROL, &mut [0]) else {
         bail!("the worker's order is cut short")
     };
+    let mut handed = Vec::new();
+    for _ in 0..spec.beginning.descriptors() {
+        let Ok((1, Some(file))) = syscalls::receive_with(CONTROL, &mut [0]) else {
+            bail!("the worker's order is cut short")
+        };
+        handed.push(file);
+    }
     let thawing = match &spec.freezer {
         // It must thaw what it kills, so it must not be killed itself: it notices the worker's end by the
         // control socket.
@@ -101,10 +112,10 @@ fn keep() -> Result<()> {
         None => {
             syscalls::die_with_parent()?;
             drop(commands);
-            Err(run_inside(&spec, disk).expect_err("process 1 ends by itself only when it fails"))
+            Err(run_inside(&spec, disk, handed).expect_err("process 1 ends by itself only when it fails"))
         }
         Some(init) => {
-            drop(disk);
+            drop((disk, handed));
             if !obey_until_end(init, &control, commands)? {
                 let _ = kill_process(init, Signal::KILL);
                 if let Some(thawing) = thawing {
@@ -156,6 +167,23 @@ fn obey(command: u8, init: Pid, commands: &UnixStream) {
     }
 }
 
+/// Becomes the process that was taken. Returns only with the reason why not.
+fn restore(
+    files: &[MappedFile],
+    entries: &[Entry],
+    program: BorrowedFd,
+    pages: BorrowedFd,
+    line: BorrowedFd,
+) -> String {
+    if let Some(file) = files.iter().find(|file| !file.is_unchanged()) {
+        return format!("{} has changed", file.path.display());
+    }
+    if let Err(error) = worker_snapshot::lay_out(Path::new("/tmp"), entries, pages) {
+        return format!("its files in /tmp cannot be made: {error}");
+    }
+    worker_snapshot::restore(program, pages, line).to_string()
+}
+
 /// Sends the worker a socket that listens on each of these addresses.
 fn reach(addresses: &[SocketAddr]) -> Result<()> {
     for (number, address) in addresses.iter().enumerate() {
@@ -193,7 +221,7 @@ fn enter_namespaces() -> Result<()> {
 }
 
 /// Process 1: prepares the inside, starts the runtime and reaps. Returns only with an error.
-fn run_inside(spec: &Spec, disk: Option<OwnedFd>) -> Result<()> {
+fn run_inside(spec: &Spec, disk: Option<OwnedFd>, handed: Vec<OwnedFd>) -> Result<()> {
     let was_root = worker_is_root();
     if let Some(folder) = &spec.freezer {
         freezer::enter(folder).with_context(|| format!("cannot enter the freezer {}", folder.display()))?;
@@ -228,6 +256,20 @@ fn run_inside(spec: &Spec, disk: Option<OwnedFd>) -> Result<()> {
         setsid()?;
         let folder = &spec.folder;
         std::env::set_current_dir(folder).with_context(|| format!("cannot start in the folder {folder}"))?;
+        match (&spec.beginning, &handed[..]) {
+            (Beginning::Command, _) => {}
+            (Beginning::Taken, [line]) => {
+                worker_snapshot::wait_at(line.as_fd()).context("no line for a snapshot")?;
+            }
+            (Beginning::Restored { files, entries }, [program, pages, line]) => {
+                syscalls::duplicate_to(1, 2, false)?;
+                // Read by the worker, if it is more than an end.
+                let why = restore(files, entries, program.as_fd(), pages.as_fd(), line.as_fd());
+                let _ = rustix::io::write(line, why.as_bytes());
+                std::process::exit(worker_snapshot::FAILED)
+            }
+            _ => bail!("the worker's order is wrong"),
+        }
         let (program, arguments) = spec.command.split_first().context("no program to run")?;
         let mut command = Command::new(program);
         command.args(arguments).env_clear().envs(spec.environment.clone());
@@ -235,6 +277,7 @@ fn run_inside(spec: &Spec, disk: Option<OwnedFd>) -> Result<()> {
         let error = command.stderr(std::io::stdout().as_fd().try_clone_to_owned()?).exec();
         return Err(error).with_context(|| format!("cannot run {program}"));
     };
+    drop(handed);
     termination::reap(runtime.as_raw_nonzero().get(), extensions, |status, extension| {
         let name = extension.unwrap_or_default();
         let mut message = vec![EXITED];

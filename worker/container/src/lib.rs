@@ -30,6 +30,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
+use worker_snapshot::{Entry, MappedFile};
 
 /// The first argument under which `mayfly` becomes the monitor of a sandbox, reading a [`Spec`] from its
 /// stdin.
@@ -48,6 +49,35 @@ pub struct Bind {
     pub source: PathBuf,
     /// Inside.
     pub target: PathBuf,
+}
+
+/// How the runtime begins.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub enum Beginning {
+    /// The command is executed.
+    #[default]
+    Command,
+    /// The command is executed, with a line to the worker as descriptor [`worker_snapshot::WAITS`]: it is to
+    /// be taken.
+    Taken,
+    /// It becomes the process that was taken.
+    Restored {
+        /// If these files of the disk are as they were.
+        files: Vec<MappedFile>,
+        /// With these in /tmp.
+        entries: Vec<Entry>,
+    },
+}
+
+impl Beginning {
+    /// Descriptors that come with the order: the line; program, pages and line.
+    fn descriptors(&self) -> usize {
+        match self {
+            Beginning::Command => 0,
+            Beginning::Taken => 1,
+            Beginning::Restored { .. } => 3,
+        }
+    }
 }
 
 /// The worker's order to the monitor.
@@ -87,6 +117,8 @@ pub struct Spec {
     pub listen: Vec<SocketAddr>,
     /// Names of the loopback address, beside `localhost`.
     pub loopback_names: Vec<String>,
+    /// How the runtime begins.
+    pub beginning: Beginning,
     /// Program and arguments.
     pub command: Vec<String>,
     /// Where they are started.

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io::{Error, ErrorKind};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -68,8 +68,8 @@ impl Spawner {
     }
 
     /// Starts a sandbox; the function's runtime runs when this returns. `disk` is the mount that its /tmp
-    /// is. Where the order wants a network, `connect` makes it, for the namespace of the process that it is
-    /// given; what it returns lives as long as the sandbox.
+    /// is, `handed` what [`Spec::beginning`] asks for. Where the order wants a network, `connect` makes it,
+    /// for the namespace of the process that it is given; what it returns lives as long as the sandbox.
     ///
     /// # Errors
     /// What could not be set up.
@@ -77,6 +77,7 @@ impl Spawner {
         &self,
         spec: &Spec,
         disk: Option<OwnedFd>,
+        handed: &[BorrowedFd<'_>],
         connect: impl AsyncFnOnce(u32) -> Result<Network>,
     ) -> Result<(Container, std::net::TcpListener)> {
         let (ours, theirs) = UnixStream::pair().context("no socket for a new sandbox")?;
@@ -106,7 +107,7 @@ impl Spawner {
             extensions: Vec::new(),
             listening: Vec::new(),
         };
-        if let Err(error) = sandbox.order(&ours, spec, disk, obeyed) {
+        if let Err(error) = sandbox.order(&ours, spec, disk, obeyed, handed) {
             sandbox.end().await;
             return Err(error);
         }
@@ -235,14 +236,17 @@ impl Container {
         spec: &Spec,
         disk: Option<OwnedFd>,
         commands: UnixStream,
+        handed: &[BorrowedFd<'_>],
     ) -> Result<()> {
         let text = serde_json::to_vec(spec)?;
         let mut order = (text.len() as u32).to_le_bytes().to_vec();
         order.extend(text);
         // Orders are shorter than a socket's buffer, so this does not block.
         let disk = disk.as_ref().map(AsRawFd::as_raw_fd);
+        let with = |file: RawFd| syscalls::send_with(control.as_raw_fd(), &[0], Some(file));
         syscalls::send_with(control.as_raw_fd(), &order, disk)
-            .and_then(|()| syscalls::send_with(control.as_raw_fd(), &[0], Some(commands.as_raw_fd())))
+            .and_then(|()| with(commands.as_raw_fd()))
+            .and_then(|()| handed.iter().try_for_each(|file| with(file.as_raw_fd())))
             .context("the sandbox's monitor ended at once")?;
         Ok(control.set_nonblocking(true)?)
     }

@@ -83,6 +83,16 @@ pub unsafe extern "C" fn mayfly_rest(
     unsafe { *outcome = rest };
 }
 
+/// Prepares the process to be taken as a snapshot: returns free heap memory, and makes all of its own memory
+/// keep the semantics of anonymous memory in restored processes, which have it as mappings of a file.
+/// Returns 0, or errno.
+#[unsafe(no_mangle)]
+pub extern "C" fn mayfly_rest_before_snapshot() -> c_int {
+    // SAFETY: malloc_trim only returns free memory.
+    unsafe { libc::malloc_trim(0) };
+    rest::all_memory().iter().find_map(|range| library::keep_anonymous(range).err()).unwrap_or(0)
+}
+
 fn resident_bytes() -> u64 {
     let text = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     text.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0) * 4096

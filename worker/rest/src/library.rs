@@ -21,6 +21,11 @@ pub fn advise(range: &Range<usize>, flags: c_uint) -> Result<(), i32> {
     unsafe { library()?.advise(range, flags) }
 }
 
+/// Makes a range keep the semantics of anonymous memory where this process is restored from a snapshot.
+pub fn keep_anonymous(range: &Range<usize>) -> Result<(), i32> {
+    library()?.keep_anonymous(range)
+}
+
 /// Pages that calls so far have made shared.
 pub fn shared_pages() -> u64 {
     library().map_or(0, Library::shared_pages)

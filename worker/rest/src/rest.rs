@@ -61,6 +61,13 @@ fn wanted(named: &[crate::Range]) -> Vec<Range<usize>> {
     common(&mappings, &joined(named.into_iter()))
 }
 
+/// All memory that no file has.
+pub fn all_memory() -> Vec<Range<usize>> {
+    let maps = fs::read("/proc/self/maps").unwrap_or_default();
+    let is_own = |area: &Area<&[u8]>| area.file.is_none() && !area.shared && !area.name.starts_with(b"[v");
+    joined(mappings::each(&maps).filter(is_own).map(|area| area.range))
+}
+
 fn anonymous(maps: &[u8]) -> Vec<Range<usize>> {
     joined(mappings::each(maps).filter(is_anonymous).map(|area| area.range))
 }

@@ -159,6 +159,7 @@ class Work:
         self.retry_s = RETRY_S
         self.pace = Pace()
         self.slot, self.process = None, ""
+        self.snapshot = None  # the module, once a copy of a snapshot begins
 
     def start(self, slot):
         """Begins in a process of its own, beside others (several.py)."""
@@ -180,6 +181,9 @@ class Work:
             sys.stdout.flush()
             sys.stderr.flush()
         self.asked += 1
+        if self.snapshot:
+            self.snapshot.done()
+            self.snapshot = None
         pause = self.pace.pause_s
         rests_after = [max(pause, FIRST_S - self.age()) if self.merges and self.asked == 1 else pause]
         is_busy = self.merges and not self.has_merged and self.asked > 2 and self.age() > self.busy_try_s
@@ -285,12 +289,25 @@ def rests_in_this_process():
         os.environ["MAYFLY_RESTING_PROCESS"] = str(os.getpid())
 
 
+def is_taken():
+    """Has the client wait to be taken as a snapshot, in place of asking the Runtime API when to go on."""
+    from . import snapshot
+
+    snapshots = snapshot.Snapshots(work, rests_in_this_process)
+    work.snapshot = snapshot
+    BaseClient.restore_next = lambda client: snapshots.restore_next()
+    for name in ("report_restore_error", "post_init_error"):
+        setattr(BaseClient, name, lambda client, error, *_: snapshots.report_error(error))
+
+
 BaseClient.__init__ = start_without_thread
 rests_in_this_process()
 work = Work(os.environ["AWS_LAMBDA_RUNTIME_API"], "MAYFLY_MERGE_LIBRARY" in os.environ)
 original_calls = runtime_client.next, runtime_client.post_invocation_result
 runtime_client.next = work.next
 runtime_client.post_invocation_result = work.post_invocation_result
+if "MAYFLY_SNAPSHOT" in os.environ:
+    is_taken()
 at_once = os.environ.get("AWS_LAMBDA_MAX_CONCURRENCY")
 if at_once:
     from . import several

@@ -55,6 +55,14 @@ def rest(work, merges, freezes):
     return {**report, "merges": merges, "ms": (time.monotonic() - began) * 1000}
 
 
+def before_snapshot():
+    """Prepares the process to be taken as a snapshot."""
+    gc.collect()
+    gc.freeze()
+    if error := library.mayfly_rest_before_snapshot():
+        raise OSError(error, os.strerror(error))
+
+
 @contextlib.contextmanager
 def turn(place):
     """Whether this instance may merge now. One at a time of those that see the folder, or all are slower."""

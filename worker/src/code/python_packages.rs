@@ -24,6 +24,7 @@ pub const BOOTSTRAP_FILES: &[(&str, &str)] = &[
     ("image.py", include_str!("../../runtime/mayfly_bootstrap/image.py")),
     ("several.py", include_str!("../../runtime/mayfly_bootstrap/several.py")),
     ("rest.py", include_str!("../../runtime/mayfly_bootstrap/rest.py")),
+    ("snapshot.py", include_str!("../../runtime/mayfly_bootstrap/snapshot.py")),
 ];
 /// The file with the packages that a function in Python needs, beside its code.
 const REQUIREMENTS: &str = "requirements.txt";

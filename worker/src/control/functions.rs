@@ -132,6 +132,7 @@ impl Worker {
     pub(super) fn withdraw(self: &Arc<Self>, state: &mut State, deployment: &Deployment) {
         let mut actions = state.pool.remove_function(deployment.function);
         state.deployments.remove(&deployment.function);
+        self.maker().deleted(deployment.function);
         actions.extend(self.withdraw_tenants(state, deployment.function));
         self.end_store_unless_used(state, deployment.store());
         self.carry_out(state, actions);

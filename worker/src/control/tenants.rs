@@ -96,6 +96,7 @@ impl Worker {
         for id in ids {
             actions.extend(state.pool.remove_function(id));
             state.tenants.remove(id);
+            self.maker().deleted(id);
             self.end_store_unless_used(state, id);
         }
         actions
@@ -112,6 +113,7 @@ impl Worker {
             // It has no request that would be refused by this; others may be served.
             let actions = state.pool.remove_function(id);
             state.tenants.remove(id);
+            self.maker().deleted(id);
             self.end_store_unless_used(state, id);
             self.carry_out(state, actions);
         }

@@ -150,7 +150,7 @@ impl Deployment {
             "LoggingConfig": settings.logging.described(&self.log_group()),
             "Architectures": ["x86_64"],
             "EphemeralStorage": { "Size": settings.ephemeral_mib },
-            "SnapStart": { "ApplyOn": "None", "OptimizationStatus": "Off" },
+            "SnapStart": self.snap_start(),
         });
         match settings.runtime {
             Runtime::Image => {
@@ -178,6 +178,13 @@ impl Deployment {
             configuration["Layers"] = self.opt.layers.iter().map(layer).collect();
         }
         configuration
+    }
+
+    /// `SnapStart`: a published version has it, or will have it after its first instance.
+    fn snap_start(&self) -> Value {
+        let is_on = self.settings.snap_start;
+        let status = if is_on && self.version != name::LATEST { "On" } else { "Off" };
+        json!({ "ApplyOn": if is_on { "PublishedVersions" } else { "None" }, "OptimizationStatus": status })
     }
 
     /// The place of its code, for `GetFunction`.

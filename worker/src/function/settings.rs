@@ -11,6 +11,7 @@ use crate::code::lambda_layers;
 use crate::code::runtime::Runtime;
 use crate::function::capacity_provider::{CapacityProviderConfig, Several};
 use crate::function::logging::{Logging, WantedLogging};
+use crate::function::snap_start::{self, SnapStart};
 use crate::function::tenancy::TenancyConfig;
 use crate::function::variables;
 use worker_image::ImageConfig;
@@ -50,6 +51,8 @@ pub struct Wanted {
     pub tenancy_config: Option<TenancyConfig>,
     /// Read for its figure alone.
     pub capacity_provider_config: Option<CapacityProviderConfig>,
+    /// Whether instances of published versions are restored from a snapshot.
+    pub snap_start: Option<SnapStart>,
     /// Other properties of a request; [`REFUSED`] lists those that are not supported.
     #[serde(flatten)]
     pub other: BTreeMap<String, Value>,
@@ -60,14 +63,13 @@ const OF_THE_CALL: [&str; 2] = ["Publish", "RevisionId"];
 
 /// Settings that are not supported, and why. They are refused, as are unknown ones, so that no caller
 /// believes to have them; their default is accepted.
-const REFUSED: [(&str, &str); 10] = [
+const REFUSED: [(&str, &str); 9] = [
     ("DeadLetterConfig", "events that failed are only logged"),
     ("VpcConfig", "there is no such network"),
     ("TracingConfig", "there is no X-Ray"),
     ("KMSKeyArn", "nothing is encrypted at rest"),
     ("FileSystemConfigs", "there is no EFS"),
     ("CodeSigningConfigArn", "signatures of code are not checked"),
-    ("SnapStart", "there is no SnapStart"),
     ("RuntimeManagementConfig", "the runtime is the host's"),
     ("DurableConfig", "there are no durable executions"),
     ("PublishTo", "a version is published by its number alone"),
@@ -139,6 +141,12 @@ pub struct Settings {
     /// How many requests an instance serves at once, where it serves several.
     #[serde(default)]
     pub several: Option<Several>,
+    /// `SnapStart`: instances of published versions are restored from a snapshot.
+    #[serde(default)]
+    pub snap_start: bool,
+    /// The same for all instances: `Metadata.Mayfly.Snapshot` of its resource in a template.
+    #[serde(default)]
+    pub snapshot: bool,
 }
 
 impl Settings {
@@ -176,6 +184,8 @@ impl Settings {
             page_out_after_s: None,
             per_tenant: wanted.tenancy_config.is_some(),
             several: None,
+            snap_start: false,
+            snapshot: false,
         };
         wanted.tenancy_config.as_ref().map_or(Ok(()), TenancyConfig::check)?;
         let without = Wanted { tenancy_config: None, ..wanted.clone() };
@@ -242,6 +252,12 @@ impl Settings {
         }
         if let Some(config) = &wanted.capacity_provider_config {
             settings.several = Some(config.several()?);
+        }
+        if let Some(snap_start) = &wanted.snap_start {
+            settings.snap_start = snap_start.applies()?;
+        }
+        if settings.snap_start || settings.snapshot {
+            snap_start::check(&settings.runtime)?;
         }
         for (name, value) in &wanted.other {
             if !OF_THE_CALL.contains(&name.as_str()) {

@@ -325,7 +325,7 @@ impl Instance {
     /// Its identity, for sandbox makers.
     fn order(&self) -> Order {
         let metadata_token = self.metadata_token.clone();
-        Order { id: self.id, deployment: self.deployment.clone(), metadata_token }
+        Order { id: self.id, deployment: self.deployment.clone(), metadata_token, snap_start: false }
     }
 
     pub(crate) fn label(&self) -> String {

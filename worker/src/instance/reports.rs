@@ -16,6 +16,10 @@ impl Instance {
         self.publish(&event);
     }
 
+    fn was_restored(&self) -> bool {
+        self.sandbox.get().is_some_and(|sandbox| sandbox.was_restored())
+    }
+
     /// A line of the log, if it is plain text.
     fn say(&self, line: &str) {
         if self.deployment.settings.logging.json.is_none()
@@ -59,6 +63,7 @@ impl Instance {
         let figures = Figures {
             duration: work.since.elapsed(),
             init: lock(&self.init).take(),
+            restored: self.was_restored(),
             memory_mib: self.deployment.settings.memory_mib,
             peak_bytes: self.peak_bytes(),
             end: outcome.end.as_ref().map(End::status),
@@ -87,6 +92,7 @@ impl Instance {
             *lock(&self.failed_start) = Some(Figures {
                 duration: self.age(),
                 init: None,
+                restored: false,
                 memory_mib: self.deployment.settings.memory_mib,
                 peak_bytes: self.peak_bytes(),
                 end: Some(line),

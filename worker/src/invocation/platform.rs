@@ -202,6 +202,7 @@ mod tests {
         let figures = Figures {
             duration: Duration::from_micros(1_234),
             init: Some(Duration::from_millis(100)),
+            restored: false,
             memory_mib: 128,
             peak_bytes: Some((40 << 20) + 1),
             end: None,
@@ -233,8 +234,14 @@ mod tests {
     #[test]
     fn events_of_a_request_name_its_tenant() {
         let mut invocation = Invocation::new("arn".into(), "{}".into(), None, None);
-        let figures =
-            Figures { duration: Duration::ZERO, init: None, memory_mib: 128, peak_bytes: None, end: None };
+        let figures = Figures {
+            duration: Duration::ZERO,
+            init: None,
+            restored: false,
+            memory_mib: 128,
+            peak_bytes: None,
+            end: None,
+        };
         let tenants = |invocation: &Invocation| {
             let start = PlatformEvent::start(invocation, "1");
             let done = PlatformEvent::runtime_done(invocation, &figures, 0, &Status::Success);

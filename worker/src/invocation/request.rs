@@ -217,6 +217,8 @@ pub struct Figures {
     pub duration: Duration,
     /// From the instance's start until it asked for work, of a cold start.
     pub init: Option<Duration>,
+    /// Whether it was restored from a snapshot, in that time.
+    pub restored: bool,
     /// `MemorySize`.
     pub memory_mib: u32,
     /// The most memory that the instance has used.
@@ -226,9 +228,10 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// Milliseconds from the start, or from dispatch, to the answer, rounded up.
+    /// Milliseconds from the start, or from dispatch, to the answer, rounded up. A restore is not counted.
     pub fn billed_ms(&self) -> u64 {
-        (self.duration + self.init.unwrap_or_default()).as_nanos().div_ceil(1_000_000) as u64
+        let init = self.init.filter(|_| !self.restored).unwrap_or_default();
+        (self.duration + init).as_nanos().div_ceil(1_000_000) as u64
     }
 }
 
@@ -246,7 +249,10 @@ pub fn report_line(id: &str, figures: &Figures) -> String {
     if let Some(bytes) = figures.peak_bytes {
         add(format_args!("Max Memory Used: {} MB\t", bytes.div_ceil(1 << 20)));
     }
-    if figures.init.is_some() {
+    if figures.init.is_some() && figures.restored {
+        let billed = init.as_nanos().div_ceil(1_000_000);
+        add(format_args!("Restore Duration: {:.2} ms\tBilled Restore Duration: {billed} ms\t", ms(init)));
+    } else if figures.init.is_some() {
         add(format_args!("Init Duration: {:.2} ms\t", ms(init)));
     }
     line + figures.end.as_deref().unwrap_or_default()
@@ -266,6 +272,7 @@ mod tests {
         let mut figures = Figures {
             duration: Duration::from_micros(1_234),
             init: None,
+            restored: false,
             memory_mib: 128,
             peak_bytes: Some((40 << 20) + 1),
             end: None,
@@ -278,6 +285,10 @@ mod tests {
         let line = report_line("x", &figures);
         assert!(line.contains("Billed Duration: 102 ms\t"), "{line}");
         assert!(line.ends_with("Init Duration: 100.00 ms\t"), "{line}");
+        let restored = report_line("x", &Figures { restored: true, ..figures.clone() });
+        assert!(restored.contains("Billed Duration: 2 ms\t"), "{restored}");
+        let ending = "Restore Duration: 100.00 ms\tBilled Restore Duration: 100 ms\t";
+        assert!(restored.ends_with(ending), "{restored}");
         figures.end = Some(Outcome::timed_out("x", 3).status());
         assert!(report_line("x", &figures).ends_with("Init Duration: 100.00 ms\tStatus: timeout\t"));
         figures.end = Some(Outcome::error("Runtime.ExitError", "it left").status());

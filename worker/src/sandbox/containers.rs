@@ -1,38 +1,32 @@
 //! Starts instances as containers: a cgroup, the page store's socket, a network if wanted, the processes.
 
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
-use std::os::fd::OwnedFd;
+use std::net::TcpListener;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Once};
+use std::time::Instant;
 
-use anyhow::{Context, Result};
-use tokio::net::TcpStream;
-use tokio::net::unix::pipe;
-use tokio::sync::Semaphore;
+use anyhow::{Context, Result, ensure};
 use worker_page::data;
 
 use crate::base::limits;
-use crate::base::process_memory::Memory;
 use crate::code::runtime::Runtime;
 use crate::function::worker_options::Options;
-use crate::http;
-use crate::http::heads::{Heads, LongHeads};
-use crate::sandbox::accept::accept;
+use crate::http::heads::LongHeads;
+use crate::sandbox::container::Instance;
 use crate::sandbox::environment::{self, ProgramSpec, Sharing};
-use crate::sandbox::interface::{
-    BoxFuture, Connection, Ended, Handler, Kind, Maker, Order, Overall, RUNTIME_HEADER_BYTES, Sandbox,
-};
+use crate::sandbox::interface::{BoxFuture, Kind, Maker, Order, Overall, Sandbox};
 use crate::sandbox::network::{self, Outside};
 use crate::sandbox::reach;
+use crate::sandbox::snapshots::{self, Line, Snapshots};
 use worker_container::cgroup::{Cgroup, Hierarchy, Limits};
 use worker_container::disk::Disks;
 use worker_container::freezer::Freezer;
-use worker_container::page_store::Endpoint;
-use worker_container::page_store::PageStores;
-use worker_container::spawn::{Commands, Container, Network, Spawner};
-use worker_container::{Spec, page_out, worker_is_root};
+use worker_container::page_store::{Endpoint, PageStores};
+use worker_container::spawn::{Container, Network, Spawner};
+use worker_container::{Beginning, Spec, worker_is_root};
 use worker_pool::FunctionId;
-use worker_system::lock::lock;
+use worker_snapshot::Snapshot;
 use worker_system::owned_folder::Folder;
 
 /// Programs of the host that belong to no package.
@@ -56,6 +50,17 @@ pub(crate) struct Containers {
     /// Has the worker log only once that a disk is missing.
     no_disk: Once,
     long_heads: Arc<LongHeads>,
+    snapshots: Snapshots,
+}
+
+/// How an instance begins.
+enum Start {
+    /// Its runtime starts.
+    Fresh,
+    /// It starts, and waits to be taken.
+    Taken,
+    /// It is restored.
+    Restored(Arc<Snapshot>),
 }
 
 impl Containers {
@@ -84,6 +89,7 @@ impl Containers {
             disks,
             no_disk: Once::new(),
             long_heads: Arc::default(),
+            snapshots: Snapshots::default(),
         })
     }
 
@@ -97,7 +103,74 @@ impl Containers {
         disk.map_err(complain).ok()
     }
 
-    async fn make(&self, order: &Order) -> Result<Instance> {
+    /// Restores an instance, if there is a snapshot; starts it otherwise, or if it cannot be restored. After
+    /// the first start a snapshot is taken.
+    async fn start_or_restore(self: Arc<Self>, order: Order) -> Result<Instance> {
+        if !(snapshots::is_wanted(&order.deployment) && self.shares(&order)) {
+            return Ok(self.make(&order, Start::Fresh).await?.0);
+        }
+        if let Some(snapshot) = self.snapshots.of(&order.deployment) {
+            let restored = Order { snap_start: true, ..order.clone() };
+            match self.make(&restored, Start::Restored(snapshot)).await {
+                Ok((instance, _)) => return Ok(instance),
+                Err(error) => {
+                    tracing::warn!("{}: starts as ever, as it was not restored: {error:#}", order.label());
+                    self.snapshots.failed(&order.deployment);
+                }
+            }
+        }
+        let (instance, _) = self.make(&order, Start::Fresh).await?;
+        if self.snapshots.begin(&order.deployment) {
+            tokio::spawn(self.clone().snapshot(Order { id: 0, snap_start: true, ..order }));
+        }
+        Ok(instance)
+    }
+
+    /// Starts an instance that serves no request, takes it, and ends it.
+    async fn snapshot(self: Arc<Self>, order: Order) {
+        tokio::time::sleep(snapshots::AFTER).await;
+        let Ok(_turn) = snapshots::TAKING.acquire().await else { return };
+        let (name, began) = (&order.deployment.name, Instant::now());
+        match self.take(&order).await {
+            Ok(snapshot) => {
+                let (mib, mappings) = (snapshot.bytes() >> 20, snapshot.mappings());
+                let ms = began.elapsed().as_millis();
+                tracing::info!(
+                    "[{name}] has a snapshot, from which its next instances are restored ({mib} MiB, {mappings} mappings, in {ms} ms)"
+                );
+                self.snapshots.taken(&order.deployment, Some(snapshot));
+            }
+            Err(error) => {
+                tracing::warn!("[{name}] starts as ever, without a snapshot: {error:#}");
+                self.snapshots.taken(&order.deployment, None);
+            }
+        }
+    }
+
+    async fn take(&self, order: &Order) -> Result<Snapshot> {
+        let (instance, line) = self.make(order, Start::Taken).await?;
+        instance.give_way(true);
+        let work = async {
+            ensure!(instance.extensions.is_empty(), "extensions cannot be restored");
+            // It ends if the line closes.
+            let mut line = line.context("it has no line")?;
+            line.until_it_waits().await.context("it did not start")?;
+            let most = u64::from(order.deployment.settings.memory_mib) << 20;
+            let taken = snapshots::take(instance.cgroup.processes(), most).await;
+            drop(line);
+            taken
+        };
+        let printed = snapshots::Printed::default();
+        let _relays = reach::serve(&instance.reached, &instance.label);
+        let taken = tokio::select! {
+            taken = work => taken,
+            never = printed.read(instance.take_output()) => match never {},
+        };
+        instance.end().await;
+        taken.with_context(|| printed.last_line())
+    }
+
+    async fn make(&self, order: &Order, start: Start) -> Result<(Instance, Option<Line>)> {
         let settings = &order.deployment.settings;
         let limits = Limits {
             memory_mib: settings.memory_mib,
@@ -108,8 +181,9 @@ impl Containers {
         };
         let cgroup = self.cgroups.create(&format!("instance-{}", order.id), limits)?;
         let mount_point = self.folder.join(format!("root-{}", order.id));
-        match self.make_in(order, &cgroup, &mount_point).await {
-            Ok((mut container, listener)) => {
+        let restored = matches!(start, Start::Restored(_));
+        match self.make_in(order, &cgroup, &mount_point, start).await {
+            Ok((mut container, listener, line)) => {
                 let store = self.shares(order).then(|| (self.stores.clone(), order.deployment.store()));
                 let output = Mutex::new(Some(container.take_output()));
                 let of_extensions = Mutex::new(container.take_extensions_output());
@@ -118,7 +192,7 @@ impl Containers {
                 let services = reach::listened(&self.options.reach).into_iter().map(|(_, service)| service);
                 let reached = std::mem::take(&mut container.listening).into_iter().zip(services).collect();
                 let container = tokio::sync::Mutex::new(Some(container));
-                Ok(Instance {
+                let instance = Instance {
                     label: order.label(),
                     container,
                     commands,
@@ -131,8 +205,10 @@ impl Containers {
                     long_heads: self.long_heads.clone(),
                     reached,
                     store,
+                    restored,
                     connections: order.connections(),
-                })
+                };
+                Ok((instance, line))
             }
             Err(error) => {
                 cgroup.remove_when_empty().await;
@@ -147,20 +223,48 @@ impl Containers {
         order: &Order,
         cgroup: &Cgroup,
         mount_point: &Path,
-    ) -> Result<(Container, TcpListener)> {
+        start: Start,
+    ) -> Result<(Container, TcpListener, Option<Line>)> {
         std::fs::create_dir(mount_point).with_context(|| format!("cannot make {}", mount_point.display()))?;
         let endpoint = match self.shares(order) {
             true => Some(self.stores.prepare(order.deployment.store())?),
             false => None,
         };
-        let spec = self.spec(order, mount_point.to_path_buf(), cgroup, endpoint.as_ref());
+        let mut spec = self.spec(order, mount_point.to_path_buf(), cgroup, endpoint.as_ref());
         let connect = async |monitor| {
             let network = self.outside.network().await?;
             let pair = tokio::task::spawn_blocking(move || network.connect(monitor)).await??;
             anyhow::Ok(Box::new(pair) as Network)
         };
         let disk = self.disk(spec.tmp_mib).await;
-        self.spawner.spawn(&spec, disk, connect).await
+        let (line, theirs) = match start {
+            Start::Fresh => {
+                let (container, listener) = self.spawner.spawn(&spec, disk, &[], connect).await?;
+                return Ok((container, listener, None));
+            }
+            Start::Taken | Start::Restored(_) => Line::pair()?,
+        };
+        let Start::Restored(snapshot) = start else {
+            spec.beginning = Beginning::Taken;
+            spec.user = snapshots::USER;
+            spec.environment.push((snapshots::VARIABLE.into(), "1".into()));
+            let handed = [theirs.as_fd()];
+            let (container, listener) = self.spawner.spawn(&spec, disk, &handed, connect).await?;
+            return Ok((container, listener, Some(line)));
+        };
+        spec.beginning =
+            Beginning::Restored { files: snapshot.files().to_vec(), entries: snapshot.entries().to_vec() };
+        let handed = [snapshot.program(), snapshot.pages(), theirs.as_fd()];
+        let (container, listener) = self.spawner.spawn(&spec, disk, &handed, connect).await?;
+        drop(theirs);
+        let mut line = line;
+        match line.begin(&spec.environment).await {
+            Ok(()) => Ok((container, listener, None)),
+            Err(error) => {
+                container.end().await;
+                Err(error)
+            }
+        }
     }
 
     /// Whether the instance shares pages by its function's store.
@@ -201,6 +305,7 @@ impl Containers {
             cgroup_procs: cgroup.procs_files(),
             freezer: cgroup.freezer().and_then(Freezer::own_folder).cloned(),
             fixed_layout,
+            beginning: Beginning::Command,
             resolvers: order.reaches_out(&self.options).then(network::resolvers),
             listen: reach::listened(&self.options.reach).into_iter().map(|(inside, _)| inside).collect(),
             loopback_names: self.options.reach.iter().take(1).map(|_| reach::HOST_NAME.into()).collect(),
@@ -213,7 +318,11 @@ impl Containers {
 
 impl Maker for Containers {
     fn start(self: Arc<Self>, order: Order) -> BoxFuture<'static, Result<Arc<dyn Sandbox>>> {
-        Box::pin(async move { Ok(Arc::new(self.make(&order).await?) as Arc<dyn Sandbox>) })
+        Box::pin(async move { Ok(Arc::new(self.start_or_restore(order).await?) as Arc<dyn Sandbox>) })
+    }
+
+    fn deleted(&self, function: FunctionId) {
+        self.snapshots.forget(function);
     }
 
     /// A store that ends frees its memory, which takes time, and the caller holds the lock that every
@@ -225,158 +334,11 @@ impl Maker for Containers {
 
     fn memory(&self) -> Overall {
         let (stores, bytes) = self.stores.figures();
+        let bytes = bytes + self.snapshots.bytes();
         Overall { store: data::Store { bytes, stores }, vm: None }
     }
 
     fn kind(&self) -> Kind {
         Kind { sandbox: "process", partitions: "none" }
-    }
-}
-
-/// An instance as processes of this host.
-struct Instance {
-    label: String,
-    /// Until it is ended.
-    container: tokio::sync::Mutex<Option<Container>>,
-    commands: Arc<Commands>,
-    /// The socket inside the instance's network namespace.
-    listener: TcpListener,
-    output: Mutex<Option<pipe::Receiver>>,
-    of_extensions: Mutex<Option<pipe::Receiver>>,
-    cgroup: Cgroup,
-    /// Empty for the worker: only the container sees the mounts there.
-    mount_point: PathBuf,
-    extensions: Vec<String>,
-    long_heads: Arc<LongHeads>,
-    /// Sockets inside, each with the service of the host that it leads to.
-    reached: Vec<(TcpListener, SocketAddr)>,
-    /// All stores, and the function or tenant whose store it uses; none if it shares no pages.
-    store: Option<(Arc<PageStores>, FunctionId)>,
-    /// The most connections to the Runtime API at once.
-    connections: usize,
-}
-
-impl Instance {
-    async fn accept(&self, handler: Handler) -> std::io::Result<()> {
-        let places = Arc::new(Semaphore::new(self.connections));
-        let heads = Arc::new(Heads::new(self.long_heads.clone()));
-        let serve = |stream: TcpStream| {
-            let _ = stream.set_nodelay(true); // answers are short and waited for
-            let _ = http::close_untaken(&stream, http::UNTAKEN);
-            let (handler, heads) = (handler.clone(), heads.clone());
-            async move {
-                http::serve_instance(stream, RUNTIME_HEADER_BYTES, &heads, |request| handler(request)).await;
-            }
-        };
-        accept(&self.listener, places, &self.label, serve).await
-    }
-}
-
-impl Sandbox for Instance {
-    fn take_output(&self) -> pipe::Receiver {
-        let mut output = lock(&self.output);
-        output.take().expect("the output is taken once")
-    }
-
-    fn serve(&self, handler: Handler) -> BoxFuture<'_, ()> {
-        Box::pin(async move {
-            let _relays = reach::serve(&self.reached, &self.label);
-            if let Err(error) = self.accept(handler).await {
-                tracing::error!("{}: {error}", self.label);
-            }
-        })
-    }
-
-    fn extensions(&self) -> &[String] {
-        &self.extensions
-    }
-
-    fn ending(&self) -> BoxFuture<'_, Ended> {
-        Box::pin(async move {
-            let container = self.container.lock().await;
-            match container.as_ref() {
-                Some(container) => {
-                    let how = container.ending().await;
-                    Ended { how, out_of_memory: self.cgroup.was_out_of_memory() }
-                }
-                None => std::future::pending().await,
-            }
-        })
-    }
-
-    fn take_extensions_output(&self) -> Option<pipe::Receiver> {
-        lock(&self.of_extensions).take()
-    }
-
-    fn has_way_inside(&self) -> bool {
-        true
-    }
-
-    fn connect(&self, port: u16) -> BoxFuture<'_, std::io::Result<Box<dyn Connection>>> {
-        Box::pin(async move {
-            let socket = self.commands.socket().await?;
-            let stream = socket.connect((Ipv4Addr::LOCALHOST, port).into()).await?;
-            Ok(Box::new(stream) as Box<dyn Connection>)
-        })
-    }
-
-    fn ends_in_steps(&self) -> bool {
-        true
-    }
-
-    fn terminate(&self) -> BoxFuture<'_, ()> {
-        Box::pin(self.commands.terminate())
-    }
-
-    fn memory(&self) -> Memory {
-        Memory::of_processes(self.cgroup.processes())
-    }
-
-    fn counted_bytes(&self) -> Option<u64> {
-        self.cgroup.bytes()
-    }
-
-    fn peak_bytes(&self) -> Option<u64> {
-        self.cgroup.peak_bytes()
-    }
-
-    fn may_do_idle_work(&self) {
-        if let Some((stores, function)) = &self.store {
-            stores.begin(*function);
-        }
-    }
-
-    fn freeze(&self) -> bool {
-        self.cgroup.freezer().is_some_and(Freezer::freeze)
-    }
-
-    fn thaw(&self) {
-        if let Some(freezer) = self.cgroup.freezer() {
-            freezer.thaw();
-        }
-    }
-
-    fn page_out(&self) -> BoxFuture<'_, u64> {
-        let processes = self.cgroup.processes();
-        let work = tokio::task::spawn_blocking(move || page_out::page_out(&processes));
-        Box::pin(async { work.await.unwrap_or(0) })
-    }
-
-    fn give_way(&self, gives_way: bool) {
-        self.cgroup.give_way(gives_way);
-    }
-
-    fn end(&self) -> BoxFuture<'_, ()> {
-        Box::pin(async move {
-            // With cgroup version 2 the monitor itself is frozen, and notices nothing.
-            self.thaw();
-            if let Some(container) = self.container.lock().await.take() {
-                container.end().await;
-            }
-            if let Err(error) = std::fs::remove_dir(&self.mount_point) {
-                tracing::error!("cannot remove {}: {error}", self.mount_point.display());
-            }
-            self.cgroup.remove_when_empty().await;
-        })
     }
 }

@@ -242,7 +242,11 @@ fn is_python(settings: &Settings) -> bool {
 fn about(order: &Order, options: &Options) -> Vec<(String, String)> {
     let deployment = &order.deployment;
     let at_once = deployment.settings.at_once();
-    let kind = if at_once > 1 { "lambda-managed-instances" } else { "on-demand" };
+    let kind = match (order.snap_start, at_once) {
+        (true, _) => "snap-start",
+        (false, 1) => "on-demand",
+        (false, _) => "lambda-managed-instances",
+    };
     let levels = deployment.settings.logging.json.as_ref();
     let logging = levels.map(|levels| {
         [("AWS_LAMBDA_LOG_FORMAT", "JSON"), ("AWS_LAMBDA_LOG_LEVEL", levels.application.name())]

@@ -45,6 +45,8 @@ pub(crate) struct Order {
     pub deployment: Arc<Deployment>,
     /// With it, programs inside may ask for the instance's metadata.
     pub metadata_token: Arc<str>,
+    /// Whether its runtime waits to be taken, or is restored, as Lambda's SnapStart has it.
+    pub snap_start: bool,
 }
 
 impl Order {
@@ -79,6 +81,9 @@ pub(crate) trait Maker: Send + Sync {
     fn takes_code(&self) -> bool {
         true
     }
+
+    /// This function, version or tenant is deleted; its last instances may still run.
+    fn deleted(&self, _function: FunctionId) {}
 
     /// This function is deleted, and its last instance has ended.
     fn forget(&self, _function: FunctionId) {}
@@ -155,6 +160,11 @@ pub(crate) trait Sandbox: Send + Sync {
     /// Ends the runtime by SIGTERM, and the next time by SIGKILL, if it ends in steps.
     fn terminate(&self) -> BoxFuture<'_, ()> {
         Box::pin(std::future::ready(()))
+    }
+
+    /// Whether its runtime was restored from a snapshot.
+    fn was_restored(&self) -> bool {
+        false
     }
 
     /// Whether it can connect to servers inside.

@@ -37,6 +37,7 @@ use crate::base::page::PAGE_BYTES;
 use crate::base::segment;
 use crate::client::address_space;
 
+use advised_ranges::Noted;
 pub use lock::{Guard, lock};
 pub use madvise::may_have_properties;
 
@@ -136,6 +137,19 @@ fn allocator() -> String {
     }
 }
 
+/// Notes memory of a process that is about to be taken: restored, it is a private mapping of a file, and must
+/// keep the semantics of anonymous memory.
+///
+/// # Errors
+/// The functions cannot be interposed, or there are too many ranges.
+pub fn keep_anonymous(range: &Range<usize>) -> Result<(), Error> {
+    install()?;
+    match advised_ranges::note(range) {
+        Noted::Already | Noted::Added => Ok(()),
+        Noted::TableFull => Err(Error::new(libc::ENOMEM, "too many separate ranges".to_owned())),
+    }
+}
+
 /// The part of a mapping that lies in a range.
 struct Part {
     range: Range<usize>,
@@ -156,7 +170,8 @@ fn each(range: &Range<usize>, mut act: impl FnMut(Part)) -> bool {
             rights |= if has { right } else { 0 };
         }
         let part = seen.range.start.max(range.start)..seen.range.end.min(range.end);
-        let is_store = !seen.shared && segment::is_named(seen.name) && advised_ranges::overlaps(&part);
+        let is_ours = segment::is_named(seen.name) || segment::is_of_snapshot(seen.name);
+        let is_store = !seen.shared && is_ours && advised_ranges::overlaps(&part);
         act(Part { range: part, rights, is_store });
     })
     .is_ok()

@@ -16,6 +16,7 @@ use crate::function::event_config::EventConfig;
 use crate::function::failed::{ReasonCode, Refused};
 use crate::function::http_api::Cors;
 use crate::function::settings::{Settings, Wanted};
+use crate::function::snap_start;
 use crate::function::tenancy;
 use crate::function::variables;
 use crate::function::worker_options::TemplateOptions;
@@ -72,6 +73,12 @@ pub fn of_mayfly(resource: &Json, settings: &mut Settings) -> Result<()> {
         let at_once = capacity_provider::figure(value);
         ensure!(at_once.is_some(), "Metadata.Mayfly.Concurrency must be a number of requests, 1 to 1600");
         settings.several = at_once.map(|at_once| Several { at_once, provider: None });
+    }
+    if let Some(value) = given("Snapshot") {
+        settings.snapshot = value.as_bool().context("Metadata.Mayfly.Snapshot must be true or false")?;
+        if settings.snapshot {
+            snap_start::check(&settings.runtime).map_err(|error| anyhow!("{}", error.message))?;
+        }
     }
     if let Some(value) = given("Network") {
         settings.outside = match value.as_str() {

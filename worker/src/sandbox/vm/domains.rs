@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 
 use anyhow::{Context, Result};
 use worker_page::data;
@@ -17,6 +17,7 @@ use crate::function::worker_options::Options;
 use crate::sandbox::history::History;
 use crate::sandbox::interface::{BoxFuture, Kind, Maker, Order, Overall, Sandbox};
 use crate::sandbox::network::Outside;
+use crate::sandbox::snapshots;
 
 /// Functions that live in one VM.
 #[derive(Debug)]
@@ -34,6 +35,8 @@ pub struct VmDomains {
     plan: Plan,
     host: Arc<Host>,
     vms: Mutex<Vms>,
+    /// Has the worker log only once that there are no snapshots.
+    no_snapshots: Once,
 }
 
 #[derive(Default)]
@@ -56,7 +59,7 @@ impl VmDomains {
             outside: Outside::default(),
             long_heads: Arc::default(),
         };
-        VmDomains { plan, host: Arc::new(host), vms: Mutex::default() }
+        VmDomains { plan, host: Arc::new(host), vms: Mutex::default(), no_snapshots: Once::new() }
     }
 
     /// Provides a VM for each of these domains, and for no other. A VM that suits its domain stays; others
@@ -147,6 +150,11 @@ impl VmDomains {
 
 impl Maker for VmDomains {
     fn start(self: Arc<Self>, order: Order) -> BoxFuture<'static, Result<Arc<dyn Sandbox>>> {
+        if snapshots::is_wanted(&order.deployment) {
+            self.no_snapshots.call_once(|| {
+                tracing::warn!("{}: VMs have no snapshots: instances start as ever", order.label());
+            });
+        }
         Box::pin(async move {
             let vm = self.lock().now.get(&order.deployment.settings.vm).map(PartitionedVm::take);
             let vm = vm.context("it has no VM: functions come from the template")?;

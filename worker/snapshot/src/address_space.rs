@@ -1,0 +1,169 @@
+//! What /proc says of a process's memory: its mappings with their properties, and the files that they map.
+
+use std::ops::Range;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use libc::c_int;
+
+use crate::{Error, While, status};
+
+const PAGE: u64 = 4096;
+/// Letters of properties that are not restored: devices, reserved huge pages, locked, registered with a
+/// userfaultfd, sealed, shadow stacks.
+const UNKNOWN: [&str; 9] = ["io", "pf", "ht", "lo", "um", "uw", "ui", "sl", "ss"];
+
+/// A mapping, as /proc/PID/smaps describes it.
+#[derive(Clone, Debug)]
+pub struct Mapping {
+    pub range: Range<u64>,
+    pub rights: c_int,
+    pub shared: bool,
+    pub offset: u64,
+    pub file: Option<(u64, u64)>,
+    pub name: String,
+    flags: Vec<String>,
+    pub has_pages: bool,
+}
+
+impl Mapping {
+    /// Whether it has the property of these letters (proc(5), VmFlags).
+    pub fn has(&self, letters: &str) -> bool {
+        self.flags.iter().any(|flag| flag == letters)
+    }
+
+    /// Whether it maps a file.
+    pub fn is_file(&self) -> bool {
+        self.file.is_some()
+    }
+
+    /// Whether writes to it go, or may go, to its file.
+    pub fn is_written_through(&self) -> bool {
+        self.shared && self.has("sh") && (self.has("mw") || self.rights & libc::PROT_WRITE != 0)
+    }
+
+    /// Memory that every process has fresh: MADV_WIPEONFORK, MAP_DROPPABLE. The keys of random numbers lie
+    /// there.
+    pub fn is_wiped(&self) -> bool {
+        self.has("wf") || self.has("dp")
+    }
+}
+
+/// A file of the disk that the process has mapped. If it is another now, its memory does not fit it.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
+pub struct MappedFile {
+    /// Its path inside.
+    pub path: PathBuf,
+    /// Device, inode, and bytes.
+    pub identity: (u64, u64, u64),
+    /// Seconds and nanoseconds of its last change.
+    pub changed: (i64, i64),
+}
+
+impl MappedFile {
+    /// The file that is at this path now.
+    pub fn now(path: PathBuf) -> Option<MappedFile> {
+        let about = std::fs::metadata(&path).ok()?;
+        let identity = (about.dev(), about.ino(), about.len());
+        Some(MappedFile { path, identity, changed: (about.ctime(), about.ctime_nsec()) })
+    }
+}
+
+impl MappedFile {
+    /// Whether the path leads to this very file, unchanged.
+    pub fn is_unchanged(&self) -> bool {
+        MappedFile::now(self.path.clone()).as_ref() == Some(self)
+    }
+}
+
+/// A process's mappings, in order.
+///
+/// # Errors
+/// It has ended.
+pub fn mappings(process: libc::pid_t) -> Result<Vec<Mapping>, Error> {
+    let text = std::fs::read(format!("/proc/{process}/smaps")).during("its mappings cannot be read")?;
+    let mut all: Vec<Mapping> = Vec::new();
+    for line in text.split(|&byte| byte == b'\n') {
+        if let Some(area) = mappings::parse(line) {
+            let right = |has: bool, right| if has { right } else { 0 };
+            all.push(Mapping {
+                range: area.range.start as u64..area.range.end as u64,
+                rights: right(area.readable, libc::PROT_READ)
+                    | right(area.writable, libc::PROT_WRITE)
+                    | right(area.executable, libc::PROT_EXEC),
+                shared: area.shared,
+                offset: area.offset,
+                file: area.file,
+                name: String::from_utf8_lossy(area.name).into_owned(),
+                flags: Vec::new(),
+                has_pages: false,
+            });
+        } else if let Some(mapping) = all.last_mut() {
+            let line = String::from_utf8_lossy(line);
+            if let Some(flags) = line.strip_prefix("VmFlags:") {
+                mapping.flags = flags.split_ascii_whitespace().map(String::from).collect();
+            } else if line.starts_with("Rss:") || line.starts_with("Swap:") {
+                mapping.has_pages |= !line.ends_with(" 0 kB");
+            }
+        }
+    }
+    all.retain(|mapping| mapping.name != "[vsyscall]");
+    if all.is_empty() {
+        return Err(Error::Unsupported("a process without memory".into()));
+    }
+    Ok(all)
+}
+
+/// Whether a mapping can be mapped again; `own` is the folder that each process has for itself.
+///
+/// # Errors
+/// It cannot, and why.
+pub fn check(mapping: &Mapping, own: Option<&Path>) -> Result<(), Error> {
+    let name = &mapping.name;
+    let refuse = |why: String| Err(Error::Unsupported(why));
+    if mapping.flags.is_empty() {
+        return refuse("memory whose properties the kernel does not show".into());
+    }
+    if let Some(unknown) = UNKNOWN.iter().find(|letters| mapping.has(letters)) {
+        return refuse(format!("memory of the kind '{unknown}' (proc(5), VmFlags)"));
+    }
+    let is_own = own.is_some_and(|own| Path::new(name).starts_with(own));
+    if mapping.shared && (!mapping.is_file() || mapping.is_written_through() && !is_own) {
+        return refuse(format!("shared memory ({name})"));
+    }
+    let is_gone = name.ends_with(" (deleted)") || !name.starts_with('/');
+    if mapping.is_file() && is_gone {
+        return refuse(format!("a mapping of a file that has no name any more ({name})"));
+    }
+    let is_known = matches!(name.as_str(), "" | "[heap]" | "[stack]") || name.starts_with("[anon:");
+    if !mapping.is_file() && !is_known {
+        return refuse(format!("a mapping of the kernel's ({name})"));
+    }
+    Ok(())
+}
+
+/// The fields of /proc/PID/stat, numbered as proc(5) has them; those that are no numbers are 0.
+pub struct Stat(Vec<u64>);
+
+impl Stat {
+    /// Reads them.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub fn read(process: libc::pid_t) -> Result<Stat, Error> {
+        let stat = status::text(process, "stat")?;
+        // The name, in parentheses, may hold anything; the third field follows it.
+        let (_, rest) = stat.rsplit_once(')').unwrap_or_default();
+        Ok(Stat(rest.split_ascii_whitespace().map(|field| field.parse().unwrap_or(0)).collect()))
+    }
+
+    /// One of them.
+    pub fn field(&self, number: usize) -> u64 {
+        self.0.get(number - 3).copied().unwrap_or(0)
+    }
+
+    /// The pages that hold arguments and environment.
+    pub fn words(&self) -> Range<u64> {
+        self.field(48) & !(PAGE - 1)..self.field(51).next_multiple_of(PAGE)
+    }
+}

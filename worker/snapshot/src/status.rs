@@ -1,0 +1,77 @@
+//! What /proc tells of a process that the restorer does not set: it must be as its parent's, in whose
+//! sandbox restored processes begin.
+
+use std::fs;
+
+use crate::{Error, WAITS, While};
+
+/// The lines of /proc/PID/status that must be alike.
+const ALIKE: [&str; 9] =
+    ["Uid", "Gid", "Groups", "CapEff", "CapPrm", "CapInh", "CapAmb", "NoNewPrivs", "Seccomp_filters"];
+
+/// A file of /proc about a process, as text. What the process chose of it, such as its name, may be no
+/// UTF-8.
+///
+/// # Errors
+/// It has ended.
+pub fn text(process: libc::pid_t, file: &str) -> Result<String, Error> {
+    let bytes = fs::read(format!("/proc/{process}/{file}")).during("it has ended")?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// The value of a line `NAME: value`.
+pub fn value<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    text.lines().find_map(|line| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim()))
+}
+
+/// Whether the main thread waits in `read` at [`WAITS`].
+///
+/// # Errors
+/// It does not, or has ended.
+pub fn waits(process: libc::pid_t) -> Result<(), Error> {
+    let call = text(process, "syscall")?;
+    let mut words = call.split_ascii_whitespace();
+    if (words.next(), words.next()) == (Some("0"), Some(&format!("{WAITS:#x}"))) {
+        return Ok(());
+    }
+    Err(Error::Unsupported("a main thread that does not wait".into()))
+}
+
+/// Compares the process with its parent.
+///
+/// # Errors
+/// What differs: it cannot be restored.
+pub fn check(process: libc::pid_t) -> Result<(), Error> {
+    let own = text(process, "status")?;
+    let parent = value(&own, "PPid").and_then(|id| id.parse().ok()).unwrap_or(0);
+    let others = text(parent, "status")?;
+    for name in ALIKE {
+        if value(&own, name) != value(&others, name) {
+            return Err(Error::Unsupported(format!("a process that has changed its {name}")));
+        }
+    }
+    if text(process, "limits")? != text(parent, "limits")? {
+        return Err(Error::Unsupported("a process that has changed its limits".into()));
+    }
+    for task in fs::read_dir(format!("/proc/{process}/task")).during("it has ended")? {
+        let task = task.during("it has ended")?.path().join("children");
+        // Without the kernel's CONFIG_PROC_CHILDREN the file is missing: the caller counts processes, too.
+        if fs::read(task).is_ok_and(|children| !children.is_empty()) {
+            return Err(Error::Unsupported("a child process".into()));
+        }
+    }
+    if fs::read(format!("/proc/{process}/timers")).is_ok_and(|timers| !timers.is_empty()) {
+        return Err(Error::Unsupported("a timer".into()));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn values_are_found_by_whole_names() {
+        let text = "Name:\tx\nUidless:\t1\nUid:\t7 7\n";
+        assert_eq!(super::value(text, "Uid"), Some("7 7"));
+        assert_eq!(super::value(text, "Gid"), None);
+    }
+}

@@ -1,0 +1,156 @@
+//! The order of taking: stop the process, read it, make the plan, let it continue.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use std::path::Path;
+
+use libc::pid_t;
+
+use crate::address_space::MappedFile;
+use crate::memory;
+use crate::own_folder::{self, Entry};
+use crate::plan::{Operation, Plan};
+use crate::threads::{State, below_stack};
+use crate::tracee::Tracee;
+use crate::{Error, files, program, status};
+
+/// The descriptor at which a process waits to be taken, and at which a restored one reads what differs.
+pub const WAITS: RawFd = 9;
+/// The descriptor of the snapshot's pages in a process that is to be restored.
+pub const PAGES: RawFd = 10;
+/// Signals have these numbers.
+const SIGNALS: std::ops::RangeInclusive<u64> = 1..=64;
+/// `struct sigaction` of the kernel: handler, flags, restorer, mask.
+const ACTION_BYTES: usize = 32;
+const ITIMERS: [u64; 3] = [0, 1, 2];
+
+/// What a snapshot may hold.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits<'a> {
+    /// Of the process's own memory and of its folder.
+    pub bytes: u64,
+    /// A folder that each process has for itself: its files come along, and may be open for writing.
+    pub own_folder: Option<&'a Path>,
+}
+
+/// A process that waited. Both files are sealed.
+#[derive(Debug)]
+pub struct Snapshot {
+    program: OwnedFd,
+    pages: OwnedFd,
+    files: Vec<MappedFile>,
+    entries: Vec<Entry>,
+    bytes: u64,
+    mappings: usize,
+}
+
+impl Snapshot {
+    /// The program that a fresh process executes to become the one that was taken. It has
+    /// [`Snapshot::pages`] as descriptor [`PAGES`].
+    pub fn program(&self) -> BorrowedFd<'_> {
+        self.program.as_fd()
+    }
+
+    /// The memory.
+    pub fn pages(&self) -> BorrowedFd<'_> {
+        self.pages.as_fd()
+    }
+
+    /// Files of the disk whose contents its memory relies on, by their paths inside.
+    pub fn files(&self) -> &[MappedFile] {
+        &self.files
+    }
+
+    /// What its own folder holds; [`lay_out`](crate::lay_out) puts it there again.
+    pub fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    /// Bytes of memory, which all restored processes share.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Mappings of a restored process.
+    pub fn mappings(&self) -> usize {
+        self.mappings
+    }
+}
+
+/// Takes a process whose main thread waits in `read` at [`WAITS`]. It continues afterwards, whatever the
+/// outcome.
+///
+/// # Errors
+/// It has something that cannot be restored, has ended, or may not be traced.
+pub fn take(process: pid_t, limits: Limits<'_>) -> Result<Snapshot, Error> {
+    // A thread in a timed call, stopped twice, would no longer show which call that is.
+    status::waits(process)?;
+    let tracee = Tracee::stop(process)?;
+    status::check(process)?;
+    let states: Vec<State> =
+        tracee.threads().iter().map(|thread| State::read(&tracee, thread)).collect::<Result<_, _>>()?;
+    let actions = signal_actions(&tracee)?;
+    let brk = tracee.call(&tracee.threads()[0], libc::SYS_brk, [0; 4])? as u64;
+    let mut plan = Plan::new(memory::free_window(process)?);
+    let pages = program::memory_file()?;
+    let memory = memory::plan(&tracee, &mut plan, &pages, limits)?;
+    let entries = match limits.own_folder {
+        Some(folder) => own_folder::gather(process, folder, &pages, memory.bytes, limits.bytes)?,
+        None => Vec::new(),
+    };
+    program::seal(&pages)?;
+    memory::layout(&tracee, brk, &mut plan)?;
+    for (signal, action) in &actions {
+        let at = plan.data(action)?;
+        plan.push(Operation::call(libc::SYS_rt_sigaction, &[*signal, at, 0, 8]))?;
+    }
+    let folder = std::fs::read_link(format!("/proc/{process}/cwd"))
+        .map_err(|error| Error::System("it has ended", error))?;
+    let folder = plan.text(folder.as_os_str().as_encoded_bytes())?;
+    plan.push(Operation::call(libc::SYS_chdir, &[folder]))?;
+    let own = status::text(process, "status")?;
+    let mask =
+        status::value(&own, "Umask").and_then(|text| u64::from_str_radix(text, 8).ok()).unwrap_or(0o22);
+    plan.push(Operation::call(libc::SYS_umask, &[mask]))?;
+    files::plan(process, &mut plan, limits.own_folder)?;
+    let started =
+        states[1..].iter().map(|state| state.plan_start(&mut plan)).collect::<Result<Vec<_>, _>>()?;
+    states[0].plan_end(&mut plan, true)?;
+    for (state, thread) in states[1..].iter().zip(started) {
+        plan.thread_begins(thread);
+        state.plan_end(&mut plan, false)?;
+    }
+    let program = program::make(&plan)?;
+    Ok(Snapshot {
+        program,
+        pages,
+        files: memory.files,
+        entries,
+        bytes: memory.bytes,
+        mappings: memory.mappings,
+    })
+}
+
+/// The actions of signals that are not the default.
+fn signal_actions(tracee: &Tracee) -> Result<Vec<(u64, [u8; ACTION_BYTES])>, Error> {
+    let main = &tracee.threads()[0];
+    let at = below_stack(main);
+    for timer in ITIMERS {
+        let is_read = tracee.call(main, libc::SYS_getitimer, [timer, at, 0, 0])? == 0;
+        if !is_read || (tracee.read_word(at + 16)?, tracee.read_word(at + 24)?) != (0, 0) {
+            return Err(Error::Unsupported("a timer".into()));
+        }
+    }
+    let mut actions = Vec::new();
+    for signal in SIGNALS {
+        if tracee.call(main, libc::SYS_rt_sigaction, [signal, 0, at, 8])? != 0 {
+            continue;
+        }
+        let mut action = [0; ACTION_BYTES];
+        tracee.read(at, &mut action)?;
+        // SIGKILL and SIGSTOP have the default always.
+        if action[..8] != [0; 8] {
+            actions.push((signal, action));
+        }
+    }
+    Ok(actions)
+}

@@ -1,0 +1,328 @@
+//! Snapshots of functions (SnapStart): an instance that has started is taken once, and the next ones are
+//! restored from its memory.
+//!
+//! ```text
+//!   first instance ──► one more is started, and waits in restore_next ──take──► Snapshot of the deployment
+//!                      (no request waits for it; it ends afterwards)                   │
+//!   next instance ──► a sandbox as ever ──► becomes the process that was taken ◄───────┘
+//! ```
+//! What cannot be restored is named in one line of the log, and the function starts as ever. A snapshot
+//! belongs to one deployment, and is dropped with it, or when a file that it has mapped changes.
+
+use std::collections::{HashMap, HashSet};
+use std::convert::Infallible;
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream as StdStream;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::net::unix::pipe;
+use tokio::sync::Semaphore;
+use worker_pool::FunctionId;
+use worker_snapshot::{Error, Limits, Snapshot};
+use worker_system::lock::lock;
+use worker_system::text::shown;
+
+use crate::base::name;
+use crate::code::runtime::Runtime;
+use crate::function::definition::Deployment;
+
+/// How long after an instance's start another is started to be taken: the first request runs alone.
+pub(super) const AFTER: Duration = Duration::from_secs(1);
+/// How long an instance that is to be taken may take to start. It yields to the others.
+const START: Duration = Duration::from_secs(60);
+/// How long a restored instance may take, its hooks included: Lambda's limit.
+const RESTORE: Duration = Duration::from_secs(10);
+/// How long a process may take from its line to the call in which it waits.
+const WAIT: Duration = Duration::from_secs(5);
+/// A function that could not be restored so often starts as ever.
+const ATTEMPTS: u32 = 3;
+/// Output of an instance that is to be taken; more fills the pipe, and then it does not start in time.
+const MOST_PRINTED: u64 = 16 << 20;
+/// The variable that has an instance wait to be taken.
+pub(super) const VARIABLE: &str = "MAYFLY_SNAPSHOT";
+/// The user of an instance that is to be taken, of which there is one at a time: behind those of others.
+pub(super) const USER: u32 = 2_002_000_000;
+
+/// First bytes of messages on the line: it waits to be taken, its copy runs, an error.
+const WAITS: u8 = b'W';
+const RUNS: u8 = b'K';
+const FAILS: u8 = b'E';
+
+/// The snapshots of a worker's functions.
+#[derive(Default)]
+pub(super) struct Snapshots(Mutex<All>);
+
+#[derive(Default)]
+struct All {
+    known: HashMap<FunctionId, Known>,
+    /// Functions and versions that are deleted, whose last instances may still start. Ids are not used again.
+    deleted: HashSet<FunctionId>,
+}
+
+/// What is known of one deployment.
+struct Known {
+    revision: String,
+    state: State,
+    /// How often its instances could not be restored.
+    failures: u32,
+}
+
+enum State {
+    None,
+    Taking,
+    Ready(Arc<Snapshot>),
+}
+
+/// One is taken at a time.
+pub(super) static TAKING: Semaphore = Semaphore::const_new(1);
+
+/// Whether a deployment's instances are to be restored.
+pub(crate) fn is_wanted(deployment: &Deployment) -> bool {
+    let settings = &deployment.settings;
+    let is_asked_for = settings.snapshot || settings.snap_start && deployment.version != name::LATEST;
+    // The bootstrap waits to be taken; images bring clients of their own.
+    is_asked_for && settings.at_once() == 1 && matches!(settings.runtime, Runtime::Python(..))
+}
+
+impl Snapshots {
+    /// The snapshot of a deployment, if there is one.
+    pub fn of(&self, deployment: &Deployment) -> Option<Arc<Snapshot>> {
+        match lock(&self.0).known.get(&deployment.function) {
+            Some(Known { revision, state: State::Ready(snapshot), .. })
+                if *revision == deployment.revision =>
+            {
+                Some(snapshot.clone())
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether one is to be taken: the caller does it, and then calls [`Snapshots::taken`].
+    pub fn begin(&self, deployment: &Deployment) -> bool {
+        let mut all = lock(&self.0);
+        if all.deleted.contains(&deployment.function) {
+            return false;
+        }
+        let fresh = || Known { revision: deployment.revision.clone(), state: State::None, failures: 0 };
+        let known = all.known.entry(deployment.function).or_insert_with(fresh);
+        if known.revision != deployment.revision {
+            *known = fresh();
+        }
+        let begins = matches!(known.state, State::None) && known.failures < ATTEMPTS;
+        if begins {
+            known.state = State::Taking;
+        }
+        begins
+    }
+
+    /// It has been taken, or cannot be. A deployment that has changed or gone meanwhile has none.
+    pub fn taken(&self, deployment: &Deployment, snapshot: Option<Snapshot>) {
+        let mut all = lock(&self.0);
+        let Some(known) = all.known.get_mut(&deployment.function) else { return };
+        if known.revision == deployment.revision {
+            match snapshot {
+                Some(snapshot) => known.state = State::Ready(Arc::new(snapshot)),
+                None => (known.state, known.failures) = (State::None, ATTEMPTS),
+            }
+        }
+    }
+
+    /// An instance could not be restored: another snapshot is taken, unless that happens again and again.
+    pub fn failed(&self, deployment: &Deployment) {
+        if let Some(known) = lock(&self.0).known.get_mut(&deployment.function) {
+            known.failures += 1;
+            if matches!(known.state, State::Ready(_)) {
+                known.state = State::None;
+            }
+        }
+    }
+
+    /// A function or version is deleted.
+    pub fn forget(&self, function: FunctionId) {
+        let mut all = lock(&self.0);
+        all.known.remove(&function);
+        all.deleted.insert(function);
+    }
+
+    /// Bytes of all snapshots.
+    pub fn bytes(&self) -> u64 {
+        let bytes = |known: &Known| match &known.state {
+            State::Ready(snapshot) => snapshot.bytes(),
+            State::None | State::Taking => 0,
+        };
+        lock(&self.0).known.values().map(bytes).sum()
+    }
+}
+
+/// The line between the worker and a process that is to be taken, or restored.
+pub(super) struct Line(UnixStream);
+
+impl Line {
+    /// The worker's end, and the process's.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub fn pair() -> Result<(Line, OwnedFd)> {
+        let (ours, theirs) = StdStream::pair().context("no socket for a snapshot")?;
+        ours.set_nonblocking(true)?;
+        Ok((Line(UnixStream::from_std(ours)?), theirs.into()))
+    }
+
+    /// Waits until the process waits.
+    ///
+    /// # Errors
+    /// It has failed, ended, or takes too long.
+    pub async fn until_it_waits(&mut self) -> Result<()> {
+        self.expect(WAITS, START).await
+    }
+
+    /// Tells a restored process its environment, and waits until it runs.
+    ///
+    /// # Errors
+    /// It has failed, ended, or takes too long.
+    pub async fn begin(&mut self, environment: &[(String, String)]) -> Result<()> {
+        let variables: HashMap<_, _> = environment.iter().map(|(name, value)| (name, value)).collect();
+        let mut text = serde_json::to_vec(&variables)?;
+        text.push(b'\n');
+        // What it says says more than a closed line.
+        let _ = self.0.write_all(&text).await;
+        self.expect(RUNS, RESTORE).await
+    }
+
+    async fn expect(&mut self, wanted: u8, limit: Duration) -> Result<()> {
+        let mut message = vec![0; 2048];
+        let received = tokio::time::timeout(limit, self.0.read(&mut message));
+        let Ok(received) = received.await else {
+            bail!("not done after {} s", limit.as_secs());
+        };
+        match &message[..received.context("its line is broken")?] {
+            [] => bail!("the process has ended"),
+            [first, ..] if *first == wanted => Ok(()),
+            [FAILS, why @ ..] => bail!("{}", shown(&String::from_utf8_lossy(why))),
+            why => bail!("{}", shown(&String::from_utf8_lossy(why))),
+        }
+    }
+}
+
+/// The last line that an instance has printed that is to be taken. The first instance has printed the same
+/// in the function's log.
+#[derive(Default)]
+pub(super) struct Printed(Mutex<String>);
+
+impl Printed {
+    /// Reads its output.
+    pub async fn read(&self, output: pipe::Receiver) -> Infallible {
+        let mut lines = tokio::io::BufReader::new(output.take(MOST_PRINTED)).lines();
+        while let Ok(Some(line)) = lines.next_line().await {
+            if !line.trim().is_empty() {
+                *lock(&self.0) = line;
+            }
+        }
+        std::future::pending().await
+    }
+
+    /// For an error's message.
+    pub fn last_line(&self) -> String {
+        match &*lock(&self.0) {
+            line if line.is_empty() => "it printed nothing".to_string(),
+            line => format!("it printed at last '{}'", shown(line)),
+        }
+    }
+}
+
+/// Takes the runtime among the processes of an instance, which waits.
+///
+/// # Errors
+/// It has something that cannot be restored.
+pub(super) async fn take(processes: Vec<i32>, most_bytes: u64) -> Result<Snapshot> {
+    // All of it on one thread: a process has one tracer.
+    let work = tokio::task::spawn_blocking(move || {
+        let runtime = runtime_of(&processes)?;
+        let limits = Limits { bytes: most_bytes, own_folder: Some(Path::new("/tmp")) };
+        let began = std::time::Instant::now();
+        loop {
+            match worker_snapshot::take(runtime, limits) {
+                // It has sent its message, and enters the call.
+                Err(Error::Unsupported(why)) if why.contains("does not wait") && began.elapsed() < WAIT => {}
+                taken => return Ok(taken?),
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    });
+    work.await.context("taking was cut short")?
+}
+
+/// The one process of an instance that is neither its monitor nor process 1.
+fn runtime_of(processes: &[i32]) -> Result<i32> {
+    let own = ids("self").context("no /proc")?.len();
+    let mut found = None;
+    for process in processes {
+        let Some(inside) = ids(&process.to_string()).filter(|ids| ids.len() > own) else { continue };
+        if inside.last() == Some(&1) {
+            continue;
+        }
+        ensure!(found.is_none(), "more than one process cannot be restored");
+        found = Some(*process);
+    }
+    found.context("the process has ended")
+}
+
+/// A process's ids in its PID namespaces, from the outermost.
+fn ids(process: &str) -> Option<Vec<i32>> {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+    Some(line.split_ascii_whitespace().filter_map(|id| id.parse().ok()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+
+    use super::*;
+
+    /// What the worker takes from a line on which a process writes this, and then ends.
+    async fn received(written: &[u8]) -> Result<(), String> {
+        let (mut line, theirs) = Line::pair().unwrap();
+        StdStream::from(theirs).write_all(written).unwrap();
+        line.until_it_waits().await.map_err(|error| error.to_string())
+    }
+
+    #[tokio::test]
+    async fn line_says_that_a_process_waits_or_why_not() {
+        assert_eq!(received(b"W").await, Ok(()));
+        assert_eq!(received(b"").await, Err("the process has ended".to_string()));
+        assert_eq!(received(b"Eboom\nand more").await, Err("boom\\nand more".to_string()));
+        assert_eq!(received(b"/usr/lib/x has changed").await, Err("/usr/lib/x has changed".to_string()));
+    }
+
+    #[tokio::test]
+    async fn restored_process_receives_its_whole_environment_in_one_line() {
+        let (mut line, theirs) = Line::pair().unwrap();
+        let long = "x".repeat(300_000);
+        let process = std::thread::spawn(move || {
+            let (mut theirs, mut text, mut byte) = (StdStream::from(theirs), Vec::new(), [0]);
+            while byte[0] != b'\n' {
+                theirs.read_exact(&mut byte).unwrap();
+                text.push(byte[0]);
+            }
+            theirs.write_all(b"K").unwrap();
+            serde_json::from_slice::<HashMap<String, String>>(&text).unwrap()
+        });
+        let environment = [("A".to_string(), "1\n2".to_string()), ("LONG".to_string(), long)];
+        line.begin(&environment).await.unwrap();
+        assert_eq!(process.join().unwrap(), HashMap::from(environment));
+    }
+
+    #[test]
+    fn processes_of_this_namespace_are_no_runtime() {
+        assert!(ids("self").is_some());
+        let error = runtime_of(&[std::process::id() as i32, i32::MAX]).unwrap_err();
+        assert_eq!(error.to_string(), "the process has ended");
+    }
+}

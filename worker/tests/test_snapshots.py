@@ -1,0 +1,285 @@
+"""SnapStart: instances that are restored from the memory of one that has started."""
+
+import base64
+import concurrent.futures
+import contextlib
+import os
+import pathlib
+import re
+import signal
+
+import botocore.exceptions
+import pytest
+from calls import PYTHON, create, invoke, killing, until, zipped
+from conftest import Worker
+
+ALL = 16
+TEMPLATE = """
+Transform: AWS::Serverless-2016-10-31
+Resources:
+  Function:
+    Type: AWS::Serverless::Function
+    Metadata: { Mayfly: { Snapshot: true } }
+    Properties:
+      { FunctionName: restored, Runtime: %s, Handler: app.handler, CodeUri: code, Timeout: 60 }
+"""
+CODE = """
+import hashlib, mmap, os, random, secrets, ssl, sys, threading, time, uuid
+STARTED = uuid.uuid4().hex
+TABLE = {str(n): [n] for n in range(20_000)}
+BLOCK = bytearray(b"x" * (8 << 20))
+EMPTIED = mmap.mmap(-1, 1 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+EMPTIED[:] = b"y" * len(EMPTIED)
+answers, asked = [], threading.Semaphore(0)
+def answer():
+    while asked.acquire():
+        answers.append(threading.get_ident())
+thread = threading.Thread(target=answer, daemon=True)
+thread.start()
+os.makedirs("/tmp/folder/below")
+written = open("/tmp/folder/below/file", "w+")
+written.write("as imported ")
+written.flush()
+seen = mmap.mmap(os.open("/tmp/folder/below/file", os.O_RDWR), 0)
+print("imported")
+
+def unique():
+    return [random.random(), random.getrandbits(64), uuid.uuid4().hex, uuid.uuid1().hex,
+            secrets.token_hex(16), os.urandom(16).hex(), ssl.RAND_bytes(16).hex(),
+            os.environ["AWS_LAMBDA_LOG_STREAM_NAME"]]
+
+def handler(event, context):
+    event = event or {}
+    first = unique()
+    time.sleep(event.get("seconds", 0))
+    EMPTIED.madvise(mmap.MADV_DONTNEED)
+    BLOCK.extend(b"z" * (4 << 20))
+    written.write("and after")
+    written.flush()
+    seen[0:2] = b"AS"
+    asked.release()
+    while not answers:
+        time.sleep(0.001)
+    return {"started": STARTED, "unique": first, "sum": sum(value[0] for value in TABLE.values()),
+            "type": os.environ["AWS_LAMBDA_INITIALIZATION_TYPE"], "number": event.get("number"),
+            "emptied": bytes(EMPTIED[:4]).hex(), "block": [BLOCK.count(b"x"), BLOCK.count(b"z") >= 4 << 20],
+            "stream": context.log_stream_name, "user": os.getuid(),
+            "tmp": open("/tmp/folder/below/file").read(),
+            "marked": "MAYFLY_SNAPSHOT" in os.environ, "line": os.path.exists("/proc/self/fd/9"),
+            "command": open("/proc/self/cmdline").read().split(chr(0))[1:3]}
+"""
+HAS_SNAPSHOT = r"\[%s\] has a snapshot"
+SNAP_START = {"SnapStart": {"ApplyOn": "PublishedVersions"}}
+
+
+def started(worker, name):
+    """Calls a function once, and waits until it has a snapshot."""
+    first, error = invoke(worker.client(), name)
+    assert error is None, first
+    worker.wait_for(HAS_SNAPSHOT % name)
+    return first
+
+
+def at_once(client, name, count, **settings):
+    with concurrent.futures.ThreadPoolExecutor(count) as executor:
+        calls = [
+            executor.submit(invoke, client, name, {"seconds": 1, "number": n}, **settings)
+            for n in range(count)
+        ]
+        answers = [call.result() for call in calls]
+    assert [error for _, error in answers] == [None] * count, answers
+    return [answer for answer, _ in answers]
+
+
+@pytest.fixture(scope="module")
+def restoring(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("snapshots")
+    (folder / "code").mkdir()
+    (folder / "code/app.py").write_text(CODE)
+    (folder / "template.yaml").write_text(TEMPLATE % PYTHON)
+    with Worker(str(folder / "template.yaml"), "--memory", "4000", "--burst", str(ALL)) as worker:
+        worker.first = started(worker, "restored")
+        yield worker
+
+
+def test_restored_instances_share_state_and_differ_in_names_and_random_numbers(restoring):
+    client = restoring.client(max_pool_connections=ALL)
+    answers = at_once(client, "restored", ALL)
+    restored = [answer for answer in answers if answer["type"] == "snap-start"]
+    # The first one, which was started, may have served some.
+    assert len(restored) >= ALL // 2, answers
+    assert len({answer["started"] for answer in restored}) == 1
+    assert restoring.first["started"] not in {answer["started"] for answer in restored}
+    for answer in restored:
+        assert answer["sum"] == sum(range(20_000)) and answer["block"] == [8 << 20, True]
+        # Anonymous memory that is emptied is zero, although it is a mapping of the snapshot here.
+        assert answer["emptied"] == "00000000"
+        assert answer["stream"] in answer["unique"]
+        assert answer["tmp"].startswith("AS imported and after")
+        assert not answer["marked"] and not answer["line"]
+        assert answer["command"] == restoring.first["command"]
+    first_of = {answer["stream"]: answer for answer in reversed(restored)}.values()
+    assert len({answer["user"] for answer in first_of}) == len(first_of)
+    for source in zip(*(answer["unique"] for answer in first_of), strict=True):
+        assert len(set(source)) == len(source), source
+
+
+def test_report_has_the_time_of_the_restore_and_not_of_a_start(restoring):
+    client = restoring.client(max_pool_connections=ALL)
+
+    def report(_):
+        answer = client.invoke(FunctionName="restored", LogType="Tail", Payload=b'{"seconds": 1}')
+        return base64.b64decode(answer["LogResult"]).decode()
+
+    # Earlier instances may be idle: as many calls as there may be instances.
+    for _ in range(3):
+        for process in restoring.descendants():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        with concurrent.futures.ThreadPoolExecutor(4) as executor:
+            lines = [text for text in executor.map(report, range(4)) if "Restore Duration" in text]
+        if lines:
+            break
+    found = re.search(
+        r"Duration: ([\d.]+) ms\tBilled Duration: (\d+) ms.*\tRestore Duration: ([\d.]+) ms\t"
+        r"Billed Restore Duration: (\d+) ms",
+        lines[0],
+    )
+    duration, billed, restore, billed_restore = map(float, found.groups())
+    assert "Init Duration" not in lines[0]
+    assert duration <= billed < duration + 1.01 and restore <= billed_restore < restore + 1.01
+
+
+def test_killed_instances_are_restored_again(restoring):
+    requests = 5000 if os.environ.get("MAYFLY_SOAK") else 200
+    client, outcomes = restoring.client(max_pool_connections=8), []
+
+    def call(number):
+        try:
+            answer, error = invoke(client, "restored", {"number": number})
+            right = (answer.get("number"), answer.get("sum")) == (number, sum(range(20_000)))
+            outcomes.append("answered" if right else error or answer)
+        except client.exceptions.ClientError as error:
+            outcomes.append(error.response["Error"]["Code"])
+
+    with (
+        killing(restoring.descendants, lambda: len(outcomes), 10, seed=7) as killed,
+        concurrent.futures.ThreadPoolExecutor(8) as executor,
+    ):
+        list(executor.map(call, range(requests)))
+    assert len(killed) >= 5, "the test kills something"
+    assert set(outcomes) <= {"answered", "Unhandled", "ServiceException"}, outcomes
+    assert outcomes.count("answered") > requests / 2
+    assert invoke(client, "restored", {"number": 1})[0]["number"] == 1
+
+
+def test_published_versions_have_it_and_latest_has_not(running):
+    client = running.client()
+    made = create(client, "published", zipped(app_py=CODE), MemorySize=128, **SNAP_START)
+    assert made["SnapStart"] == {"ApplyOn": "PublishedVersions", "OptimizationStatus": "Off"}
+    version = client.publish_version(FunctionName="published")
+    assert version["SnapStart"] == {"ApplyOn": "PublishedVersions", "OptimizationStatus": "On"}
+    kinds = set()
+    for qualifier in ("$LATEST", "1"):
+        first, _ = invoke(client, "published", Qualifier=qualifier)
+        kinds.add((qualifier, first["type"]))
+    assert kinds == {("$LATEST", "on-demand"), ("1", "on-demand")}
+    running.wait_for(HAS_SNAPSHOT % "published")
+    answers = at_once(client, "published", 3, Qualifier="1")
+    assert "snap-start" in {answer["type"] for answer in answers}
+    answers = at_once(client, "published", 3)
+    assert {answer["type"] for answer in answers} == {"on-demand"}
+
+
+HOOKS = """
+import os, snapshot_restore_py as hooks
+seen = []
+hooks.register_before_snapshot(seen.append, "before")
+@hooks.register_after_restore
+def after():
+    seen.append("after in " + os.environ["AWS_LAMBDA_LOG_STREAM_NAME"])
+def handler(event, context):
+    import time
+    time.sleep(event.get("seconds", 0) if event else 0)
+    return {"seen": seen, "stream": context.log_stream_name}
+"""
+
+
+def test_hooks_of_lambdas_library_run(running):
+    client = running.client()
+    create(client, "hooks", zipped(app_py=HOOKS), MemorySize=128, **SNAP_START)
+    client.publish_version(FunctionName="hooks")
+    assert invoke(client, "hooks", Qualifier="1")[0]["seen"] == []
+    running.wait_for(HAS_SNAPSHOT % "hooks")
+    answers = [answer for answer in at_once(client, "hooks", 3, Qualifier="1") if answer["seen"]]
+    assert answers
+    for answer in answers:
+        assert answer["seen"] == ["before", "after in " + answer["stream"]]
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "why"),
+    [
+        ("socket", "import socket\ns = socket.socket()", "the open file .* cannot be restored"),
+        (
+            "links",
+            "import os\nopen('/tmp/a', 'w')\nos.link('/tmp/a', '/tmp/b')",
+            "RegularFile.* cannot be restored",
+        ),
+        ("child", "import subprocess\np = subprocess.Popen(['sleep', '60'])", "more than one process"),
+        ("shared", "import mmap\nm = mmap.mmap(-1, 4096)\nm[0] = 1", "shared memory .* cannot be restored"),
+        (
+            "hook",
+            "import snapshot_restore_py as h\nh.register_before_snapshot(lambda: 1 / 0)",
+            "division by zero",
+        ),
+    ],
+)
+def test_unsupported_state_has_the_function_start_as_ever(running, name, code, why):
+    client = running.client()
+    create(client, name, zipped(app_py=f"{code}\ndef handler(event, context): return 'served'"), **SNAP_START)
+    client.publish_version(FunctionName=name)
+    assert invoke(client, name, Qualifier="1") == ("served", None)
+    running.wait_for(rf"\[{name}\] starts as ever, without a snapshot: .*{why}")
+    with concurrent.futures.ThreadPoolExecutor(3) as executor:
+        answers = list(executor.map(lambda _: invoke(client, name, Qualifier="1"), range(3)))
+    assert answers == [("served", None)] * 3
+
+
+def test_failing_hook_after_the_restore_starts_instances_as_ever(running):
+    code = HOOKS.replace('seen.append("after in "', "1 / 0\n    seen.append('after in '")
+    client = running.client()
+    create(client, "unrestorable", zipped(app_py=code), MemorySize=128, **SNAP_START)
+    client.publish_version(FunctionName="unrestorable")
+    invoke(client, "unrestorable", Qualifier="1")
+    running.wait_for(HAS_SNAPSHOT % "unrestorable")
+    answers = at_once(client, "unrestorable", 3, Qualifier="1")
+    assert {tuple(answer["seen"]) for answer in answers} == {()}
+    assert re.search(r"starts as ever, as it was not restored: division by zero", running.log())
+
+
+def test_functions_of_other_runtimes_are_refused(running):
+    with pytest.raises(botocore.exceptions.ClientError, match="SnapStart is for functions in Python"):
+        create(running.client(), "other", zipped(bootstrap="x"), Runtime="provided.al2023", **SNAP_START)
+    with pytest.raises(botocore.exceptions.ClientError, match="SnapStart.ApplyOn"):
+        create(running.client(), "other", zipped(app_py=CODE), SnapStart={"ApplyOn": "Always"})
+
+
+def test_deleted_function_leaves_no_snapshot(running):
+    client, descriptors = running.client(), pathlib.Path(f"/proc/{running.process.pid}/fd")
+
+    def snapshots():
+        links = []
+        for entry in descriptors.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                links.append(os.readlink(entry))
+        return sum("mayfly-snapshot" in link for link in links)
+
+    before = snapshots()
+    create(client, "gone", zipped(app_py=CODE), MemorySize=128, **SNAP_START)
+    client.publish_version(FunctionName="gone")
+    invoke(client, "gone", Qualifier="1")
+    running.wait_for(HAS_SNAPSHOT % "gone")
+    assert snapshots() == before + 2
+    client.delete_function(FunctionName="gone")
+    until(lambda: snapshots() == before, snapshots, 30)
