@@ -1,40 +1,10 @@
 """Small programs under QEMU: two runs are the same to the bit, counts agree with the program, each mistake
-gets one clear line. Uses the release build, or the `mayfly` that MAYFLY names."""
+gets one clear line."""
 
 import json
-import os
 import subprocess
-from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-MAYFLY = os.environ.get("MAYFLY", str(ROOT / "target/release/mayfly"))
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """Where the programs are, and what `sim` writes."""
-    folder = tmp_path_factory.mktemp("sim")
-    for source in (ROOT / "sim/tests/programs").glob("*.c"):
-        command = ["gcc", "-O2", "-Wall", "-Wextra", "-Werror", "-static", "-o", folder / source.stem, source]
-        subprocess.run(command, check=True)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def sim(folder):
-    def run(*words):
-        command = [MAYFLY, "sim", *words]
-        return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=1800)
-
-    return run
-
-
-@pytest.fixture(scope="module")
-def first(folder, sim):
-    """The process, and the folder with the statistics of 20000 turns."""
-    return sim("--out", "first", "--", "./churn", "20000"), folder / "first/stats.json"
 
 
 @pytest.fixture(scope="module")

@@ -13,20 +13,9 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 static RUN: AtomicPtr<Run> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Registers the callbacks, which call `run`.
+/// The run that all callbacks call, before the first is registered.
 pub fn install(run: Run) {
-    let id = run.id;
     RUN.store(Box::into_raw(Box::new(run)), Ordering::Release);
-    register(id);
-}
-
-fn register(id: qemu_plugin_id_t) {
-    // SAFETY: `id` is the one that QEMU gave this plugin; the functions are of the types it wants.
-    unsafe {
-        qemu_plugin_register_vcpu_init_cb(id, Some(on_start));
-        qemu_plugin_register_vcpu_tb_trans_cb(id, Some(on_translation));
-        qemu_plugin_register_atexit_cb(id, Some(on_exit), std::ptr::null_mut());
-    }
 }
 
 #[inline(always)]
@@ -35,20 +24,13 @@ fn run() -> &'static mut Run {
     unsafe { &mut *RUN.load(Ordering::Relaxed) }
 }
 
-/// Drops all translations and callbacks: QEMU translates anew, and [`translate::block`] runs again.
-pub fn translate_anew(id: qemu_plugin_id_t) {
-    extern "C" fn on_reset(id: qemu_plugin_id_t) {
-        register(id);
-    }
-    // SAFETY: `id` is the one that QEMU gave this plugin.
-    unsafe { qemu_plugin_reset(id, Some(on_reset)) }
-}
-
-extern "C" fn on_start(_: qemu_plugin_id_t, _: c_uint) {
+/// A virtual CPU exists, and its thread calls.
+pub fn start() {
     run().find_registers();
 }
 
-extern "C" fn on_translation(_: qemu_plugin_id_t, block: *mut qemu_plugin_tb) {
+/// QEMU translates a block, which is valid during this call.
+pub fn translation(block: *mut qemu_plugin_tb) {
     let block = Translation(block);
     let instructions: Vec<_> = (0..block.count()).map(|index| block.instruction(index)).collect();
     translate::block(run(), &instructions, |wish| match wish {
@@ -58,7 +40,8 @@ extern "C" fn on_translation(_: qemu_plugin_id_t, block: *mut qemu_plugin_tb) {
     });
 }
 
-extern "C" fn on_exit(_: qemu_plugin_id_t, _: *mut c_void) {
+/// QEMU ends.
+pub fn exit() {
     run().at_exit();
 }
 

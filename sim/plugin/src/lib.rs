@@ -7,6 +7,7 @@
 //! QEMU has mapped.
 
 mod callbacks;
+mod front;
 mod functions;
 mod guest;
 mod instruction;
@@ -16,10 +17,6 @@ mod translate;
 
 use qemu_plugin_sys::{qemu_info_t, qemu_plugin_id_t};
 use std::ffi::{CStr, c_char, c_int};
-
-/// The interface that this plugin was built for; QEMU refuses to load it if it has another.
-#[unsafe(no_mangle)]
-pub static qemu_plugin_version: c_int = 4;
 
 /// QEMU calls this when it has loaded the plugin. Arguments: `out=FOLDER` (machine.toml is there, statistics
 /// go there); `max=INSTRUCTIONS` (0: no limit); `keep=dram`: DRAM's requests are kept in the folder;
@@ -38,9 +35,10 @@ pub unsafe extern "C" fn qemu_plugin_install(
         // SAFETY: QEMU passes `count` strings that end with a zero byte.
         unsafe { CStr::from_ptr(*arguments.add(index)) }.to_string_lossy().into_owned()
     });
-    match run::Run::new(id, callbacks::translate_anew, arguments) {
+    match run::Run::new(id, front::translate_anew, arguments) {
         Ok(run) => {
             callbacks::install(run);
+            front::register(id);
             0
         }
         Err(message) => {

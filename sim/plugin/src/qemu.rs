@@ -7,6 +7,7 @@ use qemu_plugin_sys::*;
 use std::ffi::{CStr, c_int, c_uint, c_void};
 
 unsafe extern "C" {
+    fn g_array_get_element_size(array: *mut GArray) -> c_uint;
     fn g_byte_array_new() -> *mut GByteArray;
     fn g_byte_array_set_size(array: *mut GByteArray, size: c_uint) -> *mut GByteArray;
 }
@@ -17,15 +18,17 @@ pub struct Register(*mut qemu_plugin_register);
 
 /// All registers by name.
 pub fn registers() -> Vec<(String, Register)> {
-    // SAFETY: QEMU returns an array of descriptors whose names live as long as it does.
+    // SAFETY: QEMU returns an array of descriptors whose names live as long as it does. From interface 6 on
+    // they are longer, with the same begin: the array has their size.
     unsafe {
         let array = qemu_plugin_get_registers();
-        let length = (*array).len as usize;
-        let descriptors =
-            std::slice::from_raw_parts((*array).data.cast::<qemu_plugin_reg_descriptor>(), length);
-        descriptors
-            .iter()
-            .map(|one| (CStr::from_ptr(one.name).to_string_lossy().into_owned(), Register(one.handle)))
+        let size = g_array_get_element_size(array) as usize;
+        assert!(size >= size_of::<qemu_plugin_reg_descriptor>(), "a register's descriptor has {size} bytes");
+        (0..(*array).len as usize)
+            .map(|index| {
+                let one = &*(*array).data.add(index * size).cast::<qemu_plugin_reg_descriptor>();
+                (CStr::from_ptr(one.name).to_string_lossy().into_owned(), Register(one.handle))
+            })
             .collect()
     }
 }
@@ -45,6 +48,7 @@ impl Buffer {
         // SAFETY: the handle came from `registers`; the array is this buffer's own.
         unsafe {
             self.0 = g_byte_array_set_size(self.0, 0);
+            // An int or, from interface 6 on, a bool: a register that cannot be read leaves the array empty.
             qemu_plugin_read_register(register.0, self.0);
         }
         self.value()
