@@ -70,5 +70,55 @@ fn mistakes_get_one_line() {
     assert!(Description::load("table4", &[]).unwrap_err().starts_with("no machine table4: there are table3"));
     assert!(Description::load("no/such.toml", &[]).unwrap_err().starts_with("machine file no/such.toml: "));
     let message = Description::parse("name = 'x'\n[core]\nspeed = 3", &[]).unwrap_err();
-    assert!(message.contains("unknown field `speed`") && !message.contains('\n'), "{message}");
+    assert!(message.starts_with("line 3: unknown key core.speed: there are branch_ports, "), "{message}");
+}
+
+#[test]
+fn a_file_inherits_its_base() {
+    let folder = std::env::temp_dir().join(format!("machines-{}", std::process::id()));
+    std::fs::create_dir_all(folder.join("inner")).unwrap();
+    let write = |name: &str, text: &str| {
+        std::fs::write(folder.join(name), text).unwrap();
+        folder.join(name).display().to_string()
+    };
+    let wide = write("wide.toml", "# a comment\n[core]\nwidth = 8\n");
+    let machine = Description::load(&wide, &["l1d.ways=9".to_owned()]).unwrap();
+    assert_eq!((machine.core.width, machine.l1d.ways, &*machine.name), (8, 9, "wide"));
+    assert_eq!((machine.core.rob_entries, machine.l2.sets), (256, 512), "the others are Table 3's");
+    assert!(machine.memento.is_none());
+    let text = "name = 'mine'\nbase = '../wide.toml'\n[memento]\nbypass = false\n";
+    let machine = Description::load(&write("inner/mine.toml", text), &[]).unwrap();
+    assert_eq!((machine.core.width, &*machine.name), (8, "mine"), "a file inherits a file");
+    assert!(!machine.memento.unwrap().bypass, "a unit that the other lacks");
+    let machine =
+        Description::load(&write("memento.toml", "base = 'memento'\n[l1d]\nways = 4\n"), &[]).unwrap();
+    let built_in = Description::load("memento", &[]).unwrap();
+    assert_eq!((machine.l1d.ways, machine.memento), (4, built_in.memento));
+
+    write("circle.toml", "base = 'circle.toml'\n");
+    let cases = [
+        ("[l1d]\nways = 8\nwayz = 9", "line 3: unknown key l1d.wayz: there are cycles_per_access, latency"),
+        ("\n[l1x]\nways = 8", "line 2: unknown section [l1x]: there are branch, core, "),
+        (
+            "[l1d]\nsets = 64\n\nways = 'many'",
+            "line 4: l1d.ways: invalid type: string \"many\", expected usize",
+        ),
+        ("[core]\nwidth = -1", "line 2: core.width: invalid value: integer `-1`, expected u32"),
+        ("[l1d]\nsets = 64\nways = 0", "line 3: l1d.ways = 0: 1 to 64"),
+        ("[l1d]\nlatency_cycles = 99", "line 2: l2.latency_cycles is less than l1d.latency_cycles"),
+        ("[l1d]\nways = 8\nways = 9", "line 3: duplicate key"),
+        ("[l1d]\nways == 8", "line 2: "),
+        ("width = 8", "line 1: unknown key width: there are base, name and sections"),
+        ("base = 'table4'", "base = \"table4\": "),
+        ("base = 'circle.toml'", "more than 8 files inherit one another"),
+    ];
+    for (text, expected) in cases {
+        let message = Description::load(&write("wrong.toml", text), &[]).unwrap_err();
+        assert!(
+            message.contains(&format!("wrong.toml: {expected}")) || message.ends_with(expected),
+            "{message}"
+        );
+        assert!(!message.contains('\n'), "{message}");
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
 }

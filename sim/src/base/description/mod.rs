@@ -1,6 +1,8 @@
-//! The description of a machine: a TOML file; every number in it can be overridden.
+//! The description of a machine: a TOML file, which has what differs from another machine; every number can
+//! be overridden.
 
 mod check;
+mod file;
 
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -223,26 +225,17 @@ pub struct DramDescription {
 }
 
 impl Description {
-    /// The machine of that name, or of that file, with `KEY=VALUE` overrides such as `l1d.ways=9`. Errors are
-    /// one line.
+    /// The machine of that name, or of that file, with `KEY=VALUE` overrides such as `l1d.ways=9`.
     ///
     /// # Errors
-    /// One line: no such machine, a key that is unknown, or a value that cannot be.
+    /// One line: no such machine, a key that is unknown, or a value that cannot be; of a file, on which line.
     pub fn load(machine: &str, overrides: &[String]) -> Result<Description, String> {
-        let known = MACHINES.iter().find(|(name, ..)| *name == machine);
-        let result = match known {
-            Some((name, changes, beside)) => {
-                let all: Vec<_> = changes
-                    .iter()
-                    .map(|change| change.to_string())
-                    .chain(overrides.iter().cloned())
-                    .collect();
-                Description::build(TABLE3, &all, Some(*name), *beside)
-            }
+        let result = match built_in(machine) {
+            Some(table) => Description::build(table, overrides),
             None if Path::new(machine).extension().is_some() || machine.contains('/') => {
                 let text = std::fs::read_to_string(machine)
                     .map_err(|error| format!("machine file {machine}: {error}"))?;
-                Description::parse(&text, overrides)
+                Description::of_text(&text, Path::new(machine), overrides)
             }
             None => {
                 let known: Vec<_> = MACHINES.iter().map(|(name, ..)| *name).collect();
@@ -255,37 +248,23 @@ impl Description {
         result.map_err(|error| format!("machine {machine}: {error}"))
     }
 
-    /// As [`Description::load`], of a TOML text.
+    /// As [`Description::load`], of a TOML text; files that it inherits are relative to the working folder.
     ///
     /// # Errors
     /// As [`Description::load`].
     pub fn parse(text: &str, overrides: &[String]) -> Result<Description, String> {
-        Description::build(text, overrides, None, Beside::Nothing)
+        Description::of_text(text, Path::new(""), overrides)
     }
 
-    fn build(
-        text: &str,
-        overrides: &[String],
-        name: Option<&str>,
-        beside: Beside,
-    ) -> Result<Description, String> {
-        let mut table: toml::Table = text.parse().map_err(|error| one_line(&error))?;
-        if let Some(name) = name {
-            table.insert("name".to_owned(), name.into());
-        }
-        let section = match beside {
-            Beside::Nothing => None,
-            // The guest's kernel does not notify the shim of a switch, so its batches are not emptied there.
-            Beside::Memento => {
-                let config = memento::Config { drain_at_switch: false, ..memento::Config::default() };
-                Some(("memento", toml::Table::try_from(config)))
-            }
-            Beside::Support => Some(("support", toml::Table::try_from(SupportDescription::default()))),
-        };
-        if let Some((name, section)) = section {
-            let section = section.map_err(|error| error.to_string())?;
-            table.insert(name.to_owned(), section.into());
-        }
+    fn of_text(text: &str, file: &Path, overrides: &[String]) -> Result<Description, String> {
+        let name = file.file_stem().and_then(|name| name.to_str());
+        let merged = file::merged(text, file.parent().unwrap_or(file), name, 0)?;
+        // Of a file that is wrong by itself, the line.
+        Description::build(merged.table.clone(), &[]).map_err(|error| merged.on_its_line(error))?;
+        Description::build(merged.table, overrides)
+    }
+
+    fn build(mut table: toml::Table, overrides: &[String]) -> Result<Description, String> {
         for item in overrides {
             let (key, value) = item
                 .split_once('=')
@@ -308,6 +287,28 @@ impl Description {
         }
         Ok(self)
     }
+}
+
+/// The built-in machine of this name: Table 3's, what differs, and its unit.
+fn built_in(name: &str) -> Option<toml::Table> {
+    let (name, changes, beside) = MACHINES.iter().find(|(known, ..)| *known == name)?;
+    let mut table: toml::Table = TABLE3.parse().expect("sim/machines/table3.toml is TOML");
+    table.insert("name".to_owned(), (*name).into());
+    for change in *changes {
+        let (key, value) = change.split_once('=').expect("a change is KEY=VALUE");
+        replace(&mut table, key, value).expect("a built-in machine has keys of Table 3's");
+    }
+    let section = match beside {
+        Beside::Nothing => return Some(table),
+        // The guest's kernel does not notify the shim of a switch, so its batches are not emptied there.
+        Beside::Memento => {
+            let config = memento::Config { drain_at_switch: false, ..memento::Config::default() };
+            ("memento", toml::Table::try_from(config))
+        }
+        Beside::Support => ("support", toml::Table::try_from(SupportDescription::default())),
+    };
+    table.insert(section.0.to_owned(), section.1.expect("a section is a table").into());
+    Some(table)
 }
 
 /// `table.a.b = value`, where the key must be there already.
