@@ -8,7 +8,8 @@
  * import it marks the end of the counted part.
  *
  * opt/mayfly/command: the words, each ended by a zero byte. opt/mayfly/environment: NAME=VALUE, likewise.
- * opt/mayfly/program and opt/mayfly/name: a file that becomes /sim/bin/NAME. Lines for the launcher begin with "@sim ". */
+ * opt/mayfly/files: the host's files, each as its path here and its size, both ended by a zero byte, and its bytes. Lines for
+ * the launcher begin with "@sim ". */
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/random.h>
@@ -90,18 +91,39 @@ static char **strings(const char *name) {
     return list;
 }
 
-/* A program of the host's. */
-static void take_program(void) {
-    long size, unused;
-    char *program = item("opt/mayfly/program", &size);
-    if (size < 0) return;
-    char path[300];
-    snprintf(path, sizeof path, "/sim/bin/%s", item("opt/mayfly/name", &unused));
-    int file = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0755);
-    for (long at = 0, wrote; at < size; at += wrote)
-        if ((wrote = write(file, program + at, size - at)) <= 0) power_off();
-    close(file);
-    free(program);
+/* The folders above a path, those that are missing. */
+static void make_folders(const char *path) {
+    char above[4096];
+    for (const char *slash = strchr(path + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
+        snprintf(above, sizeof above, "%.*s", (int)(slash - path), path);
+        mkdir(above, 0755);
+    }
+}
+
+/* Files of the host's: the program, a library for it, those that its command names. The guest's own files stay as they are. */
+static void take_files(void) {
+    long size;
+    char *all = item("opt/mayfly/files", &size);
+    for (char *at = all; at < all + size;) {
+        const char *path = at;
+        at += strlen(at) + 1;
+        long bytes = atol(at), wrote;
+        at += strlen(at) + 1;
+        make_folders(path);
+        int file = open(path, O_WRONLY | O_CREAT | O_EXCL, 0755);
+        if (file < 0 && errno != EEXIST) {
+            printf("@sim kept out %s: %s\n", path, strerror(errno));
+            power_off();
+        }
+        for (long done = 0; file >= 0 && done < bytes; done += wrote)
+            if ((wrote = write(file, at + done, bytes - done)) <= 0) {
+                printf("@sim kept out %s: %s\n", path, strerror(errno));
+                power_off();
+            }
+        close(file);
+        at += bytes;
+    }
+    free(all);
 }
 
 /* Functions of the kernel whose calls the simulator observes, with their addresses. The last one frees the page table of a process
@@ -215,7 +237,7 @@ int main(void) {
     char **command = strings("opt/mayfly/command");
     if (getenv("MAYFLY_LAYOUT")) lay_out(getenv("MAYFLY_LAYOUT"));
     if (getenv("MAYFLY_HUGE_PAGES")) set("/sys/kernel/mm/transparent_hugepage/enabled", getenv("MAYFLY_HUGE_PAGES"));
-    take_program();
+    take_files();
     char path[4096];
     if (!command[0] || !find(command[0], path, sizeof path)) {
         printf("@sim missing %s\n", command[0] ? command[0] : "");

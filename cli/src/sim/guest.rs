@@ -1,17 +1,24 @@
 //! A simulated guest: its image, QEMU with the plugin, and the result of its run.
 
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use serde_json::{Map, Value};
 
+use crate::quantity;
+use crate::sim::files::{self, HostFile};
 use crate::sim::functions;
 use crate::sim::image::Image;
 use crate::sim::qemu::{self, Owned, escaped};
 use crate::sim::snapshot;
+use crate::sim::stop::Stop;
+
+/// How long QEMU has to write what was counted when it is to end early.
+const ENDING: Duration = Duration::from_secs(30);
 
 /// One run of one command.
 pub struct Guest<'a> {
@@ -19,10 +26,12 @@ pub struct Guest<'a> {
     pub image: &'a Image,
     /// The program and its arguments.
     pub command: &'a [String],
-    /// A file of the host that is copied into the guest, as /sim/bin/NAME: the program, or a library for it.
-    pub file: Option<&'a Path>,
+    /// A file of the host that is copied into the guest: the program, or a library for it.
+    pub file: Option<&'a HostFile>,
     /// The file is a library.
     pub is_library: bool,
+    /// Others that are copied.
+    pub others: &'a [HostFile],
     /// Variables, as NAME=VALUE.
     pub environment: &'a [String],
     /// The machine, as TOML.
@@ -39,6 +48,10 @@ pub struct Guest<'a> {
     pub memory_mib: u64,
     /// The folder for statistics, console and progress.
     pub folder: &'a Path,
+    /// The folder is the user's, and stays.
+    pub is_kept: bool,
+    /// A request to end early.
+    pub stop: &'a Stop,
 }
 
 /// The result of a run.
@@ -70,21 +83,30 @@ impl Guest<'_> {
         ] {
             let _ = std::fs::remove_file(self.folder.join(old));
         }
-        let snapshot = snapshot::of(self.image, self.cores, self.memory_mib, |seconds| {
-            progress(Progress { seconds, ..Progress::default() })
-        })?;
+        let made = snapshot::of(self.image, self.cores, self.memory_mib, |seconds| {
+            progress(Progress { seconds, ..Progress::default() });
+            if self.stop.is_wanted() { Err(self.stop.error(" as the guest booted")) } else { Ok(()) }
+        });
+        let snapshot = match made {
+            Err(_) if self.stop.is_wanted() => return Err(self.stop.error(" as the guest booted")),
+            made => made?,
+        };
         let scratch = tempfile::tempdir()?;
         let mut child = self.start(&snapshot, scratch.path())?;
         let console = child.stdout.take().map(|output| std::thread::spawn(move || read_console(output)));
         let complaints = child.stderr.take().map(|errors| std::thread::spawn(move || read_all(errors)));
         let resumed = snapshot::resume(&scratch.path().join("monitor"), &mut child);
         let started = Instant::now();
+        let mut asked: Option<Instant> = None;
         let status = loop {
             if let Some(status) = child.wait_timeout(Duration::from_millis(200))? {
                 break status;
             }
-            if resumed.is_err() {
+            if resumed.is_err() || asked.is_some_and(|asked| asked.elapsed() > ENDING) {
                 child.kill()?;
+            } else if self.stop.is_wanted() && asked.is_none() {
+                asked = Some(Instant::now());
+                child.ask_to_end();
             }
             progress(Progress::read(self.folder, started));
         };
@@ -92,7 +114,7 @@ impl Guest<'_> {
         let complaints = complaints.and_then(|thread| thread.join().ok()).unwrap_or_default();
         let _ = std::fs::write(self.folder.join("console"), &console.text);
         let _ = std::fs::write(self.folder.join("output"), &console.output);
-        self.judge(&console, &complaints, status.success())
+        self.judge(&console, &complaints, status)
     }
 
     /// Starts QEMU with the plugin, and with the files that the guest's init requests.
@@ -101,18 +123,18 @@ impl Guest<'_> {
         std::fs::write(self.folder.join("machine.toml"), self.machine)
             .context("cannot write machine.toml")?;
         let command = Path::new(&self.command[0]);
+        let file = self.file.map(|file| file.from.as_path());
         let (program, library) =
-            if self.is_library { (command, self.file) } else { (self.file.unwrap_or(command), None) };
+            if self.is_library { (command, file) } else { (file.unwrap_or(command), None) };
         let functions = functions::of(self.image.tree.as_deref(), program, library, self.environment);
         std::fs::write(self.folder.join("functions.json"), functions.to_string())
             .context("cannot write functions.json")?;
         let joined =
             |words: &[String]| words.iter().flat_map(|word| word.bytes().chain([0])).collect::<Vec<u8>>();
         let mut items = vec![("command", joined(self.command)), ("environment", joined(self.environment))];
-        if let Some(path) = self.file {
-            let read = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-            items.push(("program", read));
-            items.push(("name", path.file_name().unwrap_or_default().as_encoded_bytes().to_vec()));
+        let all: Vec<_> = self.file.into_iter().chain(self.others).cloned().collect();
+        if !all.is_empty() {
+            items.push(("files", files::packed(&all)?));
         }
         let mut command =
             snapshot::restored(snapshot, self.cores, self.memory_mib, &scratch.join("monitor"))?;
@@ -137,36 +159,68 @@ impl Guest<'_> {
         Ok(Owned(command.spawn().context("cannot start QEMU")?))
     }
 
-    /// The result, from the files and the console.
-    fn judge(&self, console: &Console, complaints: &str, success: bool) -> Result<Ended> {
-        let partial = || {
-            let kept = self.folder.join("stats.json").is_file();
-            if kept {
-                format!("; partial statistics are in {}", self.folder.display())
-            } else {
-                String::new()
+    /// What was counted of a run that did not come to its end, for the end of a line.
+    fn counted(&self) -> String {
+        let read = |name: &str| std::fs::read_to_string(self.folder.join(name)).ok();
+        let statistics =
+            read("stats.json").and_then(|text| serde_json::from_str::<Map<String, Value>>(&text).ok());
+        let numbers = match &statistics {
+            Some(found) => {
+                ["instructions", "cycles"].map(|key| found.get(key).and_then(Value::as_u64).unwrap_or(0))
+            }
+            None => {
+                let last = Progress::read(self.folder, Instant::now());
+                [last.instructions, last.cycles]
             }
         };
+        let [instructions, cycles] = numbers.map(quantity::count);
+        match (&statistics, self.is_kept) {
+            _ if numbers[0] == 0 => " before the program was counted".to_owned(),
+            (Some(_), true) => {
+                format!(
+                    " after {instructions} instructions; partial statistics are in {}",
+                    self.folder.display()
+                )
+            }
+            (_, true) => format!(" after {instructions} instructions in {cycles} cycles"),
+            (Some(_), false) => {
+                format!(
+                    " after {instructions} instructions in {cycles} cycles; --out FOLDER keeps all that was counted"
+                )
+            }
+            (None, false) => format!(" after {instructions} instructions in {cycles} cycles"),
+        }
+    }
+
+    /// The result, from the files and the console.
+    fn judge(&self, console: &Console, complaints: &str, status: ExitStatus) -> Result<Ended> {
+        let kept = |reason: String| anyhow!("{reason}{}", self.counted());
         if let Ok(line) = std::fs::read_to_string(self.folder.join("failure")) {
             bail!("{}", line.trim());
         }
         if let Some(panic) = console.text.lines().find(|line| line.contains("Kernel panic")) {
-            bail!("the guest's kernel panicked: {}{}", panic.trim(), partial());
+            return Err(kept(format!("the guest's kernel panicked: {}", panic.trim())));
         }
-        if let Some(name) = &console.missing {
-            bail!(
-                "{name}: no such program in the guest's image; a static program of this machine is named as ./PROGRAM"
-            );
+        if let Some(line) = &console.refused {
+            bail!("{line}");
         }
-        if let Some(line) = complaints.lines().find(|line| line.contains("TCG plugin")) {
-            bail!("the plugin does not fit this QEMU: {}", line.trim());
+        if self.stop.is_wanted() {
+            return Err(self.stop.error(&self.counted()));
+        }
+        if let Some(line) = qemu::unfit(complaints) {
+            bail!("{line}");
+        }
+        if let Some(signal) = status.signal() {
+            let short = if signal == libc::SIGKILL { " (the kernel kills when memory is short)" } else { "" };
+            return Err(kept(format!("QEMU was ended by signal {signal}{short}")));
         }
         let text = std::fs::read_to_string(self.folder.join("stats.json")).map_err(|_| {
             let last = complaints.lines().next_back().unwrap_or("no message").trim();
-            anyhow!(
-                "QEMU ended before the program started: {last}; the guest's console is in {}",
-                self.folder.join("console").display()
-            )
+            let console = match console.text.lines().rfind(|line| !line.trim().is_empty()) {
+                Some(line) => format!("; the guest's console ends with: {}", line.trim()),
+                None => String::new(),
+            };
+            anyhow!("QEMU ended before the program started: {last}{console}")
         })?;
         let mut statistics: Map<String, Value> = serde_json::from_str(&text).context("stats.json")?;
         if let Ok(text) = std::fs::read_to_string(self.folder.join("speed.json"))
@@ -179,11 +233,8 @@ impl Guest<'_> {
         if let Some(reason) = partial_reason
             && reason != "max-instructions"
         {
-            bail!(
-                "the guest ended before the program did ({}){}",
-                if success { "powered off" } else { "QEMU failed" },
-                partial()
-            );
+            let how = if status.success() { "powered off" } else { "QEMU failed" };
+            return Err(kept(format!("the guest ended before the program did ({how})")));
         }
         Ok(Ended { statistics, output: console.output.clone() })
     }
@@ -220,7 +271,8 @@ impl Progress {
 struct Console {
     text: String,
     output: Vec<u8>,
-    missing: Option<String>,
+    /// A line that says what init could not do.
+    refused: Option<String>,
 }
 
 fn read_console(from: impl Read) -> Console {
@@ -246,7 +298,11 @@ fn read_console(from: impl Read) -> Console {
                 raw.clear();
             }
         } else if let Some(name) = text.trim_end().strip_prefix("@sim missing ") {
-            console.missing = Some(name.to_owned());
+            console.refused = Some(format!(
+                "{name}: no such program in the guest's image; one of this machine is named as ./PROGRAM"
+            ));
+        } else if let Some(line) = text.trim_end().strip_prefix("@sim kept out ") {
+            console.refused = Some(format!("the guest cannot take {line}"));
         }
         console.text.push_str(&text);
         line.clear();

@@ -2,6 +2,7 @@
 
 pub mod archive;
 pub mod dram;
+pub mod files;
 pub mod functions;
 pub mod guest;
 pub mod image;
@@ -9,6 +10,7 @@ pub mod program;
 pub mod qemu;
 pub mod script;
 pub mod snapshot;
+pub mod stop;
 pub mod table;
 
 use std::io::Write;
@@ -17,7 +19,7 @@ use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail};
 use clap::{Args, ValueEnum};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use serde_json::{Map, Value};
 use sim::Description;
 use sim::system::sampling::LEAST_WINDOWS;
@@ -27,11 +29,12 @@ use crate::sim::dram::Dram;
 use crate::sim::guest::{Ended, Guest, Progress};
 use crate::sim::image::Image;
 use crate::sim::program::{Allocator, Program, Region, is_alone};
+use crate::sim::stop::Stop;
 
 const EXAMPLES: &str = "\
 Examples:
-  mayfly sim -- ./churn                         a static program of this machine
-  mayfly sim -- python3 -c 'print(6 * 7)'       a program of the image
+  mayfly sim -- ./churn                         a program of this machine
+  mayfly sim -- python3 words.py                a program of the image, with files of this machine that it names
   mayfly sim --compare -- json-loads            a program that the image lists: the baseline, then Memento
   mayfly sim --allocator memento -- churn 1000  one of these with another input
   mayfly sim --set l1d.ways=9 -- ./churn        another machine: any key of sim/machines/*.toml
@@ -55,7 +58,7 @@ pub struct SimArguments {
     /// The allocator of the program's objects
     #[arg(long, value_enum, default_value = "native")]
     allocator: Allocator,
-    /// Run the program twice, on the baseline and on Memento, and show both
+    /// Run the program on the baseline and on Memento, at once, and show both
     #[arg(long, conflicts_with_all = ["allocator", "machine"])]
     compare: bool,
     /// The timing model of DRAM
@@ -67,6 +70,10 @@ pub struct SimArguments {
     /// Another value for a key of the machine; may be repeated
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
+    /// A file or folder of this machine that the program reads, at the same path from the guest's working
+    /// folder; files that CMD names are there without it; may be repeated
+    #[arg(long = "file", value_name = "PATH")]
+    files: Vec<PathBuf>,
     /// A variable of the program's environment; may be repeated
     #[arg(long = "env", value_name = "NAME=VALUE")]
     environment: Vec<String>,
@@ -87,7 +94,7 @@ pub struct SimArguments {
     /// Stop after so many instructions; the statistics so far are kept, and marked as partial
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     max_instructions: u64,
-    /// The guest's image: a folder with image.json, or `bare` for a kernel alone [default: bare for
+    /// The guest's image: a folder with image.json, or `bare` for a kernel alone [default: bare for a static
     /// ./PROGRAM, else the one that sim/image/build makes]
     #[arg(long, value_name = "FOLDER|bare")]
     image: Option<PathBuf>,
@@ -103,7 +110,7 @@ pub struct SimArguments {
     /// Print the statistics as one JSON object, instead of the program's output
     #[arg(long)]
     json: bool,
-    /// The program and its arguments; ./PROGRAM is copied into the guest
+    /// The program and its arguments; ./PROGRAM, and files that arguments name, are copied into the guest
     #[arg(last = true, required = true, value_name = "CMD")]
     command: Vec<String>,
 }
@@ -123,8 +130,6 @@ impl SimArguments {
     /// # Errors
     /// The machine cannot be built, or the guest did not run the program to its end.
     pub fn execute(self) -> Result<i32> {
-        let scratch = tempfile::tempdir()?;
-        let folder = std::path::absolute(self.out.clone().unwrap_or_else(|| scratch.path().to_owned()))?;
         if self.memory > 2 << 30 || self.memory < 128 << 20 {
             bail!("--memory {}: a guest has 128 MiB to 2 GiB", quantity::bytes(self.memory as f64));
         }
@@ -142,12 +147,27 @@ impl SimArguments {
             None if is_alone(&self.command)? => Image::bare()?,
             None => Image::build()?,
         };
+        let stop = Stop::at_signals()?;
+        let scratch = tempfile::tempdir()?;
+        let folder = std::path::absolute(self.out.clone().unwrap_or_else(|| scratch.path().to_owned()))?;
+        let bars = MultiProgress::new();
+        let run = |allocator: Allocator, folder: &Path| {
+            let ended = self.run(&image, allocator, folder, &bars, &stop);
+            ended.inspect_err(|_| stop.others())
+        };
         if !self.compare {
-            let ended = self.run(&image, self.allocator, &folder)?;
-            return self.report(&ended);
+            return self.report(&run(self.allocator, &folder)?);
         }
-        let baseline = self.run(&image, Allocator::Native, &folder.join("native"))?;
-        let memento = self.run(&image, Allocator::Memento, &folder.join("memento"))?;
+        let (baseline, memento) = std::thread::scope(|scope| {
+            let baseline = scope.spawn(|| run(Allocator::Native, &folder.join("native")));
+            let memento = run(Allocator::Memento, &folder.join("memento"));
+            (baseline.join().expect("a run does not panic"), memento)
+        });
+        // Of two that end because one has failed, the reason is that one's.
+        let (baseline, memento) = match (baseline, memento) {
+            (Err(error), Err(other)) => return Err(if stop.is_of_another(&error) { other } else { error }),
+            (baseline, memento) => (baseline?, memento?),
+        };
         if baseline.output != memento.output {
             bail!("the program's output under Memento is not the same as on the baseline: see --out");
         }
@@ -172,7 +192,14 @@ impl SimArguments {
         description.and_then(|one| one.sampled(self.sample)).map_err(|line| anyhow!(line))
     }
 
-    fn run(&self, image: &Image, allocator: Allocator, folder: &Path) -> Result<Ended> {
+    fn run(
+        &self,
+        image: &Image,
+        allocator: Allocator,
+        folder: &Path,
+        bars: &MultiProgress,
+        stop: &Stop,
+    ) -> Result<Ended> {
         let program = Program::resolve(&self.command, &image.description, allocator)?;
         let mut environment = program.environment;
         if let Some(variable) = self.region.variable() {
@@ -187,12 +214,18 @@ impl SimArguments {
             environment.push("MAYFLY_HUGE_PAGES=always".to_owned());
         }
         environment.extend(self.environment.iter().cloned());
+        let tree = image.tree.as_deref();
+        let mut others = files::named(&self.command[1..], tree);
+        for path in &self.files {
+            others.extend(files::given(path, tree)?);
+        }
         let description = self.description(allocator)?;
         let guest = Guest {
             image,
             command: &program.words,
-            file: program.file.as_deref(),
+            file: program.file.as_ref(),
             is_library: program.is_library,
+            others: &others,
             environment: &environment,
             machine: &toml::to_string(&description)?,
             keeps_dram: self.dram == Dram::Dramsim3,
@@ -201,10 +234,13 @@ impl SimArguments {
             cores: description.cores.number,
             memory_mib: self.memory >> 20,
             folder,
+            is_kept: self.out.is_some(),
+            stop,
         };
-        let bar = progress_bar(self.max_instructions);
-        let mut ended = guest.run(|progress| show(&bar, allocator, &progress))?;
+        let bar = bars.add(progress_bar(self.max_instructions));
+        let ended = guest.run(|progress| show(&bar, allocator, &progress));
         bar.finish_and_clear();
+        let mut ended = ended?;
         if let Some(windows) = ended.statistics.get("sample.windows").and_then(Value::as_u64)
             && windows < LEAST_WINDOWS
         {

@@ -1,5 +1,5 @@
-//! The program of a simulated guest: a static one of this machine, any one of the image, or one that the
-//! image lists by name with its input and its expected output; and the environment that an allocator needs.
+//! The program of a simulated guest: one of this machine, any one of the image, or one that the image lists
+//! by name with its input and its expected output; and the environment that an allocator needs.
 
 use std::path::{Path, PathBuf};
 
@@ -8,9 +8,14 @@ use clap::ValueEnum;
 use serde_json::{Map, Value};
 
 use crate::libraries;
+use crate::sim::files::HostFile;
 
 /// Mayfly's heap.
 const MAYFLY_HEAP: &str = "libmayfly_heap.so";
+
+/// Go's variables on both sides of a comparison, as sim/programs/programs.toml has them, for a program that
+/// needs no image.
+const GO: [&str; 3] = ["GOGC=off", "GOMAXPROCS=1", "GODEBUG=gcstoptheworld=1"];
 
 /// The allocator of the program's objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -74,8 +79,8 @@ impl Region {
 pub struct Program {
     /// The words for the guest.
     pub words: Vec<String>,
-    /// A file that is copied into the guest, as /sim/bin/NAME: the program itself, or a library for it.
-    pub file: Option<PathBuf>,
+    /// A file that is copied into the guest: the program itself, or a library for it.
+    pub file: Option<HostFile>,
     /// The file is a library.
     pub is_library: bool,
     /// The environment.
@@ -86,20 +91,24 @@ pub struct Program {
     pub has_regions: bool,
 }
 
-/// Whether the command is a program of this machine that needs no image.
+/// Whether the command is a program of this machine that needs no image: a static one.
 ///
 /// # Errors
 /// There is no such file.
 pub fn is_alone(words: &[String]) -> Result<bool> {
     let first = &words[0];
-    if !first.starts_with("./") && !first.starts_with("../") {
+    if !is_from_here(words) {
         return Ok(false);
     }
     let path = Path::new(first);
     if !path.is_file() {
         bail!("{first}: no such file on this machine");
     }
-    Ok(true)
+    is_static(path)
+}
+
+fn is_from_here(words: &[String]) -> bool {
+    words[0].starts_with("./") || words[0].starts_with("../")
 }
 
 impl Program {
@@ -112,7 +121,7 @@ impl Program {
         description: &Map<String, Value>,
         allocator: Allocator,
     ) -> Result<Program> {
-        if is_alone(words)? {
+        if is_from_here(words) {
             return Program::from_here(words, description, allocator);
         }
         let known = description.get("programs").and_then(|programs| programs.get(&words[0]));
@@ -149,7 +158,7 @@ impl Program {
             environment.retain(|variable| !variable.starts_with("LD_PRELOAD="));
             environment.push(format!("LD_PRELOAD=/sim/bin/{MAYFLY_HEAP}"));
             environment.push("PYTHONMALLOC=malloc".to_owned());
-            file = Some(libraries::find(MAYFLY_HEAP)?);
+            file = Some(HostFile::program(&libraries::find(MAYFLY_HEAP)?));
         }
         let is_library = file.is_some();
         Ok(Program { words, file, is_library, environment, expected, has_regions: is_warm })
@@ -160,25 +169,42 @@ impl Program {
         description: &Map<String, Value>,
         allocator: Allocator,
     ) -> Result<Program> {
-        let path = PathBuf::from(&words[0]);
-        let is_static = is_static(&path)?;
+        let mut path = PathBuf::from(&words[0]);
+        let is_static = is_alone(words)?;
         if !is_static && description.is_empty() {
-            bail!(
-                "{} is not a static program, and a guest without an image has no libraries: link it with -static, or \
-                 name an --image",
-                words[0]
-            );
+            bail!("{} is not a static program, and a guest without an image has no libraries", words[0]);
         }
-        if is_static && !matches!(allocator, Allocator::Native | Allocator::SpeedMalloc) {
+        let language = language(&path)?;
+        let mut environment = Vec::new();
+        if language == "go" {
+            // Its allocator is in the program: each has a build of its own.
+            let built = |name: &str| PathBuf::from(format!("{}-{name}", words[0]));
+            if built("memento").is_file() {
+                environment = GO.map(str::to_owned).to_vec();
+            }
+            path = match allocator {
+                Allocator::Native => path,
+                Allocator::Memento | Allocator::Marks if built(allocator.name()).is_file() => {
+                    built(allocator.name())
+                }
+                Allocator::Memento | Allocator::Marks => bail!(
+                    "{} is a Go program, and Go's allocator is part of it: sim/programs/go/build FOLDER PROGRAMS \
+                     builds each PROGRAMS/NAME/main.go with every allocator; then name FOLDER/NAME-go",
+                    words[0]
+                ),
+                _ => bail!("{}: Go's runtime takes no other allocator", words[0]),
+            };
+        } else if is_static && !matches!(allocator, Allocator::Native | Allocator::SpeedMalloc) {
             bail!("{} is a static program, which takes no other allocator: link it dynamically", words[0]);
+        } else if !is_static {
+            environment = self::environment(description, language, allocator)?;
         }
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let file = HostFile::program(&path);
         let mut words = words.to_vec();
-        words[0] = format!("/sim/bin/{name}");
-        let environment = if is_static { Vec::new() } else { environment(description, "c", allocator)? };
+        words[0].clone_from(&file.to);
         Ok(Program {
             words,
-            file: Some(path),
+            file: Some(file),
             is_library: false,
             environment,
             expected: None,
@@ -223,17 +249,32 @@ fn environment(
 
 /// Whether an ELF file names no interpreter.
 fn is_static(path: &Path) -> Result<bool> {
-    use object::read::elf::ElfFile64;
     let bytes = std::fs::read(path)?;
     if bytes.starts_with(b"#!") {
         return Ok(false);
     }
-    let file = ElfFile64::<object::Endianness>::parse(&*bytes)
-        .map_err(|error| anyhow!("{}: {error}", path.display()))?;
+    let file = elf(path, &bytes)?;
     Ok(file
         .elf_program_headers()
         .iter()
         .all(|header| header.p_type.get(file.endian()) != object::elf::PT_INTERP))
+}
+
+/// What a file of this machine is written in, as the image names it: a script's first line or a section tell.
+fn language(path: &Path) -> Result<&'static str> {
+    use object::Object;
+    let bytes = std::fs::read(path)?;
+    if bytes.starts_with(b"#!") {
+        let line = bytes.split(|byte| *byte == b'\n').next().unwrap_or_default();
+        return Ok(if String::from_utf8_lossy(line).contains("python") { "python" } else { "c" });
+    }
+    Ok(if elf(path, &bytes)?.section_by_name(".go.buildinfo").is_some() { "go" } else { "c" })
+}
+
+type Elf<'a> = object::read::elf::ElfFile64<'a, object::Endianness>;
+
+fn elf<'a>(path: &Path, bytes: &'a [u8]) -> Result<Elf<'a>> {
+    Elf::parse(bytes).map_err(|error| anyhow!("{}: neither a program nor a script: {error}", path.display()))
 }
 
 #[cfg(test)]
@@ -289,5 +330,39 @@ mod tests {
         let line =
             Program::resolve(&words("./none"), &description(), Allocator::Native).err().unwrap().to_string();
         assert_eq!(line, "./none: no such file on this machine");
+    }
+    #[test]
+    fn only_a_static_program_of_this_machine_needs_no_image() {
+        let here = |name: &Path| vec![format!("{}{}", "../".repeat(32), name.display())];
+        let folder = tempfile::tempdir().unwrap();
+        let script = folder.path().join("words");
+        std::fs::write(&script, "#!/usr/bin/env python3\nprint(6)\n").unwrap();
+        let script = here(&script);
+        let dynamic = here(&std::env::current_exe().unwrap());
+        for words in [&script, &dynamic] {
+            assert!(!is_alone(words).unwrap(), "{words:?}");
+            let line = Program::resolve(words, &Map::new(), Allocator::Native).err().unwrap().to_string();
+            assert!(line.contains("is not a static program, and a guest without an image"), "{line}");
+        }
+        let program = Program::resolve(&script, &description(), Allocator::Memento).unwrap();
+        assert_eq!(program.environment, ["HOME=/tmp", "LD_PRELOAD=/usr/lib/libmemento.so"], "it is Python's");
+        assert_eq!(program.words, ["/sim/bin/words"]);
+        std::fs::write(folder.path().join("text"), "words").unwrap();
+        let line = is_alone(&here(&folder.path().join("text"))).unwrap_err().to_string();
+        assert!(line.contains("/text: neither a program nor a script: "), "{line}");
+    }
+
+    #[test]
+    fn go_s_variables_are_the_image_s() {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../sim/programs/programs.toml");
+        let listed: toml::Table = std::fs::read_to_string(file).unwrap().parse().unwrap();
+        for side in ["native", "memento"] {
+            let its = listed["environment"]["go"][side].as_table().unwrap();
+            let its: Vec<_> =
+                its.iter().map(|(name, value)| format!("{name}={}", value.as_str().unwrap())).collect();
+            let mut own = GO.to_vec();
+            own.sort_unstable();
+            assert_eq!(its, own);
+        }
     }
 }

@@ -29,11 +29,16 @@ const KERNEL_WORDS: &str =
 const PAUSE: [&str; 4] = ["-device", "pvpanic", "-action", "panic=pause"];
 
 /// The snapshot of this image with so many cores and so much memory; it is made if there is none. `progress`
-/// receives the seconds so far.
+/// receives the seconds so far, and can end it.
 ///
 /// # Errors
 /// The image does not boot, or there is no room for its state.
-pub fn of(image: &Image, cores: usize, memory_mib: u64, mut progress: impl FnMut(f64)) -> Result<PathBuf> {
+pub fn of(
+    image: &Image,
+    cores: usize,
+    memory_mib: u64,
+    mut progress: impl FnMut(f64) -> Result<()>,
+) -> Result<PathBuf> {
     let cache = cache()?;
     let init = script("sim/guest/build")?;
     let mut key = DefaultHasher::new();
@@ -87,7 +92,7 @@ fn boot(
     cores: usize,
     memory_mib: u64,
     scratch: &Path,
-    progress: &mut impl FnMut(f64),
+    progress: &mut impl FnMut(f64) -> Result<()>,
 ) -> Result<()> {
     let read = |path: &Path| std::fs::read(path).with_context(|| format!("cannot read {}", path.display()));
     let mut initrd = image.initrd.as_deref().map_or(Ok(Vec::new()), read)?;
@@ -109,7 +114,7 @@ fn boot(
     let started = Instant::now();
     let booted = Monitor::open(&file("monitor"), &mut child).and_then(|mut monitor| {
         while monitor.ask("query-status", json!({}))?["status"] != "guest-panicked" {
-            progress(started.elapsed().as_secs_f64());
+            progress(started.elapsed().as_secs_f64())?;
             std::thread::sleep(Duration::from_millis(200));
         }
         monitor.ask("migrate-set-parameters", json!({"max-bandwidth": 1u64 << 40}))?;

@@ -136,15 +136,36 @@ pub fn side_by_side(baseline: &Map<String, Value>, memento: &Map<String, Value>)
         ("L1d misses", "l1d.misses"),
         ("LLC misses", "llc.misses"),
         ("DRAM traffic, bytes", "dram.traffic_bytes"),
+        ("pages of the program", "user_pages"),
+        ("pages of the kernel", "kernel_pages"),
     ];
     let mut text = format!("{:<28} {:>16} {:>16} {:>9}\n", "", "baseline", "Memento", "change");
+    let mut pages = [0.0, 0.0];
     for (title, key) in rows {
-        let (before, after) = (number(baseline, key), number(memento, key));
-        let change =
-            if before > 0.0 { format!("{:+.1}%", 100.0 * (after / before - 1.0)) } else { String::new() };
-        let (before, after) = (quantity::count(before as u64), quantity::count(after as u64));
-        let _ = writeln!(text, "{title:<28} {before:>16} {after:>16} {change:>9}");
+        // Memento's pages leave the OS for its pool.
+        let pool: &[_] = match key {
+            "user_pages" => &["data"],
+            "kernel_pages" => &["tables", "blocks"],
+            _ => &[],
+        };
+        let of = |side: &Map<String, Value>| {
+            let pool = pool.iter().map(|kind| number(side, &format!("memento.pages_from_os.{kind}")));
+            number(side, key) + pool.sum::<f64>()
+        };
+        let both = [of(baseline), of(memento)];
+        if key.ends_with("_pages") {
+            pages = [pages[0] + both[0], pages[1] + both[1]];
+        }
+        let _ = writeln!(text, "{title:<28} {}", sides(both, |value| quantity::count(value as u64)));
     }
+    let prices = [(baseline, pages[0]), (memento, pages[1])]
+        .map(|(side, pages)| price(number(side, "time_us"), pages));
+    let _ = writeln!(
+        text,
+        "{:<28} {}",
+        "price of a billion runs, $",
+        sides(prices, |value| format!("{value:.3}"))
+    );
     let speedup = number(baseline, "cycles") / number(memento, "cycles").max(1.0);
     let _ = writeln!(text, "speed-up: {:+.1}%", 100.0 * (speedup - 1.0));
     for (name, statistics) in [("baseline", baseline), ("Memento", memento)] {
@@ -166,4 +187,45 @@ pub fn side_by_side(baseline: &Map<String, Value>, memento: &Map<String, Value>)
         quantity::count(number(memento, "llc.bypasses") as u64),
     );
     text
+}
+
+/// Both sides' values, and the change.
+fn sides(values: [f64; 2], shown: impl Fn(f64) -> String) -> String {
+    let [before, after] = values;
+    let change =
+        if before > 0.0 { format!("{:+.1}%", 100.0 * (after / before - 1.0)) } else { String::new() };
+    format!("{:>16} {:>16} {change:>9}", shown(before), shown(after))
+}
+
+/// AWS Lambda's price of a billion runs as Memento's §6.5 has it: whole milliseconds and megabytes.
+fn price(time_us: f64, pages: f64) -> f64 {
+    const DOLLARS_PER_GB_S: f64 = 0.000_016_666_7;
+    let gb_s = (time_us / 1e3).ceil() / 1e3 * (pages * 4096.0 / 1e6).ceil() / 1e3;
+    DOLLARS_PER_GB_S * gb_s * 1e9
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_comparison_has_pages_and_price() {
+        let side = |value: Value| value.as_object().unwrap().clone();
+        let baseline = side(serde_json::json!({
+            "cycles": 3_000_000, "time_us": 1000.4, "user_pages": 300, "kernel_pages": 100
+        }));
+        let memento = side(serde_json::json!({
+            "cycles": 2_400_000, "time_us": 800.0, "user_pages": 100, "kernel_pages": 60,
+            "memento.pages_from_os.data": 140, "memento.pages_from_os.tables": 20, "memento.pages_from_os.blocks": 1
+        }));
+        let text = side_by_side(&baseline, &memento);
+        let row = |title: &str| {
+            let line = text.lines().find(|line| line.starts_with(title)).unwrap_or_else(|| panic!("{text}"));
+            line[title.len()..].split_whitespace().map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(row("pages of the program"), ["300", "240", "-20.0%"]);
+        assert_eq!(row("pages of the kernel"), ["100", "81", "-19.0%"]);
+        // 2 ms of 2 MB, and 1 ms of 2 MB.
+        assert_eq!(row("price of a billion runs, $"), ["0.067", "0.033", "-50.0%"]);
+    }
 }

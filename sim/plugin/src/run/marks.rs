@@ -45,6 +45,7 @@ impl Run {
                 self.machine.start_region();
                 self.phase = Phase::Region;
                 self.started = Instant::now();
+                self.kept = self.started;
                 self.started_cpu = qemu::cpu_seconds();
                 self.next_progress = 0;
             }

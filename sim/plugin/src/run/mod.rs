@@ -12,13 +12,15 @@ use sim::isa::block::End;
 use sim::isa::decode::BlockDecoder;
 use sim::{Access, Description, Machine};
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A system call that is a mark: getpgid(0x4d4d0000 | code), for programs in languages without instructions
 /// of their own.
 const GETPGID: u64 = 121;
 const MARKS: u64 = 0x4d4d;
 const PROGRESS_EVERY: u64 = 2_000_000;
+/// Statistics so far are kept that often.
+const KEPT_EVERY: Duration = Duration::from_secs(5);
 /// The order in which x86 numbers its registers.
 const NAMES: [&str; 16] = [
     "rax", "rcx", "rdx", "rbx", "rsp", "rbp", "rsi", "rdi", "r8", "r9", "r10", "r11", "r12", "r13", "r14",
@@ -65,6 +67,7 @@ pub struct Run {
     next_progress: u64,
     started: Instant,
     started_cpu: f64,
+    kept: Instant,
     events: u64,
 }
 
@@ -121,6 +124,7 @@ impl Run {
             next_progress: 0,
             started: Instant::now(),
             started_cpu: 0.0,
+            kept: Instant::now(),
             events: 0,
         })
     }
@@ -278,6 +282,10 @@ impl Run {
                 self.started.elapsed().as_secs_f64()
             );
             let _ = std::fs::write(self.folder.join("progress"), line);
+            if self.kept.elapsed() >= KEPT_EVERY {
+                self.keep();
+                self.kept = Instant::now();
+            }
             if instructions >= self.most_instructions {
                 self.finish(Some("max-instructions"), None);
                 self.leave(0);

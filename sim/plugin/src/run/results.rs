@@ -5,11 +5,19 @@ use crate::qemu;
 use sim::system::statistics::Statistics;
 
 impl Run {
-    /// Writes the statistics; `cut`: why the region did not come to its end.
-    pub(super) fn finish(&mut self, cut: Option<&str>, status: Option<u64>) {
-        self.machine.pause(&self.memory);
-        let seconds = self.started.elapsed().as_secs_f64();
-        let statistics = Statistics::of(&self.machine, &self.description);
+    /// Writes the statistics so far, in case QEMU is killed. The machine is between two blocks or within one:
+    /// it goes on as it would have, and laws of a whole run need not hold.
+    pub(super) fn keep(&self) {
+        let statistics =
+            Statistics { broken: Vec::new(), ..Statistics::of(&self.machine, &self.description) };
+        let (json, _) = self.texts(&statistics, Some("QEMU was killed"), None);
+        // A file that is always whole.
+        let (new, file) = (self.folder.join("stats.json.new"), self.folder.join("stats.json"));
+        let _ = std::fs::write(&new, json).and_then(|()| std::fs::rename(&new, &file));
+    }
+
+    /// The content of stats.json and of stats.txt.
+    fn texts(&self, statistics: &Statistics, cut: Option<&str>, status: Option<u64>) -> (String, String) {
         let mut json = statistics.json();
         json.insert("events".into(), self.events.into());
         json.insert("partial".into(), cut.is_some().into());
@@ -21,6 +29,15 @@ impl Run {
         if let Some(reason) = cut {
             text = format!("PARTIAL: the region did not come to its end ({reason})\n{text}");
         }
+        (format!("{:#}\n", serde_json::Value::Object(json)), text)
+    }
+
+    /// Writes the statistics; `cut`: why the region did not come to its end.
+    pub(super) fn finish(&mut self, cut: Option<&str>, status: Option<u64>) {
+        self.machine.pause(&self.memory);
+        let seconds = self.started.elapsed().as_secs_f64();
+        let statistics = Statistics::of(&self.machine, &self.description);
+        let (json, text) = self.texts(&statistics, cut, status);
         // Wall time is kept apart: everything else is the same in every run.
         let cpu_seconds = qemu::cpu_seconds() - self.started_cpu;
         let millions = self.machine.instructions() as f64 / 1e6;
@@ -30,7 +47,7 @@ impl Run {
             millions / cpu_seconds
         );
         let mut files = vec![
-            ("stats.json", format!("{:#}\n", serde_json::Value::Object(json)).into_bytes()),
+            ("stats.json", json.into_bytes()),
             ("stats.txt", text.into_bytes()),
             ("speed.json", speed.into_bytes()),
         ];
