@@ -37,6 +37,7 @@ suites: build ## other projects' test suites, with and without the heap (long)
 
 soak: build ## random operations for long: heap, page store, and VMs on kernels that check themselves (hours)
 	heap/tests/stress --seconds 1800
+	MAYFLY_SOAK=1 heap/tests/run -k random_events
 	merge/tests/run --soak
 	kernel/tests/run --soak
 	bench/vm/soak

@@ -77,9 +77,12 @@ pub mod units {
 
 pub mod system {
     //! System calls, locks, per-thread words, counters, and text that is built without allocating.
+    pub mod claim;
     pub mod clock;
     pub mod events;
     pub mod files;
+    pub mod filtered;
+    pub mod forked;
     pub mod glibc_heap;
     pub mod lock;
     pub mod observers;
@@ -87,6 +90,7 @@ pub mod system {
     pub mod own_data;
     pub mod paths;
     pub mod process;
+    pub mod quiet;
     pub mod raw;
     pub mod text;
     pub mod thread_local;
@@ -161,6 +165,7 @@ pub mod observe {
     pub mod control;
     pub mod profile;
     pub mod profile_file;
+    pub mod profile_memory;
     pub mod report;
     pub mod stats;
     pub mod trace;

@@ -120,7 +120,10 @@ fn meet(socket: &Socket) -> u64 {
     }
     let Some(at) = files::map_sealed(file.0, size_of::<File>()) else { return CANNOT_MAP };
     // SAFETY: a fresh mapping of that size, of a file that cannot shrink; `serve` unmaps it after the end.
-    unsafe { profile::begin(at, mean_bytes.clamp(1, 1 << 40) as usize) };
+    if !unsafe { profile::begin(at, mean_bytes.clamp(1, 1 << 40) as usize) } {
+        os::unmap(at, size_of::<File>());
+        return CANNOT_MAP;
+    }
     profile::seen();
     ATTACHED.store(true, Relaxed);
     AGREED

@@ -35,6 +35,53 @@ pub struct File {
     pub live: LiveObjects,
     /// Which context's objects were freed in which context.
     pairs: [Pair; PAIRS],
+    /// What changed since it was last written: not part of the file.
+    pub changes: Changes,
+}
+
+/// Bytes of the file: all but the changes.
+pub const FILE_BYTES: usize = core::mem::offset_of!(File, changes);
+/// How many pieces of the file one sample changes at most; neighbours are one.
+const CHANGES: usize = 16;
+/// Unchanged bytes between two changed pieces that are not worth a call of their own.
+const GAP_BYTES: usize = 256;
+
+/// Pieces of the file that changed: where they begin and end.
+#[repr(C)]
+pub struct Changes {
+    pieces: [(u32, u32); CHANGES],
+    count: usize,
+}
+
+impl Changes {
+    fn add(&mut self, at: usize, bytes: usize) {
+        let (from, to) = (at as u32, (at + bytes) as u32);
+        let gap = GAP_BYTES as u32;
+        let near = |&(start, end): &(u32, u32)| from <= end + gap && start <= to + gap;
+        let full = self.count == CHANGES;
+        let place = match self.pieces[..self.count].iter().position(near) {
+            Some(place) => place,
+            None if full => CHANGES - 1,
+            None => {
+                self.pieces[self.count] = (from, to);
+                self.count += 1;
+                return;
+            }
+        };
+        let piece = &mut self.pieces[place];
+        *piece = (piece.0.min(from), piece.1.max(to));
+    }
+
+    /// The pieces, in the order in which they changed; a reader then never finds what names something that is
+    /// not there.
+    pub fn pieces(&self) -> impl Iterator<Item = core::ops::Range<usize>> {
+        self.pieces[..self.count].iter().map(|&(from, to)| from as usize..to as usize)
+    }
+
+    /// Forgets them.
+    pub fn clear(&mut self) {
+        self.count = 0;
+    }
 }
 
 /// The first 256 bytes.
@@ -190,8 +237,14 @@ impl LiveObjects {
         ((address >> 4).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (u64::BITS - LIVE.ilog2())) as usize
     }
 
+    fn changed(&self, at: usize, changes: &mut Changes) {
+        let table = core::mem::offset_of!(File, live);
+        changes.add(table + at * size_of::<Live>(), size_of::<Live>());
+        changes.add(table + LIVE * size_of::<Live>(), size_of::<u64>());
+    }
+
     /// Adds an object; `false` if the table is seven eighths full.
-    pub fn insert(&mut self, live: Live) -> bool {
+    pub fn insert(&mut self, live: Live, changes: &mut Changes) -> bool {
         if self.1 >= LIVE as u64 / 8 * 7 {
             return false;
         }
@@ -201,6 +254,7 @@ impl LiveObjects {
         }
         self.1 += u64::from(self.0[at].address == 0);
         self.0[at] = live;
+        self.changed(at, changes);
         true
     }
 
@@ -217,7 +271,7 @@ impl LiveObjects {
     }
 
     /// Removes an object; entries behind it that it had displaced move up.
-    pub fn remove(&mut self, address: u64) -> Option<Live> {
+    pub fn remove(&mut self, address: u64, changes: &mut Changes) -> Option<Live> {
         let mut at = Self::home(address);
         while self.0[at].address != address {
             if self.0[at].address == 0 {
@@ -232,12 +286,14 @@ impl LiveObjects {
             // It may move up if its home is not between the gap and itself.
             if (next + LIVE - home) % LIVE >= (next + LIVE - at) % LIVE {
                 self.0[at] = self.0[next];
+                self.changed(at, changes);
                 at = next;
             }
             next = (next + 1) % LIVE;
         }
         self.0[at] = NONE;
         self.1 -= 1;
+        self.changed(at, changes);
         Some(removed)
     }
 }
@@ -257,7 +313,19 @@ impl File {
         header.start_ns = os::precise_ns();
         header.last_ns = header.start_ns;
         header.magic = *b"MAYFLYPF";
+        self.changed_header();
         self.place(unwind::program_entry()); // the program is the first module
+    }
+
+    /// Notes that the header changed.
+    pub fn changed_header(&mut self) {
+        self.changes.add(0, size_of::<Header>());
+    }
+
+    /// Notes that a context changed.
+    pub fn changed_context(&mut self, number: usize) {
+        let table = core::mem::offset_of!(File, contexts);
+        self.changes.add(table + number * size_of::<Context>(), size_of::<Context>());
     }
 
     /// Finds or adds a context; `None` if the table is full, which is counted.
@@ -283,6 +351,7 @@ impl File {
                 context.frames[..offsets.len()].copy_from_slice(offsets);
                 context.depth = offsets.len() as u64;
                 context.hash = hash;
+                self.changed_context(at);
                 return Some(at);
             }
             if context.hash == hash && context.frames[..context.depth as usize] == *offsets {
@@ -304,6 +373,8 @@ impl File {
             if pair.objects == 0 || [pair.allocated, pair.freed] == both {
                 [pair.allocated, pair.freed] = both;
                 pair.objects += 1;
+                let table = core::mem::offset_of!(File, pairs);
+                self.changes.add(table + at * size_of::<Pair>(), size_of::<Pair>());
                 return;
             }
         }
@@ -335,6 +406,8 @@ impl File {
         entry.load_address = found.load_address as u64;
         entry.start = found.start as u64;
         entry.end = found.end as u64;
+        let table = core::mem::offset_of!(File, modules);
+        self.changes.add(table + number * size_of::<Module>(), size_of::<Module>());
         Some(number)
     }
 }

@@ -6,16 +6,23 @@
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicI32, AtomicU64, Ordering::Relaxed};
 
+use crate::system::claim;
 use crate::system::files;
+use crate::system::forked;
 use crate::system::lock::Lock;
 use crate::system::observers::{self, Allocation, Observer};
 use crate::system::os;
-use crate::system::paths::{self, PATH_BYTES};
 use crate::system::text::warn;
 use crate::thread::current;
 
 const RECORD_BYTES: usize = 48;
 const HEADER_BYTES: usize = 64;
+/// Offsets in the header: of the process id, and of whether the trace is whole.
+const PID_AT: usize = 16;
+const STATE_AT: usize = 20;
+/// The process records, or ended before it could say more; and the trace has all until the process's end.
+const OPEN: u32 = 1;
+const WHOLE: u32 = 2;
 const BUFFER_BYTES: usize = RECORD_BYTES * 1024;
 
 static FD: AtomicI32 = AtomicI32::new(-1);
@@ -31,25 +38,25 @@ static BUFFER: Buffer = Buffer(UnsafeCell::new(([0; BUFFER_BYTES], 0)));
 
 /// Starts recording into the file that `path` names; `%p` in it is replaced by the process id.
 pub fn start(path: &[u8]) {
-    let mut name = [0; PATH_BYTES];
     let shown = core::str::from_utf8(path).unwrap_or("(not UTF-8)");
-    let fd = paths::expand(path, &mut name).and_then(files::create);
-    let Some(fd) = fd else {
-        return warn(format_args!("trace file {shown} cannot be created; nothing is recorded"));
+    let claimed = match claim::claim(path, PID_AT) {
+        Ok(claimed) => claimed,
+        Err(refusal) => return claim::explain(refusal, "trace file", path, "nothing is recorded"),
     };
+    let fd = claimed.fd;
     let mut header = [0; HEADER_BYTES];
     header[..8].copy_from_slice(b"MAYFLYTR");
     header[8..12].copy_from_slice(&1u32.to_le_bytes());
     header[12..16].copy_from_slice(&(RECORD_BYTES as u32).to_le_bytes());
-    header[16..20].copy_from_slice(&os::process_id().to_le_bytes());
+    header[STATE_AT..24].copy_from_slice(&OPEN.to_le_bytes());
+    header[PID_AT..20].copy_from_slice(&os::process_id().to_le_bytes());
     header[24..32].copy_from_slice(&os::unix_ns().to_le_bytes());
-    if !files::write(fd, &header) {
+    if !files::write(fd, &header) || !forked::claim_process() {
+        // It stays locked: programs that this one starts are silent.
         return warn(format_args!("trace file {shown} cannot be written; nothing is recorded"));
     }
     START_NS.store(os::precise_ns(), Relaxed);
-    FILE.iter()
-        .zip(files::identity(fd).unwrap_or_default())
-        .for_each(|(known, number)| known.store(number, Relaxed));
+    FILE.iter().zip(claimed.identity).for_each(|(known, number)| known.store(number, Relaxed));
     FD.store(fd, Relaxed);
     observers::register(&OBSERVER);
     observers::set_observes_all(true);
@@ -72,6 +79,9 @@ fn freed(thread: Option<u32>, address: usize) {
 }
 
 fn record(long: [u64; 3], short: [u32; 4]) {
+    if !forked::is_claimed() {
+        return; // a child that the C library does not know of
+    }
     let _guard = LOCK.lock();
     // SAFETY: the lock is held.
     let (buffer, used) = unsafe { &mut *BUFFER.0.get() };
@@ -95,14 +105,17 @@ fn write(bytes: &[u8]) {
     if !observers::observes_all() {
         return;
     }
-    // Programs such as daemons close descriptors that they did not open, and may then reuse the number for
-    // their own file.
     let fd = FD.load(Relaxed);
-    let is_there = files::identity(fd) == Some([0, 1].map(|i| FILE[i].load(Relaxed)));
-    if !is_there || !files::write(fd, bytes) {
+    if !is_there() || !files::write(fd, bytes) {
         observers::set_observes_all(false);
         warn(format_args!("the trace file cannot be written any further; it ends here"));
     }
+}
+
+/// Whether the descriptor is still the trace's. Programs such as daemons close descriptors that they did not
+/// open, and may then reuse the number for their own file.
+fn is_there() -> bool {
+    files::identity(FD.load(Relaxed)) == Some([0, 1].map(|i| FILE[i].load(Relaxed)))
 }
 
 /// Writes the buffer at the end of the process, after waiting for other threads that are recording. A thread
@@ -115,7 +128,16 @@ pub fn flush_at_end() {
     }
     for _ in 0..PATIENCE {
         if let Some(_guard) = LOCK.try_lock() {
-            return flush_locked();
+            flush_locked();
+            if observers::observes_all() && is_there() {
+                let whole = WHOLE.to_le_bytes();
+                // SAFETY: the piece is an array. A pipe has no such place, and needs none.
+                unsafe {
+                    let piece = (whole.as_ptr().addr(), whole.len(), STATE_AT);
+                    files::write_at(FD.load(Relaxed), core::iter::once(piece));
+                }
+            }
+            return;
         }
         os::sleep_ms(1);
     }
@@ -141,6 +163,9 @@ fn before_abort() {
 fn in_child() {
     if observers::observes_all() {
         observers::set_observes_all(false);
+        if is_there() {
+            files::close(FD.load(Relaxed));
+        }
         // SAFETY: the forking thread held the fork guard exclusively: no other thread was recording, and the
         // child has one thread.
         unsafe { (*BUFFER.0.get()).1 = 0 };

@@ -2,48 +2,77 @@
 //!
 //! As in [`crate::system::os`], `errno` stays as it is.
 
-use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
-
+pub use crate::system::filtered::{are_forbidden, forbid};
 use crate::system::os::{address_of, advise, map_anywhere, unmap};
+use crate::system::quiet::quietly;
 use crate::system::raw::syscall;
 
-/// Writes all of `bytes`; whether it succeeded.
+/// Writes all of `bytes`; whether it succeeded. No signal comes of it.
 pub fn write(fd: i32, mut bytes: &[u8]) -> bool {
-    while !bytes.is_empty() {
-        // SAFETY: the slice is valid for its length.
-        let written = unsafe { syscall!(SYS_write, fd, bytes.as_ptr(), bytes.len()) };
-        if written > 0 {
-            bytes = &bytes[written as usize..];
-        } else if written != -(libc::EINTR as isize) {
-            return false;
+    quietly(|| {
+        while !bytes.is_empty() {
+            // SAFETY: the slice is valid for its length.
+            let written = unsafe { syscall!(SYS_write, fd, bytes.as_ptr(), bytes.len()) };
+            if written > 0 {
+                bytes = &bytes[written as usize..];
+            } else if written != -(libc::EINTR as isize) {
+                return false;
+            }
         }
-    }
-    true
+        true
+    })
 }
 
-/// The process filters its system calls (seccomp): a call that opens a file may end it.
-static FORBIDDEN: AtomicBool = AtomicBool::new(false);
-
-/// Sets whether files and sockets may not be opened; returns what held before.
-pub fn forbid(on: bool) -> bool {
-    FORBIDDEN.swap(on, Relaxed)
+/// Writes pieces of memory at their places in a file; whether all succeeded.
+///
+/// # Safety
+/// The pieces, addresses and lengths, are readable.
+pub unsafe fn write_at(fd: i32, pieces: impl Iterator<Item = (usize, usize, usize)>) -> bool {
+    let mut pieces = pieces;
+    quietly(|| {
+        pieces.all(|(mut from, mut bytes, mut at)| {
+            while bytes > 0 {
+                // SAFETY: the caller's pieces are readable.
+                let written = unsafe { syscall!(SYS_pwrite64, fd, from, bytes, at) };
+                if written > 0 {
+                    let written = written as usize;
+                    (from, bytes, at) = (from + written, bytes - written, at + written);
+                } else if written != -(libc::EINTR as isize) {
+                    return false;
+                }
+            }
+            true
+        })
+    })
 }
 
-/// Whether files and sockets may not be opened.
-pub fn are_forbidden() -> bool {
-    FORBIDDEN.load(Relaxed)
+/// Reads the beginning of a file; the number of bytes.
+pub fn read_head(fd: i32, out: &mut [u8]) -> usize {
+    // SAFETY: `out` is valid for its length.
+    unsafe { syscall!(SYS_pread64, fd, out.as_mut_ptr(), out.len(), 0usize) }.max(0) as usize
+}
+
+/// Sets a file's length; whether it succeeded. No signal comes of it.
+pub fn set_length(fd: i32, bytes: usize) -> bool {
+    // SAFETY: takes plain numbers.
+    quietly(|| unsafe { syscall!(SYS_ftruncate, fd, bytes) == 0 })
 }
 
 /// Opens a file, whose path ends in NUL.
 fn open(path_with_nul: &[u8], flags: i32) -> Option<i32> {
+    try_open(path_with_nul, flags).ok()
+}
+
+/// As above, or the error's number.
+pub(super) fn try_open(path_with_nul: &[u8], flags: i32) -> Result<i32, i32> {
     debug_assert_eq!(path_with_nul.last(), Some(&0));
     if are_forbidden() {
-        return None;
+        return Err(libc::EPERM);
     }
     let flags = flags | libc::O_CLOEXEC;
     // SAFETY: the path ends in NUL.
     let fd = unsafe { syscall!(SYS_openat, libc::AT_FDCWD, path_with_nul.as_ptr(), flags, 0o600) };
-    i32::try_from(fd).ok().filter(|&fd| fd >= 0)
+    if fd < 0 { Err(-fd as i32) } else { Ok(fd as i32) }
 }
 
 /// Maps a file from its beginning.
@@ -77,6 +106,39 @@ pub fn identity(fd: i32) -> Option<[u64; 2]> {
     }
 }
 
+/// Whether a path leads to a regular file, or to none.
+pub fn is_regular_path(path_with_nul: &[u8]) -> bool {
+    // SAFETY: plain numbers, for which zero is a value, and which the call fills; the path ends in NUL.
+    unsafe {
+        let mut about: libc::stat = core::mem::zeroed();
+        let path = path_with_nul.as_ptr();
+        syscall!(SYS_newfstatat, libc::AT_FDCWD, path, &raw mut about, 0) != 0
+            || about.st_mode & libc::S_IFMT == libc::S_IFREG
+    }
+}
+
+/// Gives a descriptor the first free number from `least` on, where the process may have one.
+pub fn at_high_number(fd: i32, least: usize) -> i32 {
+    // SAFETY: takes plain numbers.
+    let high = unsafe { syscall!(SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, least) };
+    if high < 0 {
+        return fd;
+    }
+    close(fd);
+    high as i32
+}
+
+/// Removes a file.
+pub fn remove(path_with_nul: &[u8]) {
+    // SAFETY: the path ends in NUL.
+    unsafe { syscall!(SYS_unlinkat, libc::AT_FDCWD, path_with_nul.as_ptr(), 0) };
+}
+
+/// Opens an existing file for writing.
+pub fn open_again(path_with_nul: &[u8]) -> Option<i32> {
+    open(path_with_nul, libc::O_WRONLY)
+}
+
 /// Renames a file, replacing another, or removes it; whether it was renamed. Both paths end in NUL.
 pub fn rename_or_remove(from_with_nul: &[u8], to_with_nul: &[u8], wanted: bool) -> bool {
     let (from, to, here) = (from_with_nul.as_ptr(), to_with_nul.as_ptr(), libc::AT_FDCWD);
@@ -90,26 +152,13 @@ pub fn rename_or_remove(from_with_nul: &[u8], to_with_nul: &[u8], wanted: bool) 
     }
 }
 
-/// Creates or truncates a file and maps `bytes` zeros of it, shared; forked children do not inherit the
-/// mapping. `None` if it fails, with no file left open.
-pub fn create_mapped(path_with_nul: &[u8], bytes: usize) -> Option<usize> {
-    let fd = open(path_with_nul, libc::O_RDWR | libc::O_CREAT | libc::O_TRUNC)?;
-    let at = map_shared(fd, bytes);
-    close(fd);
-    at
-}
-
-/// Sets a file's length and maps it, for this process alone.
-fn map_shared(fd: i32, bytes: usize) -> Option<usize> {
-    // SAFETY: the call takes plain numbers; the file is this heap's, or sealed by the caller.
-    let at = unsafe {
-        if syscall!(SYS_ftruncate, fd, bytes) != 0 {
-            return None;
-        }
-        map(fd, bytes, READ_WRITE, libc::MAP_SHARED)?
-    };
-    advise(at, bytes, libc::MADV_DONTFORK);
-    Some(at)
+/// A memory file, which no file system can take away.
+pub fn memory_file(name_with_nul: &[u8]) -> Option<i32> {
+    debug_assert_eq!(name_with_nul.last(), Some(&0));
+    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+    // SAFETY: the name ends in NUL.
+    let fd = unsafe { syscall!(SYS_memfd_create, name_with_nul.as_ptr(), flags) };
+    i32::try_from(fd).ok().filter(|&fd| fd >= 0)
 }
 
 /// Fixes a memory file's length to `bytes` and maps it, shared; forked children do not inherit the mapping.
@@ -117,10 +166,31 @@ fn map_shared(fd: i32, bytes: usize) -> Option<usize> {
 pub fn map_sealed(fd: i32, bytes: usize) -> Option<usize> {
     let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
     // SAFETY: the calls take plain numbers.
-    let is_sealed = unsafe {
-        syscall!(SYS_ftruncate, fd, bytes) == 0 && syscall!(SYS_fcntl, fd, libc::F_ADD_SEALS, seals) == 0
-    };
-    if is_sealed { map_shared(fd, bytes) } else { None }
+    let is_sealed = set_length(fd, bytes)
+        && is_backed(fd, bytes)
+        && unsafe { syscall!(SYS_fcntl, fd, libc::F_ADD_SEALS, seals) == 0 };
+    if !is_sealed {
+        return None;
+    }
+    // SAFETY: the file is sealed.
+    let at = unsafe { map(fd, bytes, READ_WRITE, libc::MAP_SHARED)? };
+    advise(at, bytes, libc::MADV_DONTFORK);
+    advise(at, bytes, libc::MADV_DONTDUMP);
+    Some(at)
+}
+
+/// Whether each page of a memory file can be touched. Where the system counts every page that it promises
+/// (vm.overcommit_memory=2, or not known), a page that it cannot give is SIGBUS: there all are taken now.
+fn is_backed(fd: i32, bytes: usize) -> bool {
+    let setting = open(b"/proc/sys/vm/overcommit_memory\0", libc::O_RDONLY);
+    let mut digit = [0];
+    if let Some(setting) = setting {
+        read_head(setting, &mut digit);
+        close(setting);
+    }
+    // SAFETY: takes plain numbers.
+    matches!(digit, [b'0' | b'1'])
+        || quietly(|| unsafe { syscall!(SYS_fallocate, fd, 0, 0usize, bytes) == 0 })
 }
 
 /// Writes the path of the running program into `out`; returns its length.

@@ -35,6 +35,13 @@ impl<const N: usize> Text<N> {
         self.length = 0;
     }
 
+    /// Appends bytes.
+    pub fn push(&mut self, bytes: &[u8]) {
+        let room = (N - self.length).min(bytes.len());
+        self.bytes[self.length..self.length + room].copy_from_slice(&bytes[..room]);
+        self.length += room;
+    }
+
     /// What was written.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..self.length]
@@ -43,9 +50,7 @@ impl<const N: usize> Text<N> {
 
 impl<const N: usize> Write for Text<N> {
     fn write_str(&mut self, s: &str) -> fmt::Result {
-        let room = (N - self.length).min(s.len());
-        self.bytes[self.length..self.length + room].copy_from_slice(&s.as_bytes()[..room]);
-        self.length += room;
+        self.push(s.as_bytes());
         Ok(())
     }
 }
