@@ -205,20 +205,13 @@ fn profiles_only_the_programs_own_process() {
 }
 
 #[test]
-fn files_of_many_ended_processes_are_merged_meanwhile() {
+fn profiles_of_many_ended_processes_are_merged() {
     let folder = tempdir().unwrap();
     let mut command = mayfly();
     command.args(["profile", "--json", "--every", "1k", "-o"]).arg(folder.path().join("out")).arg("--");
-    // A shell that starts programs one after another, waits until there are few files, and prints how many.
-    let script = format!(
-        "for i in $(seq 200); do /bin/true; done
-        for i in $(seq 60); do set -- {}/out.parts-*/*; [ $# -lt 64 ] && break; sleep 1; done; echo $#",
-        folder.path().display()
-    );
-    let output = command.args(["sh", "-c", &script]).env("MAYFLY_HEAP_LIB", heap_library()).output().unwrap();
+    let script = "for i in $(seq 200); do /bin/true; done";
+    let output = command.args(["sh", "-c", script]).env("MAYFLY_HEAP_LIB", heap_library()).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let files: usize = String::from_utf8(output.stdout).unwrap().trim().parse().unwrap();
-    assert!(files < 64, "{files} files");
     let totals: Value = serde_json::from_slice(&output.stderr).unwrap();
     assert!(totals["profile.processes"].as_u64().unwrap() > 200, "{totals}");
 }
@@ -272,12 +265,11 @@ int main(void) { for (unsigned i = 0;; i++) { keep(i % (1 << 16)); if (i % 100 =
 
     running.kill().unwrap();
     running.wait().unwrap();
-    assert!(enough(&from(&folder_of_parts).unwrap()), "a killed profiler leaves its files");
-    let of_program = std::fs::read_dir(&folder_of_parts).unwrap().flatten().next().unwrap().file_name();
-    let pid: i32 = of_program.to_str().unwrap().parse().unwrap();
-    // SAFETY: by its file the program runs.
-    assert_eq!(unsafe { libc::kill(pid, libc::SIGKILL) }, 0);
-    wait_for(|| from(&folder_of_parts).filter(|profile| of(profile, "keep").censored() == [0; 7]));
+    let left = from(&folder_of_parts).unwrap();
+    assert!(enough(&left), "a killed profiler leaves what it saved");
+    let pid = i32::try_from(left.pid).unwrap();
+    // SAFETY: by its profile the program runs.
+    assert_eq!(unsafe { libc::kill(pid, libc::SIGKILL) }, 0, "and its program runs on");
 }
 
 fn wait_for<T>(mut find: impl FnMut() -> Option<T>) -> T {

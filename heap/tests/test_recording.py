@@ -259,6 +259,25 @@ def test_forked_children_have_profiles_of_their_own(recorded, profiler, tmp_path
     assert all(samples(profile) > 1000 for profile in profiler.profiles()[-2:])
 
 
+def test_a_profiler_attaches_below_a_limit_of_file_sizes(heap):
+    """The memory file that it sends cannot get its length: the heap refuses, and the program goes on."""
+    heap.ours()
+    command = [build("recorded"), "limit", *["sleep"] * 10, "threads", *["churn", "sleep"] * 20]
+    environment = heap.environment(MAYFLY_HEAP_CONTROL="on")
+    program = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"\0mayfly-profile-{program.pid}")
+        listener.listen()
+        listener.settimeout(30)
+        stream, _ = listener.accept()
+        memory = os.memfd_create("profile", os.MFD_ALLOW_SEALING)
+        socket.send_fds(stream, [struct.pack("<Q", 16384)], [memory])
+        os.close(memory)
+        stream.settimeout(30)
+        assert stream.recv(8) == struct.pack("<Q", 2), "it cannot map the file"
+    assert program.communicate(timeout=60) == (b"fine\n", None) and program.returncode == 0
+
+
 def ends_well_of_two(result):
     status, out, err = result
     assert (status, out, err) == (0, "fine\nfine\n", ""), (status, err)

@@ -14,8 +14,9 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use crate::profile::tree::Observer;
 
 /// Time between two checkpoints; more where writing one takes long.
-const KEEP: Duration = Duration::from_secs(2);
-const COST: u32 = 50;
+pub const KEEP: Duration = Duration::from_secs(2);
+/// A checkpoint takes at most one in so many parts of the time.
+pub const COST: u32 = 50;
 
 /// Writes `NAME.profile` and the files made from it; returns their paths.
 ///

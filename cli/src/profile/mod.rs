@@ -55,7 +55,7 @@ of other lengths and of whole runs show longer lives: `mayfly train` takes them 
 
 Ctrl-C ends it early and keeps the profile so far; kill -s RTMIN PID-OF-MAYFLY writes NAME.1.profile, NAME.2.profile and so
 on meanwhile. mayfly profile --from FILE shows a finished profile. A killed mayfly profile leaves NAME.profile, some seconds
-old, or with -- CMD the folder NAME.parts-…";
+old, or with -- CMD the folder NAME.parts-…, some seconds old as well";
 
 /// Sample a program's allocations: how long objects of each calling context live
 #[derive(Args)]
@@ -147,9 +147,12 @@ impl ProfileArguments {
         };
         let mut symbols = Symbols::below(&root, &profile);
         let line = ProgressLine::of("finding the names of functions", self.json);
-        let mut written = match &stem {
-            Some(stem) => files::write(&profile, &mut symbols, stem)?,
-            None => Vec::new(),
+        // What cannot be written is still shown.
+        let written = stem.as_ref().map(|stem| files::write(&profile, &mut symbols, stem));
+        let (mut written, failed) = match written {
+            Some(Err(why)) => (Vec::new(), Some(why)),
+            Some(Ok(written)) => (written, None),
+            None => (Vec::new(), None),
         };
         let mut old = before.as_ref().map(|before| (before, Symbols::new(before)));
         if let Some(page) = &self.flame {
@@ -173,14 +176,14 @@ impl ProfileArguments {
             None if self.leaks => eprint!("{}", leaks(&profile, &mut symbols, self.top)),
             None => eprint!("{}", described(&profile, &mut symbols, self.top)),
         }
-        for missing in &symbols.missing {
+        for missing in symbols.missing.iter().filter(|_| !self.json) {
             eprintln!("mayfly: no names for {missing}");
         }
         if !self.json && !written.is_empty() {
             let names: Vec<_> = written.iter().map(|path| path.display().to_string()).collect();
             eprintln!("written: {}", names.join(", "));
         }
-        Ok(exit_code)
+        failed.map_or(Ok(exit_code), Err)
     }
 
     /// The beginning of the files' names.
@@ -233,18 +236,18 @@ impl ProfileArguments {
                 }
             }
         }
-        let mut parts = Parts::beside(stem)?;
+        let mut parts = Parts::beside(stem, self.only)?;
         let mut checkpoints = Checkpoints::new(Some(stem))?;
-        program.set("MAYFLY_HEAP_PROFILE", parts.name());
+        program.set("MAYFLY_HEAP_PROFILE", parts.address());
         program.set("MAYFLY_HEAP_PROFILE_BYTES", self.every.to_string());
         let finished = program.run(|pid| {
-            parts.merge_ended();
-            let found = checkpoints.is_requested().then(|| parts.read(self.only.then_some(pid))).flatten();
+            parts.keep(pid);
+            let found = checkpoints.is_requested().then(|| parts.read(pid)).flatten();
             if let Some(Err(why)) = found.map(|found| checkpoints.snapshot(&found.profile)) {
                 eprintln!("mayfly: {why:#}");
             }
         })?;
-        let Some(found) = parts.read(self.only.then_some(finished.pid)) else {
+        let Some(found) = parts.read(finished.pid) else {
             bail!("the program left no profile: it never loaded Mayfly's heap");
         };
         if found.running > 0 {

@@ -56,12 +56,26 @@ pub struct Record {
 }
 
 /// The header: the traced process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Header {
     /// Process id.
     pub pid: u32,
     /// Wall-clock time at which the trace began, since 1970.
     pub start_unix_ns: u64,
+    /// Whether the trace ends where its process did.
+    pub state: State,
+}
+
+/// Whether a trace has all until its process's end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum State {
+    /// Written by a heap that did not say.
+    #[default]
+    Unknown,
+    /// The process records, or was killed, ran another program, or could not write on.
+    Open,
+    /// It has all.
+    Whole,
 }
 
 /// A refused trace: one line that names the file, the place and the reason.
@@ -132,7 +146,12 @@ impl<R: Read> Reader<R> {
         if record_bytes as usize != RECORD_BYTES {
             return Err(refuse(format!("records of {record_bytes} bytes; version 1 has {RECORD_BYTES}")));
         }
-        let header = Header { pid: u32_at(&bytes, 16), start_unix_ns: u64_at(&bytes, 24) };
+        let state = match u32_at(&bytes, 20) {
+            1 => State::Open,
+            2 => State::Whole,
+            _ => State::Unknown,
+        };
+        let header = Header { pid: u32_at(&bytes, 16), start_unix_ns: u64_at(&bytes, 24), state };
         let path = path.to_path_buf();
         Ok(Reader { input, path, header, offset: HEADER_BYTES as u64, torn_bytes: 0, finished: false })
     }
@@ -243,6 +262,7 @@ impl<W: Write> Writer<W> {
         bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
         bytes[12..16].copy_from_slice(&(RECORD_BYTES as u32).to_le_bytes());
         bytes[16..20].copy_from_slice(&header.pid.to_le_bytes());
+        bytes[20..24].copy_from_slice(&(header.state as u32).to_le_bytes());
         bytes[24..32].copy_from_slice(&header.start_unix_ns.to_le_bytes());
         output.write_all(&bytes)?;
         Ok(Writer { output })
@@ -318,7 +338,7 @@ mod tests {
         line
     }
 
-    const HEADER: Header = Header { pid: 7, start_unix_ns: 9 };
+    const HEADER: Header = Header { pid: 7, start_unix_ns: 9, state: State::Whole };
     const RECORD: Record = Record {
         time_ns: 5,
         address: 0x1000,
@@ -334,7 +354,7 @@ mod tests {
         #[test]
         fn reads_written_records(records in prop::collection::vec(arbitrary_record(), 0..40),
                                    pid in any::<u32>(), start_unix_ns in any::<u64>()) {
-            let header = Header { pid, start_unix_ns };
+            let header = Header { pid, start_unix_ns, state: State::Open };
             prop_assert_eq!(read(&written(header, &records)).unwrap(), (header, records, 0));
         }
 

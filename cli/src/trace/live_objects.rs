@@ -8,7 +8,7 @@ use std::io::Read;
 
 use rustc_hash::{FxBuildHasher, FxHashSet};
 
-use crate::trace::file::{Operation, Reader, Record, TraceError};
+use crate::trace::file::{Operation, Reader, Record, State, TraceError};
 
 /// Records this far apart in the file still come out in order of time.
 const WINDOW_RECORDS: usize = 1 << 18;
@@ -68,6 +68,8 @@ pub struct Totals {
     pub end_live_objects: u64,
     /// Bytes of an unfinished last record, dropped.
     pub torn_bytes: u64,
+    /// The trace ends before its process did.
+    pub is_cut: bool,
 }
 
 /// Walks the trace in order of time and calls `visit` with each change and the bytes alive after it.
@@ -99,6 +101,7 @@ pub fn walk<R: Read, E: From<TraceError>>(
     totals.end_live_bytes = live.bytes;
     totals.end_live_objects = live.objects.len() as u64;
     totals.torn_bytes = records.reader.torn_bytes();
+    totals.is_cut = records.reader.header().state == State::Open;
     Ok((totals, live.objects.into_values().collect()))
 }
 
@@ -215,7 +218,8 @@ mod tests {
     }
 
     fn bytes_of(records: &[Record]) -> Vec<u8> {
-        let mut writer = Writer::new(Vec::new(), Header { pid: 1, start_unix_ns: 0 }).unwrap();
+        let mut writer =
+            Writer::new(Vec::new(), Header { pid: 1, start_unix_ns: 0, state: State::Whole }).unwrap();
         records.iter().for_each(|record| writer.write(record).unwrap());
         writer.finish().unwrap()
     }

@@ -165,7 +165,9 @@ mod tests {
 
     fn trace(records: &[Record]) -> NamedTempFile {
         let file = NamedTempFile::new().unwrap();
-        let mut writer = Writer::new(file.reopen().unwrap(), Header { pid: 1, start_unix_ns: 0 }).unwrap();
+        let mut writer =
+            Writer::new(file.reopen().unwrap(), Header { pid: 1, start_unix_ns: 0, ..Header::default() })
+                .unwrap();
         records.iter().for_each(|record| writer.write(record).unwrap());
         writer.finish().unwrap();
         file

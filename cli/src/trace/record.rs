@@ -75,7 +75,7 @@ impl TraceArguments {
         })?;
         bar.finish_and_clear();
 
-        let mut trace = path_of(finished.pid);
+        let mut trace = last_of(&path_of(finished.pid));
         if !trace.is_file() {
             bail!("the program left no trace: it never loaded Mayfly's heap");
         }
@@ -95,6 +95,16 @@ impl TraceArguments {
         }
         Ok(finished.exit_code())
     }
+}
+
+/// The trace of the last program that a process ran: after an exec the heap writes NAME.2, NAME.3 and so on.
+fn last_of(first: &Path) -> PathBuf {
+    let numbered = (2..).map(|number| {
+        let mut name = first.as_os_str().to_owned();
+        name.push(format!(".{number}"));
+        PathBuf::from(name)
+    });
+    numbered.take_while(|name| name.is_file()).last().unwrap_or_else(|| first.to_owned())
 }
 
 /// A folder on the same file system as the trace, so that it can be renamed into place.
@@ -122,6 +132,7 @@ pub fn totals_as_json(totals: &Totals) -> Value {
         "trace.frees_missing": totals.frees_missing,
         "trace.records_out_of_order": totals.out_of_order,
         "trace.torn_bytes": totals.torn_bytes,
+        "trace.is_cut": totals.is_cut,
         "trace.threads": totals.threads,
         "trace.allocated_bytes": totals.allocated_bytes,
         "live.peak_bytes": totals.peak_live_bytes,
@@ -144,6 +155,10 @@ pub fn described(totals: &Totals, trace: &Path) -> String {
         bytes(totals.end_live_bytes as f64),
         count(totals.end_live_objects),
     );
+    if totals.is_cut {
+        text +=
+            "\nnote: the trace has no end: its program was killed, ran another one, or could not write on";
+    }
     for (number, fault) in [
         (totals.torn_bytes, "bytes of an unfinished last record were dropped"),
         (totals.frees_unmatched, "frees have no allocation in the trace"),

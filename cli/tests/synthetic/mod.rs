@@ -49,7 +49,7 @@ pub struct TraceMaker {
 
 impl TraceMaker {
     pub fn new(path: &Path) -> TraceMaker {
-        let header = Header { pid: 1, start_unix_ns: 0 };
+        let header = Header { pid: 1, start_unix_ns: 0, ..Header::default() };
         let file = BufWriter::new(File::create(path).unwrap());
         TraceMaker { writer: Writer::new(file, header).unwrap(), sequence: 0 }
     }
