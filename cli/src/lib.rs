@@ -24,6 +24,8 @@ pub mod quantity;
 #[cfg(feature = "objects")]
 pub mod run;
 #[cfg(feature = "objects")]
+pub mod runtime;
+#[cfg(feature = "objects")]
 pub mod settings;
 pub mod share;
 #[cfg(feature = "sim")]

@@ -45,13 +45,9 @@ pub fn obstacle(program: &Path) -> Option<Obstacle> {
 
 /// Why a program cannot be profiled, and the cure; `None` if it can.
 pub fn no_profile(program: &Path) -> Option<String> {
-    let mut headers = read_headers(program)?;
-    let mut program = program.to_owned();
-    if let Some(interpreter) = interpreter_of_script(&headers) {
-        headers = read_headers(&interpreter)?;
-        program = interpreter;
-    }
-    let why = why_no_profile(&headers)
+    let program = binary_of(program)?;
+    let headers = read_headers(&program)?;
+    let why = why_no_profile(&program, &headers)
         .map(str::to_owned)
         .or_else(|| match obstacle_of_binary(&program, &headers)? {
             Obstacle::Ignored(what) if what.starts_with("static") => Some(STATIC.to_owned()),
@@ -67,21 +63,37 @@ pub fn no_profile(program: &Path) -> Option<String> {
 const STATIC: &str =
     "is statically linked: no other heap can be loaded into it; link it dynamically (without -static)";
 
-/// The reason in a program's headers, if there is one.
-fn why_no_profile(headers: &[u8]) -> Option<&'static str> {
-    const GO: &[u8] = b"Go\0\0";
-    let header = FileHeader64::<Endianness>::parse(headers).ok()?;
-    let endian = header.endian().ok()?;
-    let segments = header.program_headers(endian, headers).ok()?;
-    let has = |kind, word: &[u8]| {
+/// The program itself, or the interpreter of a script.
+pub fn binary_of(program: &Path) -> Option<PathBuf> {
+    let interpreter = interpreter_of_script(&read_headers(program)?);
+    Some(interpreter.unwrap_or_else(|| program.to_owned()))
+}
+
+/// Whether a program is written in Go.
+pub fn is_go(program: &Path) -> bool {
+    read_headers(program).is_some_and(|headers| has(&headers, PT_NOTE, b"Go\0\0"))
+}
+
+/// Whether a segment of this kind has the word.
+fn has(headers: &[u8], kind: u32, word: &[u8]) -> bool {
+    let found = || -> Option<bool> {
+        let header = FileHeader64::<Endianness>::parse(headers).ok()?;
+        let endian = header.endian().ok()?;
+        let segments = header.program_headers(endian, headers).ok()?;
         let of_kind = segments.iter().filter(|segment| segment.p_type(endian) == kind);
         let mut contents = of_kind.filter_map(|segment| segment.data(endian, headers).ok());
-        contents.any(|content| content.windows(word.len()).any(|window| window == word))
+        Some(contents.any(|content| content.windows(word.len()).any(|window| window == word)))
     };
-    if has(PT_NOTE, GO) {
+    found().unwrap_or(false)
+}
+
+/// The reason in a program's headers, if there is one. Go's programs with C code call malloc there.
+fn why_no_profile(program: &Path, headers: &[u8]) -> Option<&'static str> {
+    let calls_malloc = || dynamic_symbols(program).iter().any(|(name, _)| name == b"malloc");
+    if has(headers, PT_NOTE, b"Go\0\0") && !calls_malloc() {
         return Some("is written in Go, whose objects are not malloc's: use Go's own, runtime/pprof");
     }
-    has(PT_INTERP, b"ld-musl")
+    has(headers, PT_INTERP, b"ld-musl")
         .then_some("is linked with musl, whose loader lacks what unwinding needs: profile a build for glibc")
 }
 
@@ -133,18 +145,28 @@ const SANITIZERS: [(&[u8], &str); 4] = [
 
 /// The malloc that a program brings, by its dynamic symbols.
 fn own_malloc(path: &Path) -> Option<Obstacle> {
-    let file = ReadCache::new(File::open(path).ok()?);
-    let header = FileHeader64::<Endianness>::parse(&file).ok()?;
-    let endian = header.endian().ok()?;
-    let symbols = header.sections(endian, &file).ok()?.symbols(endian, &file, SHT_DYNSYM).ok()?;
-    let name = |symbol: &&_| Sym::name(*symbol, endian, symbols.strings()).ok();
-    let named = || symbols.iter().filter_map(|symbol| Some((symbol, name(&symbol)?)));
-    let sanitizer = named().find_map(|(_, name)| SANITIZERS.iter().find(|(function, _)| *function == name));
-    let own = || named().any(|(symbol, name)| name == b"malloc" && symbol.st_shndx(endian) != SHN_UNDEF);
-    match sanitizer {
+    let symbols = dynamic_symbols(path);
+    let known = |name: &[u8]| SANITIZERS.iter().find(|(function, _)| *function == name);
+    match symbols.iter().find_map(|(name, _)| known(name)) {
         Some((_, name)) => Some(Obstacle::Sanitizer(name)),
-        None => own().then_some(Obstacle::OwnMalloc),
+        None => symbols.contains(&(b"malloc".to_vec(), true)).then_some(Obstacle::OwnMalloc),
     }
+}
+
+/// The dynamic symbols of a program, and whether it defines them; none where they cannot be read.
+pub fn dynamic_symbols(path: &Path) -> Vec<(Vec<u8>, bool)> {
+    let found = || -> Option<Vec<(Vec<u8>, bool)>> {
+        let file = ReadCache::new(File::open(path).ok()?);
+        let header = FileHeader64::<Endianness>::parse(&file).ok()?;
+        let endian = header.endian().ok()?;
+        let symbols = header.sections(endian, &file).ok()?.symbols(endian, &file, SHT_DYNSYM).ok()?;
+        let named = symbols.iter().filter_map(|symbol| {
+            let name = Sym::name(symbol, endian, symbols.strings()).ok()?;
+            Some((name.to_vec(), symbol.st_shndx(endian) != SHN_UNDEF))
+        });
+        Some(named.collect())
+    };
+    found().unwrap_or_default()
 }
 
 /// Whether the program runs with more rights than the user who starts it: the loader then drops `LD_PRELOAD`.

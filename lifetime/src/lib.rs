@@ -8,6 +8,7 @@
 //! | [`profile`] | [`profile::contents`], [`profile::file`] | a profile in memory; its file, which the heap writes and which holds addresses |
 //! | | [`profile::label`] | the lifetime class of a context |
 //! | [`code`] | [`code::symbols`], [`code::root`], [`code::readable`] | names of addresses, found outside the program, in the program's own files |
+//! | | `code::separate` | the files with debug symbols of a program |
 //! | | [`code::ranges`] | all the functions of a file |
 //! | [`model`] | [`model::file`] | a model file, for people; the heap reads it itself |
 //! | | [`model::sections`], [`model::names`], [`model::bind`] | gives a model the functions of another build, by their names |
@@ -29,6 +30,7 @@ pub mod code {
     pub mod ranges;
     pub mod readable;
     pub mod root;
+    mod separate;
     pub mod symbols;
 }
 

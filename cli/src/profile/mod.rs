@@ -6,6 +6,7 @@ pub mod attach;
 pub mod files;
 pub mod flame;
 pub mod parts;
+pub mod rows;
 pub mod table;
 pub mod tree;
 
@@ -29,6 +30,7 @@ use crate::process;
 use crate::program;
 use crate::progress::ProgressLine;
 use crate::quantity::{duration, parse_bytes};
+use crate::runtime;
 use crate::settings::HeapSettings;
 
 const EXAMPLES: &str = "\
@@ -179,6 +181,13 @@ impl ProfileArguments {
         for missing in symbols.missing.iter().filter(|_| !self.json) {
             eprintln!("mayfly: no names for {missing}");
         }
+        for module in symbols.ends_of_stacks(&profile).iter().filter(|_| !self.json) {
+            eprintln!(
+                "mayfly: stacks end in {}, whose code has tables for debuggers alone (.debug_frame): compile it \
+                 with -fasynchronous-unwind-tables",
+                module.display()
+            );
+        }
         if !self.json && !written.is_empty() {
             let names: Vec<_> = written.iter().map(|path| path.display().to_string()).collect();
             eprintln!("written: {}", names.join(", "));
@@ -224,8 +233,13 @@ impl ProfileArguments {
 
     /// Profiles a program from its start; returns its exit code and the profile.
     fn run(&self, stem: &Path) -> Result<(i32, Profile)> {
-        if let Some(why) = program::find(&self.command[0]).and_then(|program| program::no_profile(&program)) {
-            bail!("{why}");
+        if let Some(program) = program::find(&self.command[0]) {
+            if let Some(why) = program::no_profile(&program) {
+                bail!("{why}");
+            }
+            if let Some(note) = runtime::note(&program).filter(|_| !self.json) {
+                eprintln!("mayfly: {note}");
+            }
         }
         let mut program = Preloaded::new(&self.command)?;
         for (variable, value) in self.heap.variables(&HeapSettings::default(), |_| true) {

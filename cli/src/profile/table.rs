@@ -1,17 +1,15 @@
 //! A profile as a table for people, and its totals as JSON.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
-use lifetime::code::readable::{end_of, is_generic, short};
 use lifetime::code::symbols::Symbols;
-use lifetime::profile::contents::{Context, Frame, Profile};
+use lifetime::profile::contents::{Context, Profile};
 use lifetime::profile::label::{CLASS_NAMES, lifetime, t95};
 use serde_json::{Value, json};
 
+use crate::profile::rows::{line_of, rows};
 use crate::quantity::{bytes, count, duration};
-
-/// Functions of a stack that a line shows.
-const FUNCTIONS: usize = 4;
 
 fn sum(profile: &Profile, of: impl Fn(&Context) -> u64) -> u64 {
     profile.contexts.iter().map(of).sum()
@@ -44,8 +42,7 @@ pub fn as_json(profile: &Profile) -> Value {
 
 /// The contexts that allocate most, with the lifetimes of their objects.
 pub fn described(profile: &Profile, symbols: &mut Symbols, top: usize) -> String {
-    let mut contexts: Vec<&Context> = profile.contexts.iter().collect();
-    contexts.sort_by(|a, b| b.bytes.total_cmp(&a.bytes));
+    let contexts = &profile.contexts;
     let total = profile.bytes();
     let mut text = format!(
         "{} samples of {} contexts in {}{}, one every {}: they represent {} in {} allocations\n",
@@ -67,53 +64,28 @@ pub fn described(profile: &Profile, symbols: &mut Symbols, top: usize) -> String
     }
     text +=
         &format!("{:>9} {:>6}  {:>8} {:>8}  {:>9}  context\n", "bytes", "share", "size", "lifetime", "mean");
-    for context in contexts.iter().take(top) {
+    for (line, context) in rows(profile, symbols, |context| context.bytes).iter().take(top) {
         let mean = match context.freed {
             0 => "-".to_owned(),
             freed => duration(context.lifetime_ns.sum / freed as f64),
         };
         text += &format!(
-            "{:>9} {:>5.1}%  {:>8} {:>8}  {:>9}  {}\n",
+            "{:>9} {:>5.1}%  {:>8} {:>8}  {:>9}  {line}\n",
             bytes(context.bytes),
             context.bytes / total * 100.0,
             bytes(context.size.sum / context.sampled as f64),
             lifetime(context).map_or("?".to_owned(), |lifetime| lifetime.to_string()),
             mean,
-            line_of(&context.frames, symbols),
         );
     }
     text
 }
 
-/// The innermost functions of a context that are specific to the program.
-fn line_of(frames: &[Frame], symbols: &mut Symbols) -> String {
-    let mut all = Vec::new();
-    let mut specific = Vec::new();
-    for &frame in frames {
-        for function in symbols.of(frame) {
-            // The name that a program gives to generated code has no compiler's form.
-            let is_made = frame.module.is_none();
-            let name = if is_made { end_of(&function.name) } else { short(&function.name) };
-            if !is_generic(&function.name) {
-                specific.push(name.clone());
-            }
-            all.push(name);
-        }
-        if specific.len() >= FUNCTIONS {
-            break;
-        }
-    }
-    let mut names = if specific.is_empty() { all } else { specific };
-    names.dedup();
-    names.truncate(FUNCTIONS);
-    names.join(" < ")
-}
-
 /// The contexts with most live bytes at the end: for a program that has ended, objects that it never freed.
 pub fn leaks(profile: &Profile, symbols: &mut Symbols, top: usize) -> String {
-    let mut contexts: Vec<&Context> = profile.contexts.iter().filter(|context| context.live > 0).collect();
-    contexts.sort_by(|a, b| b.live_bytes().total_cmp(&a.live_bytes()));
-    let total: f64 = contexts.iter().map(|context| context.live_bytes()).sum();
+    let mut contexts = rows(profile, symbols, Context::live_bytes);
+    contexts.retain(|(_, context)| context.live > 0);
+    let total: f64 = contexts.iter().map(|(_, context)| context.live_bytes()).sum();
     let left = sum(profile, |context| context.censored().iter().sum());
     let when = if left > 0 { "were not freed when the profile ended" } else { "were never freed" };
     let mut text = format!("{} of {} {when}\n", bytes(total), bytes(profile.bytes()));
@@ -121,16 +93,15 @@ pub fn leaks(profile: &Profile, symbols: &mut Symbols, top: usize) -> String {
         "{:>9} {:>6}  {:>9} {:>9}  {:>9}  context\n",
         "live", "share", "objects", "of its", "oldest"
     );
-    for context in contexts.iter().take(top) {
+    for (line, context) in contexts.iter().take(top) {
         let oldest = context.alive.iter().map(|object| object.age_ns).max().unwrap_or(0);
         text += &format!(
-            "{:>9} {:>5.1}%  {:>9} {:>8.1}%  {:>9}  {}\n",
+            "{:>9} {:>5.1}%  {:>9} {:>8.1}%  {:>9}  {line}\n",
             bytes(context.live_bytes()),
             context.live_bytes() / total * 100.0,
             count(context.live_allocations().round() as u64),
             context.live as f64 / (context.freed + context.live) as f64 * 100.0,
             duration(oldest as f64),
-            line_of(&context.frames, symbols),
         );
     }
     text
@@ -141,23 +112,21 @@ const FREEING: usize = 3;
 
 /// The callers that free the objects of the contexts that allocate most (LLAMA §4).
 pub fn frees(profile: &Profile, symbols: &mut Symbols, top: usize) -> String {
-    let mut contexts: Vec<&Context> =
-        profile.contexts.iter().filter(|context| !context.frees.is_empty()).collect();
-    contexts.sort_by(|a, b| b.bytes.total_cmp(&a.bytes));
+    let mut contexts = rows(profile, symbols, |context| context.bytes);
+    contexts.retain(|(_, context)| !context.frees.is_empty());
     let mut text =
         format!("{:>9} {:>8}  {:>9}  context, and where its objects are freed\n", "bytes", "freed", "mean");
-    for context in contexts.iter().take(top) {
+    for (line, context) in contexts.iter().take(top) {
         text += &format!(
-            "{:>9} {:>8}  {:>9}  {}\n",
+            "{:>9} {:>8}  {:>9}  {line}\n",
             bytes(context.bytes),
             count(context.freed),
             duration(context.lifetime_ns.sum / context.freed.max(1) as f64),
-            line_of(&context.frames, symbols)
         );
         // Callers that differ only in lines of code are one for people.
         let mut places: Vec<(String, u64)> = Vec::new();
         for frees in &context.frees {
-            let line = line_of(&frees.frames, symbols);
+            let line = line_of(&frees.frames, symbols).words;
             match places.iter_mut().find(|(known, _)| *known == line) {
                 Some((_, objects)) => *objects += frees.objects,
                 None => places.push((line, frees.objects)),
@@ -186,33 +155,33 @@ struct Side {
     lifetime: String,
 }
 
-/// Contexts by the names on their stacks, which are the same in another build.
-fn by_names(profile: &Profile, symbols: &mut Symbols) -> HashMap<String, (Side, String)> {
-    let mut found: HashMap<String, (Side, String)> = HashMap::new();
-    for context in &profile.contexts {
-        let names: Vec<String> = context.frames.iter().map(|&frame| symbols.text_of(frame)).collect();
-        let line = || (Side::default(), line_of(&context.frames, symbols));
-        let (side, _) = found.entry(names.join("@")).or_insert_with(line);
-        side.bytes += context.bytes;
-        // Of several contexts with the same names the first counts.
-        if side.lifetime.is_empty() {
-            side.lifetime = lifetime(context).map_or("?".to_owned(), |lifetime| lifetime.to_string());
+/// Contexts by the words of their row, which are the same in another build; places are not.
+fn by_words(profile: &Profile, symbols: &mut Symbols) -> HashMap<String, Side> {
+    let mut found: HashMap<String, Context> = HashMap::new();
+    for context in profile.contexts.iter().cloned() {
+        match found.entry(line_of(&context.frames, symbols).words) {
+            Entry::Occupied(mut known) => known.get_mut().add(context),
+            Entry::Vacant(new) => _ = new.insert(context),
         }
     }
-    found
+    let side = |(words, context): (String, Context)| {
+        let lifetime = lifetime(&context).map_or("?".to_owned(), |lifetime| lifetime.to_string());
+        (words, Side { bytes: context.bytes, lifetime })
+    };
+    found.into_iter().map(side).collect()
 }
 
 /// The changes since `before`: the contexts that allocate more or less, most first.
 pub fn difference(now: (&Profile, &mut Symbols), before: (&Profile, &mut Symbols), top: usize) -> String {
     let times = [now.0.duration_ns, before.0.duration_ns].map(|ns| duration(ns as f64));
     let totals = [now.0.bytes(), before.0.bytes()];
-    let (now, before) = (by_names(now.0, now.1), by_names(before.0, before.1));
+    let (now, before) = (by_words(now.0, now.1), by_words(before.0, before.1));
     let mut rows: Vec<(Side, Side, &str)> = Vec::new();
-    for (stack, (side, line)) in &now {
-        rows.push((side.clone(), before.get(stack).map_or(Side::default(), |other| other.0.clone()), line));
+    for (line, side) in &now {
+        rows.push((side.clone(), before.get(line).cloned().unwrap_or_default(), line));
     }
-    let removed = before.iter().filter(|(stack, _)| !now.contains_key(*stack));
-    rows.extend(removed.map(|(_, (side, line))| (Side::default(), side.clone(), line.as_str())));
+    let removed = before.iter().filter(|(line, _)| !now.contains_key(*line));
+    rows.extend(removed.map(|(line, side)| (Side::default(), side.clone(), line.as_str())));
     let change = |row: &(Side, Side, &str)| row.0.bytes - row.1.bytes;
     rows.sort_by(|a, b| change(b).abs().total_cmp(&change(a).abs()).then(a.2.cmp(b.2)));
     let mut text = format!(
@@ -250,7 +219,7 @@ fn signed(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lifetime::profile::contents::{Alive, Frees, Module};
+    use lifetime::profile::contents::{Alive, Frame, Frees, Module};
 
     fn context(offset: u64, bytes: f64, freed: u64, ages_s: &[u64]) -> Context {
         let alive =
@@ -305,6 +274,25 @@ mod tests {
         assert!(lines[0].ends_with("server+0x1"), "{text}");
         assert!(lines[1].ends_with("75.0%  freed by server+0x8"), "{text}");
         assert!(lines[2].ends_with("25.0%  freed by server+0x7"), "{text}");
+    }
+
+    #[test]
+    fn contexts_with_the_same_words_are_one_row() {
+        let mut deep = context(1, 1024.0, 9, &[]);
+        // A recursion: the same function again and again, at other depths.
+        let [caller, outer] = [2, 3].map(|offset| Frame { module: Some(0), offset });
+        let at = |depth: usize| {
+            let mut frames = vec![caller; depth];
+            frames.push(outer);
+            Context { frames, ..deep.clone() }
+        };
+        let contexts = vec![at(1), at(2), at(20), at(60)];
+        deep.bytes = 100.0;
+        let profile = profile([contexts, vec![deep]].concat());
+        let text = described(&profile, &mut Symbols::new(&profile), 10);
+        let lines: Vec<&str> = text.lines().skip(2).collect();
+        assert_eq!(lines.len(), 2, "{text}");
+        assert!(lines[0].contains("4.0 KiB") && lines[0].ends_with("server+0x2 < server+0x3"), "{text}");
     }
 
     #[test]

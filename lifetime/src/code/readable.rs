@@ -40,6 +40,12 @@ pub fn is_generic(name: &str) -> bool {
         || first == "__rg_alloc"
 }
 
+/// Whether a source file is of a language's library. Where its code was inlined, debuggers' tables often have
+/// no scope for its names: `operator=` and `__invoke_impl` could be anybody's.
+pub fn is_of_language(file: &str) -> bool {
+    ["/include/c++/", "/rustlib/src/"].iter().any(|part| file.contains(part)) || file.starts_with("/rustc/")
+}
+
 /// The type of `<A as B>::c`, without `<`, `&` and the like; else the name.
 fn path_of(name: &str) -> &str {
     let name = base(name);
@@ -171,6 +177,16 @@ mod tests {
             assert_eq!(short(name), wanted, "{name}");
         }
         assert_eq!(short(&"x".repeat(60)).chars().count(), 40);
+    }
+
+    #[test]
+    fn files_of_language_libraries_are_known() {
+        for file in ["/usr/include/c++/12/bits/invoke.h", "/rustc/0123/library/alloc/src/vec/mod.rs"] {
+            assert!(is_of_language(file), "{file}");
+        }
+        for file in ["", "s.cc", "/src/bits.c", "/home/me/c++/app.cc"] {
+            assert!(!is_of_language(file), "{file}");
+        }
     }
 
     #[test]

@@ -6,7 +6,6 @@ use std::borrow::Cow;
 use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::fs::File;
-use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
 use addr2line::{Loader, demangle_auto};
@@ -14,7 +13,9 @@ use object::{Endianness, Object, ReadCache, read::elf::ElfFile64};
 
 use crate::code::perf_map::PerfMap;
 use crate::code::root::Root;
-use crate::profile::contents::{Frame, Module, Profile};
+pub use crate::code::separate::hexadecimal;
+use crate::code::separate::{self, Files, path_of};
+use crate::profile::contents::{Context, Frame, Module, Profile};
 
 /// A function on the stack.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -33,6 +34,9 @@ pub const INLINED_SEPARATOR: &str = ";";
 /// The name of all code that is in no file but was generated at run time: its address differs from run to
 /// run, and the heap, which predicts by this name, has no other for it.
 pub const ANONYMOUS: &str = "[anonymous]";
+
+/// A stack of fewer frames did not end where a thread begins: the C library has two functions there.
+const SHORT: usize = 3;
 
 /// Finds and caches names. A module's file is opened for the first of its frames that is looked up.
 pub struct Symbols<'a> {
@@ -67,9 +71,27 @@ impl<'a> Symbols<'a> {
         let module = &self.modules[number];
         let missing = &mut self.missing;
         let mut open = || {
-            open(self.root, module).map_err(|why| missing.push(format!("{}: {why}", module.path.display())))
+            let opened = open(self.root, module);
+            let why =
+                opened.as_ref().map_or_else(|why| Some(why.clone()), |opened| opened.files.lacks.clone());
+            why.into_iter().for_each(|why| missing.push(format!("{}: {why}", module.path.display())));
+            opened.ok()
         };
-        self.loaders[number].get_or_init(|| open().ok()).as_ref()
+        self.loaders[number].get_or_init(&mut open).as_ref()
+    }
+
+    /// The modules that stacks of this profile end in, since their code has tables for debuggers alone
+    /// (`.debug_frame`), which no unwinder in a process finds.
+    pub fn ends_of_stacks(&self, profile: &Profile) -> Vec<&'a Path> {
+        let ends = |number: usize| {
+            let in_module = |frame: &&Frame| frame.module == Some(number);
+            let is_short = |context: &&Context| context.frames.len() < SHORT;
+            profile.contexts.iter().filter(is_short).any(|c| c.frames.last().filter(in_module).is_some())
+        };
+        let numbered = self.modules.iter().enumerate();
+        let found = numbered
+            .filter(|&(number, module)| ends(number) && separate::is_for_debuggers(self.root, module));
+        found.map(|(_, module)| module.path.as_path()).collect()
     }
 
     /// The functions of a frame, innermost first: more than one where calls were inlined.
@@ -138,39 +160,32 @@ fn functions(loader: &Loader, address: u64) -> Vec<Function> {
     functions
 }
 
-/// A file with symbols, kept open while its path, that of the descriptor, is in use.
+/// A module's files with symbols, kept open while their paths, those of the descriptors, are in use.
 struct Opened {
     loader: Loader,
     path: PathBuf,
-    _file: File,
+    files: Files,
 }
 
-/// The file with a module's symbols: this machine's separate one for its build-id if there is one, else its
-/// own.
+/// Opens the files with a module's symbols.
 fn open(root: &Root, module: &Module) -> Result<Opened, String> {
-    let separate = separate_file(&module.build_id).and_then(|path| Root::Own.open(&path).ok());
-    let file = match separate {
-        Some(file) => file,
-        None => root.open(&module.path).map_err(|error| error.to_string())?,
+    let files = separate::find(root, module)?;
+    let path = path_of(&files.main);
+    let shared = files.shared.as_ref().map(path_of);
+    let told = |error: &dyn std::fmt::Display| error.to_string();
+    let loader = match &files.package {
+        None => Loader::new_with_sup(&path, shared).map_err(|error| told(&error))?,
+        // The loader looks for it beside the other, under its name.
+        Some(package) => {
+            let folder = tempfile::tempdir().map_err(|error| told(&error))?;
+            let [beside, main] = ["main.dwp", "main"].map(|name| folder.path().join(name));
+            for (from, to) in [(path_of(package), &beside), (path.clone(), &main)] {
+                std::os::unix::fs::symlink(from, to).map_err(|error| told(&error))?;
+            }
+            Loader::new_with_sup(&main, shared).map_err(|error| told(&error))?
+        }
     };
-    let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
-    if build_id(&path)? != module.build_id {
-        return Err("its build-id is not that of the file that ran; rebuilt or upgraded since?".into());
-    }
-    let loader = Loader::new(&path).map_err(|error| error.to_string())?;
-    Ok(Opened { loader, path, _file: file })
-}
-
-/// A build-id in hexadecimal.
-pub fn hexadecimal(build_id: &[u8]) -> String {
-    build_id.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// The path at which distributions put a debug file.
-fn separate_file(build_id: &[u8]) -> Option<PathBuf> {
-    let name = hexadecimal(build_id);
-    let (first, rest) = name.split_at_checked(2)?;
-    Some(PathBuf::from(format!("/usr/lib/debug/.build-id/{first}/{rest}.debug")))
+    Ok(Opened { loader, path, files })
 }
 
 /// The build-id of a program or library, empty if it has none. Little more than the headers is read.

@@ -189,7 +189,8 @@ impl Context {
         self.bytes * mean_ns / 1e9
     }
 
-    fn add(&mut self, other: Context) {
+    /// Adds another context's numbers; the frames stay.
+    pub fn add(&mut self, other: Context) {
         let sampled = [self.sampled, other.sampled];
         self.size.add(&other.size, sampled);
         self.alignment.add(&other.alignment, sampled);
