@@ -1,6 +1,6 @@
 //! The parts of a prediction's cost (LLAMA Table 1: 396 ns to capture the stack, 22.5 ns to look up its
-//! hash), and the cost of sampling (§9.3: about 5% of latency). `cargo bench -p heap --bench prediction [--
-//! FILE]`; medians in ns, also as JSON in the file.
+//! hash), and the cost of sampling (§9.3: about 5% of latency). `cargo bench -p mayfly_heap_core --bench
+//! prediction [-- FILE]`; medians in ns, also as JSON in the file.
 
 use std::ffi::c_void;
 use std::hint::black_box;

@@ -4,8 +4,8 @@
 //!
 //! Each cell is collected exactly once and no mark is lost. What only the owner may touch is in loom's cells,
 //! which detect a data race. Run by `make test`:
-//! `RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -p heap --release --test loom_remote
-//! --test loom_available`
+//! `RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -p mayfly_heap_core --release
+//! --test loom_remote --test loom_available`
 
 #![cfg(loom)]
 
