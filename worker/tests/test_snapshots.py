@@ -91,6 +91,16 @@ def at_once(client, name, count, **settings):
     return [answer for answer, _ in answers]
 
 
+def at_once_until(found, client, name, count, **settings):
+    """Calls at once, again and again until `found` is true of the answers: on a busy machine the instances
+    that are there may serve all of them."""
+    return until(lambda: found(answers := at_once(client, name, count, **settings)) and answers)
+
+
+def is_restored(answer):
+    return answer["type"] == "snap-start"
+
+
 @pytest.fixture(scope="module")
 def restoring(tmp_path_factory):
     folder = tmp_path_factory.mktemp("snapshots")
@@ -104,10 +114,11 @@ def restoring(tmp_path_factory):
 
 def test_restored_instances_share_state_and_differ_in_names_and_random_numbers(restoring):
     client = restoring.client(max_pool_connections=ALL)
-    answers = at_once(client, "restored", ALL)
-    restored = [answer for answer in answers if answer["type"] == "snap-start"]
-    # The first one, which was started, may have served some.
-    assert len(restored) >= ALL // 2, answers
+    # The first one, which was started, may serve some.
+    answers = at_once_until(
+        lambda answers: sum(map(is_restored, answers)) >= ALL // 2, client, "restored", ALL
+    )
+    restored = [answer for answer in answers if is_restored(answer)]
     assert len({answer["started"] for answer in restored}) == 1
     assert restoring.first["started"] not in {answer["started"] for answer in restored}
     for answer in restored:
@@ -128,18 +139,21 @@ def test_report_has_the_time_of_the_restore_and_not_of_a_start(restoring):
     client = restoring.client(max_pool_connections=ALL)
 
     def report(_):
-        answer = client.invoke(FunctionName="restored", LogType="Tail", Payload=b'{"seconds": 1}')
-        return base64.b64decode(answer["LogResult"]).decode()
+        try:
+            answer = client.invoke(FunctionName="restored", LogType="Tail", Payload=b'{"seconds": 1}')
+        except client.exceptions.ClientError:
+            return ""  # its instance was killed
+        return base64.b64decode(answer.get("LogResult", "")).decode()
 
-    # Earlier instances may be idle: as many calls as there may be instances.
-    for _ in range(3):
+    def reports():
+        # Those that are there would serve the calls.
         for process in restoring.descendants():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
         with concurrent.futures.ThreadPoolExecutor(4) as executor:
-            lines = [text for text in executor.map(report, range(4)) if "Restore Duration" in text]
-        if lines:
-            break
+            return [text for text in executor.map(report, range(4)) if "Restore Duration" in text]
+
+    lines = until(reports)
     found = re.search(
         r"Duration: ([\d.]+) ms\tBilled Duration: (\d+) ms.*\tRestore Duration: ([\d.]+) ms\t"
         r"Billed Restore Duration: (\d+) ms",
@@ -185,8 +199,7 @@ def test_published_versions_have_it_and_latest_has_not(running):
         kinds.add((qualifier, first["type"]))
     assert kinds == {("$LATEST", "on-demand"), ("1", "on-demand")}
     running.wait_for(HAS_SNAPSHOT % "published")
-    answers = at_once(client, "published", 3, Qualifier="1")
-    assert "snap-start" in {answer["type"] for answer in answers}
+    at_once_until(lambda answers: any(map(is_restored, answers)), client, "published", 3, Qualifier="1")
     answers = at_once(client, "published", 3)
     assert {answer["type"] for answer in answers} == {"on-demand"}
 
@@ -211,9 +224,8 @@ def test_hooks_of_lambdas_library_run(running):
     client.publish_version(FunctionName="hooks")
     assert invoke(client, "hooks", Qualifier="1")[0]["seen"] == []
     running.wait_for(HAS_SNAPSHOT % "hooks")
-    answers = [answer for answer in at_once(client, "hooks", 3, Qualifier="1") if answer["seen"]]
-    assert answers
-    for answer in answers:
+    seen = lambda answers: [answer for answer in answers if answer["seen"]]  # noqa: E731
+    for answer in seen(at_once_until(seen, client, "hooks", 3, Qualifier="1")):
         assert answer["seen"] == ["before", "after in " + answer["stream"]]
 
 
@@ -253,9 +265,9 @@ def test_failing_hook_after_the_restore_starts_instances_as_ever(running):
     client.publish_version(FunctionName="unrestorable")
     invoke(client, "unrestorable", Qualifier="1")
     running.wait_for(HAS_SNAPSHOT % "unrestorable")
-    answers = at_once(client, "unrestorable", 3, Qualifier="1")
+    line = "starts as ever, as it was not restored: division by zero"
+    answers = at_once_until(lambda _: line in running.log(), client, "unrestorable", 3, Qualifier="1")
     assert {tuple(answer["seen"]) for answer in answers} == {()}
-    assert re.search(r"starts as ever, as it was not restored: division by zero", running.log())
 
 
 def test_functions_of_other_runtimes_are_refused(running):
@@ -265,21 +277,21 @@ def test_functions_of_other_runtimes_are_refused(running):
         create(running.client(), "other", zipped(app_py=CODE), SnapStart={"ApplyOn": "Always"})
 
 
-def test_deleted_function_leaves_no_snapshot(running):
-    client, descriptors = running.client(), pathlib.Path(f"/proc/{running.process.pid}/fd")
+def test_deleted_function_leaves_no_snapshot():
+    with Worker() as alone:
+        client, descriptors = alone.client(), pathlib.Path(f"/proc/{alone.process.pid}/fd")
 
-    def snapshots():
-        links = []
-        for entry in descriptors.iterdir():
-            with contextlib.suppress(FileNotFoundError):
-                links.append(os.readlink(entry))
-        return sum("mayfly-snapshot" in link for link in links)
+        def snapshots():
+            links = []
+            for entry in descriptors.iterdir():
+                with contextlib.suppress(FileNotFoundError):
+                    links.append(os.readlink(entry))
+            return sum("mayfly-snapshot" in link for link in links)
 
-    before = snapshots()
-    create(client, "gone", zipped(app_py=CODE), MemorySize=128, **SNAP_START)
-    client.publish_version(FunctionName="gone")
-    invoke(client, "gone", Qualifier="1")
-    running.wait_for(HAS_SNAPSHOT % "gone")
-    assert snapshots() == before + 2
-    client.delete_function(FunctionName="gone")
-    until(lambda: snapshots() == before, snapshots, 30)
+        create(client, "gone", zipped(app_py=CODE), MemorySize=128, **SNAP_START)
+        client.publish_version(FunctionName="gone")
+        invoke(client, "gone", Qualifier="1")
+        alone.wait_for(HAS_SNAPSHOT % "gone")
+        until(lambda: snapshots() == 2, snapshots, 30)
+        client.delete_function(FunctionName="gone")
+        until(lambda: snapshots() == 0, snapshots, 30)

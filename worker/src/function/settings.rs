@@ -257,7 +257,7 @@ impl Settings {
             settings.snap_start = snap_start.applies()?;
         }
         if settings.snap_start || settings.snapshot {
-            snap_start::check(&settings.runtime)?;
+            snap_start::check(&settings.runtime, settings.per_tenant)?;
         }
         for (name, value) in &wanted.other {
             if !OF_THE_CALL.contains(&name.as_str()) {

@@ -4,6 +4,7 @@ use serde::Deserialize;
 
 use crate::base::error::ApiError;
 use crate::code::runtime::Runtime;
+use crate::function::tenancy;
 use worker_system::text::shown;
 
 /// `SnapStart`.
@@ -31,11 +32,13 @@ impl SnapStart {
     }
 }
 
-/// Whether functions of this runtime can be restored: its client must wait to be taken.
+/// Whether a function can be restored: its runtime's client must wait to be taken. Lambda has no SnapStart
+/// for functions of tenants.
 ///
 /// # Errors
-/// They cannot.
-pub fn check(runtime: &Runtime) -> Result<(), ApiError> {
+/// It cannot.
+pub fn check(runtime: &Runtime, per_tenant: bool) -> Result<(), ApiError> {
+    tenancy::refuse(per_tenant, "SnapStart")?;
     match runtime {
         Runtime::Python(..) => Ok(()),
         _ => Err(ApiError::invalid_parameter("SnapStart is for functions in Python that are no images")),

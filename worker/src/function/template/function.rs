@@ -77,7 +77,8 @@ pub fn of_mayfly(resource: &Json, settings: &mut Settings) -> Result<()> {
     if let Some(value) = given("Snapshot") {
         settings.snapshot = value.as_bool().context("Metadata.Mayfly.Snapshot must be true or false")?;
         if settings.snapshot {
-            snap_start::check(&settings.runtime).map_err(|error| anyhow!("{}", error.message))?;
+            snap_start::check(&settings.runtime, settings.per_tenant)
+                .map_err(|error| anyhow!("{}", error.message))?;
         }
     }
     if let Some(value) = given("Network") {
