@@ -286,7 +286,12 @@ impl Taker<'_> {
         }
         let outside = PathBuf::from(format!("/proc/{}/root{}", self.tracee.process, mapping.name));
         let found = MappedFile::now(outside);
-        let is_same = |file: &MappedFile| Some((file.identity.0, file.identity.1)) == mapping.file;
+        // The list of mappings names another device than stat does on overlays, Btrfs and 9P. This link leads
+        // to the mapped file itself; it takes a right that root has.
+        let Range { start, end } = mapping.range;
+        let link = format!("/proc/{}/map_files/{start:x}-{end:x}", self.tracee.process);
+        let mapped = MappedFile::now(link.into()).map(|it| (it.identity.0, it.identity.1)).or(mapping.file);
+        let is_same = |file: &MappedFile| Some((file.identity.0, file.identity.1)) == mapped;
         let Some(file) = found.filter(is_same) else {
             return Err(Error::Unsupported(format!(
                 "a mapping of {}, which is another file now,",
