@@ -30,7 +30,8 @@
 //!
 //! Beside it are crates that import nothing of the worker. `worker/pool` decides which instance serves
 //! which request. `worker/image` reads container images, `worker/install` installs runtimes,
-//! `worker/container` runs an instance as a container, `worker/page` draws the page. `worker/system` wraps
+//! `worker/container` runs an instance as a container, `worker/snapshot` takes a process and restores it,
+//! `worker/page` draws the page. `worker/system` wraps
 //! the parts of the operating system that they and the worker need. `worker/load` calls a worker.
 //! `worker/rest` is the library that does an instance's idle work.
 

@@ -241,7 +241,7 @@ impl Container {
         let text = serde_json::to_vec(spec)?;
         let mut order = (text.len() as u32).to_le_bytes().to_vec();
         order.extend(text);
-        // Orders are shorter than a socket's buffer, so this does not block.
+        // The monitor reads it at once, so this does not block for long.
         let disk = disk.as_ref().map(AsRawFd::as_raw_fd);
         let with = |file: RawFd| syscalls::send_with(control.as_raw_fd(), &[0], Some(file));
         syscalls::send_with(control.as_raw_fd(), &order, disk)

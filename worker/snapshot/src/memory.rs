@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use libc::c_int;
 
-use crate::address_space::{MappedFile, Mapping, Stat, check, mappings};
+use crate::address_space::{MappedFile, Mapping, Stat, check};
 use crate::plan::{Operation, Plan, Slot, VDSO, Window};
 use crate::tracee::Tracee;
 use crate::{Error, Limits, PAGES, While};
@@ -55,15 +55,13 @@ pub struct Memory {
     pub bytes: u64,
     /// Mappings of a restored process.
     pub mappings: usize,
-    moved: Vec<(Range<u64>, u64)>,
 }
 
 /// A window that the process leaves free.
 ///
 /// # Errors
 /// There is none.
-pub fn free_window(process: libc::pid_t) -> Result<Window, Error> {
-    let all = mappings(process)?;
+pub fn free_window(all: &[Mapping]) -> Result<Window, Error> {
     let is_free = |window: &Window| {
         all.iter().all(|it| it.range.end <= window.code() || it.range.start >= window.end())
     };
@@ -75,8 +73,13 @@ pub fn free_window(process: libc::pid_t) -> Result<Window, Error> {
 ///
 /// # Errors
 /// It has memory that cannot be restored.
-pub fn plan(tracee: &Tracee, plan: &mut Plan, pages: &OwnedFd, limits: Limits<'_>) -> Result<Memory, Error> {
-    let all = mappings(tracee.process)?;
+pub fn plan(
+    tracee: &Tracee,
+    all: &[Mapping],
+    plan: &mut Plan,
+    pages: &OwnedFd,
+    limits: Limits<'_>,
+) -> Result<Memory, Error> {
     let page_map =
         File::open(format!("/proc/{}/pagemap", tracee.process)).during("its page map cannot be read")?;
     let mut taker = Taker {
@@ -88,13 +91,14 @@ pub fn plan(tracee: &Tracee, plan: &mut Plan, pages: &OwnedFd, limits: Limits<'_
         words: Stat::read(tracee.process)?.words(),
         slots: BTreeMap::new(),
     };
-    let mut memory = Memory { files: Vec::new(), bytes: 0, mappings: 0, moved: Vec::new() };
+    let mut memory = Memory { files: Vec::new(), bytes: 0, mappings: 0 };
+    let mut kernels = Vec::new();
     let vdso = all.iter().find(|it| it.name == "[vdso]").map(|it| it.range.start);
     for mapping in all.iter().filter(|mapping| MOVED.contains(&mapping.name.as_str())) {
         let Some(vdso) = vdso else { return Err(Error::Unsupported("a process without vDSO".into())) };
-        memory.moved.push((mapping.range.clone(), mapping.range.start.wrapping_sub(vdso)));
+        kernels.push((mapping.range.clone(), mapping.range.start.wrapping_sub(vdso)));
     }
-    taker.clear(&memory.moved)?;
+    taker.clear(&kernels)?;
     for mapping in all.iter().filter(|mapping| !MOVED.contains(&mapping.name.as_str())) {
         check(mapping, limits.own_folder)?;
         taker.map(mapping, &mut memory)?;
@@ -102,7 +106,7 @@ pub fn plan(tracee: &Tracee, plan: &mut Plan, pages: &OwnedFd, limits: Limits<'_
             return Err(Error::Unsupported(format!("more than {MOST_MAPPINGS} mappings")));
         }
     }
-    for (range, distance) in &memory.moved {
+    for (range, distance) in &kernels {
         taker.plan.push(moved(
             taker.plan.window.scratch() + SCRATCH_MIDDLE.wrapping_add(*distance),
             range,

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use libc::pid_t;
 
-use crate::address_space::MappedFile;
+use crate::address_space::{MappedFile, mappings};
 use crate::memory;
 use crate::own_folder::{self, Entry};
 use crate::plan::{Operation, Plan};
@@ -90,9 +90,10 @@ pub fn take(process: pid_t, limits: Limits<'_>) -> Result<Snapshot, Error> {
         tracee.threads().iter().map(|thread| State::read(&tracee, thread)).collect::<Result<_, _>>()?;
     let actions = signal_actions(&tracee)?;
     let brk = tracee.call(&tracee.threads()[0], libc::SYS_brk, [0; 4])? as u64;
-    let mut plan = Plan::new(memory::free_window(process)?);
+    let all = mappings(process)?;
+    let mut plan = Plan::new(memory::free_window(&all)?);
     let pages = program::memory_file()?;
-    let memory = memory::plan(&tracee, &mut plan, &pages, limits)?;
+    let memory = memory::plan(&tracee, &all, &mut plan, &pages, limits)?;
     let entries = match limits.own_folder {
         Some(folder) => own_folder::gather(process, folder, &pages, memory.bytes, limits.bytes)?,
         None => Vec::new(),
