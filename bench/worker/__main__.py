@@ -27,7 +27,7 @@ PARTS = {
 }
 TOGETHER = {"unmerged": False, "merged": True}
 EPILOG = """
-variants  plain (neither heap nor merging), heap, merge (that layer alone), mayfly (both)
+variants  plain (no layer), heap, merge (that layer alone), started (both, no snapshots), mayfly (all)
 
 examples
   bench/worker/run                              everything

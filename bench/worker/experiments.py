@@ -16,7 +16,14 @@ from bench.worker.worker import MAYFLY, PLAIN, Worker, running
 MIB = 1 << 20
 MODELS = ("image", "text")
 SHIPPED = ("image", "text", "bfs", "page", "thumbnail", "dna")
-VARIANTS = {"plain": PLAIN, "heap": ["--without", "merge"], "merge": ["--without", "heap"], "mayfly": []}
+# By layer; `started` has all but snapshots, so that every instance starts.
+VARIANTS = {
+    "plain": PLAIN,
+    "heap": ["--without", "merge"],
+    "merge": ["--without", "heap,snapshot"],
+    "started": ["--without", "snapshot"],
+    "mayfly": [],
+}
 # Memory that an idle instance advises, and its heap's lifetimes: one class for all objects, as merging
 # instances have, or learned while it runs.
 ADVISED = ("named", "whole")
@@ -76,7 +83,16 @@ def advise(function: str, advised: str, lifetimes: str, count: int) -> dict[str,
     """Instances at rest, by their advice: memory of each, the time that merging took, and private memory
     after ten more requests for each, which write to merged pages."""
     with running(
-        "--advise", advised, "--burst", "4", "--keep-alive", "3600", "--queue-wait", "300"
+        "--without",
+        "snapshot",
+        "--advise",
+        advised,
+        "--burst",
+        "4",
+        "--keep-alive",
+        "3600",
+        "--queue-wait",
+        "300",
     ) as worker:
         worker.set_variables(function, LIFETIMES[lifetimes])
         worker.start_instances(function, count)

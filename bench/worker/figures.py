@@ -10,7 +10,13 @@ from bench.drawing import draw_all, save
 from bench.worker.experiments import MODELS, VARIANTS
 from bench.worker.in_vm import INSTANCES, MODES
 
-COLOURS = {"plain": "#8a94a3", "heap": "#3b6fd4", "merge": "#e0892b", "mayfly": "#12a07f"}
+COLOURS = {
+    "plain": "#8a94a3",
+    "heap": "#3b6fd4",
+    "merge": "#e0892b",
+    "started": "#9b59b6",
+    "mayfly": "#12a07f",
+}
 MODE_COLOURS = {"static": "#8c8c8c", "plain": "#c98b2e", "nodes": "#4c78a8", "hotmem": "#c0392b"}
 
 

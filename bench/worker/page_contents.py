@@ -133,7 +133,7 @@ def state(function: str) -> Numbers:
     are at rest: how many of them the store has, and how many at the same address. And the kernel's time for
     such pages, written or mapped."""
     template = {"template": NOOP / "template.yaml"} if function == "noop" else {}
-    with running(*VARIANTS["mayfly"], *OPTIONS, **template) as worker:
+    with running(*VARIANTS["started"], *OPTIONS, **template) as worker:
         worker.start_instances(function, 2)
         worker.wait_for_rest()
         before = runtimes(worker, function)

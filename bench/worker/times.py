@@ -28,21 +28,25 @@ Numbers = dict[str, float]
 
 
 def starts(function: str, rounds: int) -> Numbers:
-    """New instances on workers of all variants in turn: ms until each asks for work. A changed variable
-    makes the worker start a new instance."""
+    """New instances on workers of all variants in turn, each after the one before has ended: ms until it
+    asks for work, and until its first answer. With snapshots they are restored."""
     template = {"template": NOOP / "template.yaml"} if function in ("shell", "noop") else {}
     times: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
     answers: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
     with contextlib.ExitStack() as stack:
-        workers = {name: stack.enter_context(running(*VARIANTS[name], **template)) for name in VARIANTS}
+        workers = {
+            name: stack.enter_context(running(*VARIANTS[name], "--keep-alive", "1", **template))
+            for name in VARIANTS
+        }
         for number in range(rounds + 1):
             for variant, worker in workers.items():
-                worker.set_variables(function, {"ROUND": str(number)})
+                worker.wait_until_empty()
                 answer = worker.invoke(function, number)
-                ready = [event for event in worker.read("/events")["events"] if event["kind"] == "ready"]
-                if number:  # the first one finds nothing in the page cache, and no page store
-                    times[variant].append(ready[-1]["ms"])
+                if number:  # the first one finds nothing in the page cache, no page store and no snapshot
+                    times[variant].append(worker.starts(function)[-1])
                     answers[variant].append(answer)
+            if not number and function != "shell":
+                workers["mayfly"].wait_for_snapshots((function,))
     numbers = {}
     for variant in VARIANTS:
         numbers |= {

@@ -108,6 +108,31 @@ class Worker:
                 return
             time.sleep(0.25)
 
+    def starts(self, function: str) -> list[float]:
+        """Milliseconds of its instances, in order, until they asked for work."""
+        kinds = ("ready", "restored")
+        events = [event for event in self.read("/events")["events"] if event["kind"] in kinds]
+        return [event["ms"] for event in events if event["function"] == function]
+
+    def wait_for_snapshots(self, functions: tuple[str, ...], limit_s: float = 120) -> None:
+        """Waits until each function has a snapshot."""
+        deadline = time.monotonic() + limit_s
+        for function in functions:
+            while f"[{function}] has a snapshot" not in (log := self.log.read_text()):
+                if reason := re.search(rf"\[{function}\] starts as ever, without a snapshot: .*", log):
+                    raise BenchError(reason[0])
+                if time.monotonic() > deadline:
+                    raise BenchError(f"{function} has no snapshot after {limit_s} s")
+                time.sleep(0.1)
+
+    def wait_until_empty(self, limit_s: float = 60) -> None:
+        """Waits until no instance is left."""
+        deadline = time.monotonic() + limit_s
+        while self.read("/instances")["instances"]:
+            if time.monotonic() > deadline:
+                raise BenchError("idle instances do not end")
+            time.sleep(0.1)
+
     def anonymous_mib(self) -> float:
         """Anonymous MiB of all instances' processes, read now: the worker's samples may be a second old."""
         return memory_of(below(self.process.pid))["anonymous"]

@@ -66,10 +66,11 @@ Globals:
 Resources:
   Small:
     Type: AWS::Serverless::Function
-    Metadata: { Mayfly: { Cpus: 0.5 } }
+    Metadata: { Mayfly: { Cpus: 0.5, Snapshot: false } }
     Properties: { MemorySize: 128 }
   Large:
     Type: AWS::Serverless::Function
+    Metadata: { Mayfly: { Snapshot: false } }
     Properties: { MemorySize: 1536 }
 """.replace("python3.11", PYTHON)
 

@@ -3,6 +3,7 @@
 import base64
 import concurrent.futures
 import contextlib
+import json
 import os
 import pathlib
 import re
@@ -69,7 +70,7 @@ def handler(event, context):
             "command": open("/proc/self/cmdline").read().split(chr(0))[1:3]}
 """
 HAS_SNAPSHOT = r"\[%s\] has a snapshot"
-SNAP_START = {"SnapStart": {"ApplyOn": "PublishedVersions"}}
+SNAP_START = {"SnapStart": {"ApplyOn": "PublishedVersions"}, "Timeout": 60}
 
 
 def started(worker, name):
@@ -192,16 +193,21 @@ def test_published_versions_have_it_and_latest_has_not(running):
     made = create(client, "published", zipped(app_py=CODE), MemorySize=128, **SNAP_START)
     assert made["SnapStart"] == {"ApplyOn": "PublishedVersions", "OptimizationStatus": "Off"}
     version = client.publish_version(FunctionName="published")
+    assert version["SnapStart"]["ApplyOn"] == "PublishedVersions"
+    assert (version["State"], version["StateReasonCode"]) == ("Pending", "Creating")
+    # The waiter of AWS' own client.
+    client.get_waiter("published_version_active").wait(
+        FunctionName="published", Qualifier="1", WaiterConfig={"Delay": 1, "MaxAttempts": 120}
+    )
+    version = client.get_function_configuration(FunctionName="published", Qualifier="1")
     assert version["SnapStart"] == {"ApplyOn": "PublishedVersions", "OptimizationStatus": "On"}
-    kinds = set()
-    for qualifier in ("$LATEST", "1"):
-        first, _ = invoke(client, "published", Qualifier=qualifier)
-        kinds.add((qualifier, first["type"]))
-    assert kinds == {("$LATEST", "on-demand"), ("1", "on-demand")}
-    running.wait_for(HAS_SNAPSHOT % "published")
-    at_once_until(lambda answers: any(map(is_restored, answers)), client, "published", 3, Qualifier="1")
-    answers = at_once(client, "published", 3)
-    assert {answer["type"] for answer in answers} == {"on-demand"}
+    assert version["State"] == "Active" and re.search(HAS_SNAPSHOT % "published", running.log())
+    # Even the first instance of the version is restored.
+    first, _ = invoke(client, "published", Qualifier="1")
+    assert first["type"] == "snap-start"
+    latest = client.get_function_configuration(FunctionName="published")
+    assert latest["SnapStart"]["OptimizationStatus"] == "Off"
+    assert {answer["type"] for answer in at_once(client, "published", 3)} == {"on-demand"}
 
 
 HOOKS = """
@@ -222,7 +228,6 @@ def test_hooks_of_lambdas_library_run(running):
     client = running.client()
     create(client, "hooks", zipped(app_py=HOOKS), MemorySize=128, **SNAP_START)
     client.publish_version(FunctionName="hooks")
-    assert invoke(client, "hooks", Qualifier="1")[0]["seen"] == []
     running.wait_for(HAS_SNAPSHOT % "hooks")
     seen = lambda answers: [answer for answer in answers if answer["seen"]]  # noqa: E731
     for answer in seen(at_once_until(seen, client, "hooks", 3, Qualifier="1")):
@@ -263,10 +268,9 @@ def test_failing_hook_after_the_restore_starts_instances_as_ever(running):
     client = running.client()
     create(client, "unrestorable", zipped(app_py=code), MemorySize=128, **SNAP_START)
     client.publish_version(FunctionName="unrestorable")
-    invoke(client, "unrestorable", Qualifier="1")
-    running.wait_for(HAS_SNAPSHOT % "unrestorable")
-    line = "starts as ever, as it was not restored: division by zero"
-    answers = at_once_until(lambda _: line in running.log(), client, "unrestorable", 3, Qualifier="1")
+    why = "it was not restored: division by zero"
+    running.wait_for(rf"\[unrestorable\] starts as ever, without a snapshot: {why}")
+    answers = at_once(client, "unrestorable", 3, Qualifier="1")
     assert {tuple(answer["seen"]) for answer in answers} == {()}
 
 
@@ -275,6 +279,87 @@ def test_functions_of_other_runtimes_are_refused(running):
         create(running.client(), "other", zipped(bootstrap="x"), Runtime="provided.al2023", **SNAP_START)
     with pytest.raises(botocore.exceptions.ClientError, match="SnapStart.ApplyOn"):
         create(running.client(), "other", zipped(app_py=CODE), SnapStart={"ApplyOn": "Always"})
+
+
+BY_DEFAULT = """
+Transform: AWS::Serverless-2016-10-31
+Globals:
+  Function: { Runtime: %s, Handler: app.handler, Timeout: 60 }
+Resources:
+  Usual:
+    Type: AWS::Serverless::Function
+    Properties: { FunctionName: usual, CodeUri: usual }
+  Started:
+    Type: AWS::Serverless::Function
+    Metadata: { Mayfly: { Snapshot: off } }
+    Properties: { FunctionName: started, CodeUri: usual }
+  Connected:
+    Type: AWS::Serverless::Function
+    Properties: { FunctionName: connected, CodeUri: connected }
+"""
+LARGE_MIB = 24
+USUAL = f"""
+import os, random, time
+LARGE = random.Random(1).randbytes({LARGE_MIB} << 20)
+def handler(event, context):
+    time.sleep((event or {{}}).get("seconds", 0))
+    return {{"type": os.environ["AWS_LAMBDA_INITIALIZATION_TYPE"], "bytes": len(LARGE)}}
+"""
+
+
+@pytest.fixture(scope="module")
+def by_default(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("by-default")
+    for name, code in (("usual", USUAL), ("connected", "import socket\ns = socket.socket()\n" + USUAL)):
+        (folder / name).mkdir()
+        (folder / name / "app.py").write_text(code)
+    (folder / "template.yaml").write_text(BY_DEFAULT % PYTHON)
+    with Worker(str(folder / "template.yaml"), "--burst", "8") as worker:
+        worker.template = str(folder / "template.yaml")
+        yield worker
+
+
+def test_functions_of_templates_are_restored_by_default(by_default):
+    client = by_default.client(max_pool_connections=4)
+    for name in ("usual", "started", "connected"):
+        first, error = invoke(client, name)
+        assert error is None and first["type"] == "on-demand", first
+    by_default.wait_for(HAS_SNAPSHOT % "usual")
+    by_default.wait_for(r"\[connected\] starts as ever, without a snapshot: .*open file")
+    at_once_until(lambda answers: any(map(is_restored, answers)), client, "usual", 4)
+    restored = [event for event in by_default.events("restored") if event["function"] == "usual"]
+    assert restored and all(event["ms"] > 0 for event in restored)
+    metrics = by_default.get("/metrics")
+    counted = re.search(r"^mayfly_restore_seconds_count (\d+)$", metrics, re.MULTILINE)
+    assert int(counted[1]) >= len(restored)
+    for name in ("started", "connected"):
+        assert {answer["type"] for answer in at_once(client, name, 3)} == {"on-demand"}
+    assert not by_default.events("restored", function="started")
+    assert "[started] has a snapshot" not in by_default.log()
+
+
+def test_instance_that_was_started_shares_the_pages_of_the_snapshot(by_default):
+    # With one instance, whose pages and the snapshot's are one.
+    with Worker(by_default.template) as alone:
+        assert invoke(alone.client(), "usual")[0]["bytes"] == LARGE_MIB << 20
+        alone.wait_for(HAS_SNAPSHOT % "usual")
+
+        def all_mib():
+            (instance,) = json.loads(alone.get("/instances"))["instances"]
+            store = json.loads(alone.get("/history"))["samples"][-1]["store"]["bytes"]
+            return instance["pss_bytes"] + max(0, store - instance["shared_bytes"]) >> 20
+
+        until(lambda: all_mib() < 2 * LARGE_MIB, all_mib, 120)
+        assert invoke(alone.client(), "usual")[0]["type"] == "on-demand"
+
+
+def test_worker_that_ends_while_a_snapshot_is_taken_leaves_nothing(by_default):
+    cgroups = pathlib.Path("/sys/fs/cgroup")
+    with Worker(by_default.template) as alone:
+        invoke(alone.client(), "usual")
+        # The instance that is to be taken.
+        until(lambda: list(cgroups.rglob(f"mayfly-worker-{alone.process.pid}-*/instance-0")), alone.log)
+    assert not list(cgroups.rglob(f"mayfly-worker-{alone.process.pid}-*"))
 
 
 def test_deleted_function_leaves_no_snapshot():
@@ -292,6 +377,6 @@ def test_deleted_function_leaves_no_snapshot():
         client.publish_version(FunctionName="gone")
         invoke(client, "gone", Qualifier="1")
         alone.wait_for(HAS_SNAPSHOT % "gone")
-        until(lambda: snapshots() == 2, snapshots, 30)
+        assert snapshots() >= 2, "program and pages"
         client.delete_function(FunctionName="gone")
         until(lambda: snapshots() == 0, snapshots, 30)

@@ -44,6 +44,8 @@ enum Layer {
     Heap,
     /// Identical pages of a function's instances, stored once.
     Merge,
+    /// Instances that are restored from a snapshot; it needs merge.
+    Snapshot,
     /// A partition of the VM's memory for each instance (with --sandbox vm).
     Partitions,
 }
@@ -274,7 +276,8 @@ fn layers(without: &[Layer], advise: AdviseName) -> Result<Libraries> {
         AdviseName::Named => Advise::Named,
         AdviseName::Whole => Advise::Whole,
     };
-    let mut layers = Libraries { advise: advise_as, ..Libraries::default() };
+    let snapshot = !without.contains(&Layer::Snapshot);
+    let mut layers = Libraries { advise: advise_as, snapshot, ..Libraries::default() };
     if !without.contains(&Layer::Heap) {
         layers.heap = Some(libraries::heap().context("--without heap does without it")?);
     }

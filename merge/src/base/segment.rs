@@ -13,8 +13,11 @@ use rustix::io;
 use crate::base::mapping::Mapping;
 use crate::base::page::PAGE_BYTES;
 
-/// Pages in the largest segment: 16 MiB.
+/// Pages of a segment that a client's call makes, or the store packs, at most: 16 MiB.
 pub const MAX_PAGES: usize = 4096;
+
+/// Pages of the largest segment that the store accepts: 4 GiB. A snapshot's file is one segment.
+pub const MOST_OFFERED_PAGES: usize = 1 << 20;
 
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 
@@ -123,7 +126,7 @@ pub fn check(file: impl AsFd, pages: usize) -> Result<(), Flaw> {
         return Err(Flaw::NotSealed);
     }
     let about = rustix::fs::fstat(file).map_err(|_| Flaw::NotMemory)?;
-    if pages == 0 || pages > MAX_PAGES || about.st_size as u64 != (pages * PAGE_BYTES) as u64 {
+    if pages == 0 || pages > MOST_OFFERED_PAGES || about.st_size as u64 != (pages * PAGE_BYTES) as u64 {
         return Err(Flaw::WrongSize);
     }
     if (about.st_blocks as u64) < (pages * PAGE_BYTES / 512) as u64 {
@@ -201,9 +204,9 @@ mod tests {
         seal(&file).unwrap();
         assert_eq!(check(&file, 1), Err(Flaw::Holes));
         let file = create().unwrap();
-        rustix::fs::ftruncate(&file, ((MAX_PAGES + 1) * PAGE_BYTES) as u64).unwrap();
+        rustix::fs::ftruncate(&file, ((MOST_OFFERED_PAGES + 1) * PAGE_BYTES) as u64).unwrap();
         seal(&file).unwrap();
-        assert_eq!(check(&file, MAX_PAGES + 1), Err(Flaw::WrongSize));
+        assert_eq!(check(&file, MOST_OFFERED_PAGES + 1), Err(Flaw::WrongSize));
     }
 
     #[test]

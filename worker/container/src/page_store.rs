@@ -12,15 +12,17 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
+use merge::client::connection::{Connection, Offered};
+use rustix::fs::FlockOperation;
 use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
@@ -47,12 +49,13 @@ const FIGURES: &str = "figures.socket";
 const PART: u64 = 4;
 /// A store's own memory, beside the pages that it keeps.
 const OWN_MIB: u32 = 64;
-/// A store serves idle work, which yields to requests: its share of the processors is that of an instance
-/// of this memory, however much it holds.
+/// A store serves idle work: its share of the processors is that of an instance of this memory.
 const SHARE_OF_MIB: u32 = 256;
 const PROCESSES: u64 = 64;
 /// A store answers at once; those that are stuck must not hold up a sample.
 const PATIENCE: Duration = Duration::from_millis(200);
+/// How long an offer waits for a store that is being started.
+const OFFER: Duration = Duration::from_secs(10);
 /// How long the next one waits where one has died, so that a store which dies at once does not keep the
 /// host busy.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -66,6 +69,11 @@ pub struct Endpoint {
     pub socket: &'static str,
     /// The store's user, where it has one of its own.
     pub user: Option<u32>,
+}
+
+/// An offered segment that a store keeps: it forgets what no connection and no process uses.
+pub struct Kept {
+    _connection: Box<Connection>,
 }
 
 /// All page stores of a worker.
@@ -147,6 +155,50 @@ impl PageStores {
         if !std::mem::replace(&mut store.begun, true) {
             tokio::spawn(keep(Arc::downgrade(self), function));
         }
+    }
+
+    /// Has no instance of the function begin to merge until what is returned is dropped. None where one
+    /// merges now, or the store was never prepared.
+    pub fn hold_merges(&self, function: FunctionId) -> Option<OwnedFd> {
+        // Instances lock the folder to merge one at a time (mayfly_bootstrap/rest.py).
+        let folder = std::fs::File::open(self.endpoint(function).folder).ok()?;
+        rustix::fs::flock(&folder, FlockOperation::NonBlockingLockExclusive).ok()?;
+        Some(folder.into())
+    }
+
+    /// Offers a sealed segment of so many pages to a function's store, which runs from now on. What its
+    /// instances have of these pages they then share with all processes that map the segment.
+    ///
+    /// It keeps the segment as long as what is returned; none, if it has all of the pages.
+    ///
+    /// # Errors
+    /// The store does not run in time, or refuses the segment.
+    pub async fn offer(
+        self: &Arc<Self>,
+        function: FunctionId,
+        file: OwnedFd,
+        pages: u32,
+    ) -> Result<Option<Kept>> {
+        self.begin(function);
+        let endpoint = self.endpoint(function);
+        let work = tokio::task::spawn_blocking(move || {
+            let socket = endpoint.folder.join(endpoint.socket);
+            let began = Instant::now();
+            let mut connection = loop {
+                match Connection::at(&socket, endpoint.user) {
+                    Ok(connection) => break connection,
+                    Err(error) if began.elapsed() > OFFER => return Err(error.into()),
+                    Err(_) => std::thread::sleep(Duration::from_millis(20)), // it is being started
+                }
+            };
+            match connection.offer(file.as_fd(), pages)? {
+                Offered::Accepted => {
+                    Ok((!connection.segments.is_empty()).then(|| Kept { _connection: Box::new(connection) }))
+                }
+                Offered::Full(line) => bail!("{line}"),
+            }
+        });
+        work.await.context("offering was cut short")?
     }
 
     /// Starts a function's store. What is returned becomes readable when the store has died; none, if the

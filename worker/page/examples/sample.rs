@@ -10,7 +10,13 @@ use worker_page::view::{Counts, Function, Percentiles, Requests, View};
 const MIB: f64 = (1 << 20) as f64;
 
 fn main() {
-    let layers = Layers { sandbox: "vm".into(), heap: true, merge: true, partitions: "hotmem".into() };
+    let layers = Layers {
+        sandbox: "vm".into(),
+        heap: true,
+        merge: true,
+        partitions: "hotmem".into(),
+        ..Layers::default()
+    };
     let names = ["image", "text", "page"];
     let mut samples = Vec::new();
     let mut events = Vec::new();
@@ -113,6 +119,8 @@ fn main() {
         cold_starts: 57,
         latency: times(4.2),
         cold_start: times(310.0),
+        restores: 41,
+        restore: times(30.0),
     };
     let view = View {
         uptime_ms: 299_000,

@@ -30,6 +30,8 @@ pub struct Layers {
     pub heap: bool,
     /// Instances may share pages.
     pub merge: bool,
+    /// Instances may be restored from snapshots.
+    pub snapshot: bool,
     /// How a VM's memory grows and shrinks: `hotmem`, `nodes`, `plain`, `static`, or `none` without a VM.
     pub partitions: String,
 }
@@ -167,8 +169,8 @@ pub struct Event {
     pub seq: u64,
     /// Since the worker began.
     pub at_ms: u64,
-    /// `start`, `ready`, `rest`, `merge`, `stop`, `gone`, `ended`, `page_out`, `refuse`, `fail`, `plug`,
-    /// `unplug`, `vm`, `store`.
+    /// `start`, `ready` or `restored`, `rest`, `merge`, `stop`, `gone`, `ended`, `page_out`, `refuse`,
+    /// `fail`, `plug`, `unplug`, `vm`, `store`.
     pub kind: String,
     /// The function of the instance.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -187,7 +187,7 @@ pub fn latency(samples: &[Sample], span: Span) -> Chart {
 
 /// A lane's name, its colour, and the kinds of events on it.
 const LANES: [(&str, &str, &[&str]); 6] = [
-    ("started", "starting", &["ready"]),
+    ("started", "starting", &["ready", "restored"]),
     ("merged", "store", &["merge"]),
     ("rested", "idle", &["rest", "page_out"]),
     ("plugged", "plugged", &["plug"]),
@@ -238,6 +238,7 @@ pub fn describe(event: &Event) -> String {
     let text = match event.kind.as_str() {
         "start" => format!("{subject} starts"),
         "ready" => format!("{subject} started{}", ms(event.ms)),
+        "restored" => format!("{subject} was restored from its snapshot{}", ms(event.ms)),
         "rest" => format!("{subject} at rest returned {}{}", bytes(event.trimmed_bytes), ms(event.ms)),
         "merge" => {
             format!(
@@ -356,8 +357,8 @@ mod tests {
     #[test]
     fn every_kind_of_event_has_its_own_description() {
         let kinds = [
-            "start", "ready", "rest", "merge", "page_out", "stop", "gone", "ended", "refuse", "fail", "plug",
-            "unplug", "vm", "store",
+            "start", "ready", "restored", "rest", "merge", "page_out", "stop", "gone", "ended", "refuse",
+            "fail", "plug", "unplug", "vm", "store",
         ];
         let mut descriptions: Vec<String> = kinds
             .iter()

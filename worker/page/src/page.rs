@@ -87,6 +87,7 @@ pub fn layer_states(layers: &Layers) -> Vec<(String, bool)> {
     vec![
         ("heap".into(), layers.heap),
         ("merge".into(), layers.merge),
+        ("snapshot".into(), layers.snapshot),
         partitions,
         (format!("sandbox: {sandbox}"), true),
     ]
@@ -97,6 +98,11 @@ fn tiles(view: &View) -> String {
     let now = Memory::of(view.samples.last().unwrap_or(&Sample::default()));
     let counts = &view.counts;
     let time = |value: Option<f64>| value.map_or_else(|| "–".to_string(), |ms| Unit::Milliseconds.format(ms));
+    let restored = match counts.restores {
+        0 => String::new(),
+        restores => format!(", {restores} restored (P50 {})", time(counts.restore.p50_ms)),
+    };
+    let starts = format!("{} started, P99 {}{restored}", counts.cold_starts, time(counts.cold_start.p99_ms));
     let alive = phase("idle") + phase("busy");
     let density = if now.used > 0.0 && alive > 0 {
         format!("{} instances per GiB", count((alive as f64 / (now.used / GIB) * 10.0).round() / 10.0))
@@ -131,11 +137,7 @@ fn tiles(view: &View) -> String {
                 time(counts.latency.p999_ms)
             ),
         ),
-        (
-            "cold start P50",
-            time(counts.cold_start.p50_ms),
-            format!("{} started, P99 {}", counts.cold_starts, time(counts.cold_start.p99_ms)),
-        ),
+        ("cold start P50", time(counts.cold_start.p50_ms), starts),
         ("memory", Unit::Bytes.format(now.used), density),
         ("saved by merging", Unit::Bytes.format(now.saved()), format!("{saved:.0} % less than without")),
         ("returned", Unit::Bytes.format(back.bytes), back.describe()),

@@ -88,10 +88,11 @@ impl Run {
             .events
             .events
             .iter()
-            .filter(|event| event.kind == "ready")
+            .filter(|event| matches!(event.kind.as_str(), "ready" | "restored"))
             .filter_map(|event| event.ms)
             .collect();
         starts.sort_by(f64::total_cmp);
+        let restores = self.events.events.iter().filter(|event| event.kind == "restored").count();
         let fact = |key, label, unit, value| Fact { key, label, unit, value };
         use Unit::{Bytes, Count, Milliseconds};
         vec![
@@ -101,6 +102,7 @@ impl Run {
             fact("latency.p99_ms", "latency P99", Milliseconds, load("all.latency.p99_ms")),
             fact("latency.p99_9_ms", "latency P99.9", Milliseconds, load("all.latency.p99_9_ms")),
             fact("cold_start.p50_ms", "cold start P50", Milliseconds, starts.get(starts.len() / 2).copied()),
+            fact("cold_start.restored", "of the starts restored", Count, Some(restores as f64)),
             fact("instances.most", "instances at once, at most", Count, most(&living)),
             fact(
                 "memory.peak_bytes",

@@ -79,10 +79,14 @@ pub struct Counts {
     pub refused: u64,
     /// Instances that were started.
     pub cold_starts: u64,
+    /// Those of them that were restored from a snapshot.
+    pub restores: u64,
     /// Of answered requests.
     pub latency: Percentiles,
     /// Of instances' starts.
     pub cold_start: Percentiles,
+    /// Of those from a snapshot.
+    pub restore: Percentiles,
 }
 
 /// Percentiles of times; none where nothing was counted.

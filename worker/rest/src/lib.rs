@@ -90,7 +90,7 @@ pub unsafe extern "C" fn mayfly_rest(
 pub extern "C" fn mayfly_rest_before_snapshot() -> c_int {
     // SAFETY: malloc_trim only returns free memory.
     unsafe { libc::malloc_trim(0) };
-    rest::all_memory().iter().find_map(|range| library::keep_anonymous(range).err()).unwrap_or(0)
+    rest::before_snapshot().iter().find_map(|range| library::keep_anonymous(range).err()).unwrap_or(0)
 }
 
 fn resident_bytes() -> u64 {

@@ -8,6 +8,7 @@
 use std::ffi::{c_int, c_uint};
 use std::fs;
 use std::ops::Range;
+use std::sync::OnceLock;
 
 use mappings::Area;
 
@@ -50,7 +51,8 @@ pub fn merge(work: c_int, named: &[crate::Range]) -> Rest {
 
 /// The ranges to advise, in order.
 fn wanted(named: &[crate::Range]) -> Vec<Range<usize>> {
-    let mut mappings = anonymous(&fs::read("/proc/self/maps").unwrap_or_default());
+    let before = BEFORE_SNAPSHOT.get().map_or(&[][..], Vec::as_slice);
+    let mut mappings = anonymous(&fs::read("/proc/self/maps").unwrap_or_default(), before);
     if std::env::var("MAYFLY_REST_ADVISE").is_ok_and(|how| how == "whole") {
         mappings.retain(|mapping| mapping.len() >= SMALLEST);
         return mappings;
@@ -61,15 +63,32 @@ fn wanted(named: &[crate::Range]) -> Vec<Range<usize>> {
     common(&mappings, &joined(named.into_iter()))
 }
 
+/// What was anonymous when this process was taken as a snapshot. The rest of what a restored process has from
+/// the snapshot is data of libraries, those that merge among them, which must not be frozen by themselves.
+static BEFORE_SNAPSHOT: OnceLock<Vec<Range<usize>>> = OnceLock::new();
+
+/// Notes all memory that no file has, before the process is taken, and returns it.
+pub fn before_snapshot() -> &'static [Range<usize>] {
+    BEFORE_SNAPSHOT.get_or_init(all_memory)
+}
+
 /// All memory that no file has.
-pub fn all_memory() -> Vec<Range<usize>> {
+fn all_memory() -> Vec<Range<usize>> {
     let maps = fs::read("/proc/self/maps").unwrap_or_default();
     let is_own = |area: &Area<&[u8]>| area.file.is_none() && !area.shared && !area.name.starts_with(b"[v");
     joined(mappings::each(&maps).filter(is_own).map(|area| area.range))
 }
 
-fn anonymous(maps: &[u8]) -> Vec<Range<usize>> {
-    joined(mappings::each(maps).filter(is_anonymous).map(|area| area.range))
+/// Anonymous memory; what is restored from a snapshot as far as it was anonymous before.
+fn anonymous(maps: &[u8], before: &[Range<usize>]) -> Vec<Range<usize>> {
+    let of_snapshot = |area: &Area<&[u8]>| {
+        area.name.starts_with(b"/memfd:mayfly-snapshot") && is_writable(area) && !area.shared
+    };
+    let restored: Vec<_> = mappings::each(maps).filter(of_snapshot).map(|area| area.range).collect();
+    let mut all: Vec<_> = mappings::each(maps).filter(is_anonymous).map(|area| area.range).collect();
+    all.extend(common(&restored, before));
+    all.sort_by_key(|range| range.start);
+    joined(all.into_iter())
 }
 
 /// The intersection of two lists of ranges, both in order and without overlaps.
@@ -145,7 +164,11 @@ fn joined(ranges: impl Iterator<Item = Range<usize>>) -> Vec<Range<usize>> {
 fn is_anonymous(area: &Area<&[u8]>) -> bool {
     let merged = area.name.starts_with(b"/memfd:mayfly-pages");
     let unnamed = area.file.is_none() && matches!(area.name, b"" | b"[heap]");
-    area.readable && area.writable && !area.executable && !area.shared && (merged || unnamed)
+    is_writable(area) && !area.shared && (merged || unnamed)
+}
+
+fn is_writable(area: &Area<&[u8]>) -> bool {
+    area.readable && area.writable && !area.executable
 }
 
 fn is_readable(descriptor: c_int) -> bool {
@@ -192,9 +215,12 @@ mod tests {
 8000-9000 rw-p 00000000 00:00 0
 9000-a000 r--p 00000000 00:00 0
 a000-b000 rw-p 00000000 fe:00 9                          /usr/lib/x.so
+b000-c000 rw-p 00000000 00:01 79                         /memfd:mayfly-snapshot (deleted)
 c000-d000 rw-s 00000000 00:01 78                         /memfd:mayfly-pages (deleted)
 e000-f000 rw-p 00000000 00:00 0                          [stack]
 ";
-        assert_eq!(anonymous(maps), [0x1000..0x6000, 0x8000..0x9000]);
+        assert_eq!(anonymous(maps, &[]), [0x1000..0x6000, 0x8000..0x9000]);
+        let before = [0x2000..0x3000, 0xb000..0xb800];
+        assert_eq!(anonymous(maps, &before), [0x1000..0x6000, 0x8000..0x9000, 0xb000..0xb800]);
     }
 }

@@ -41,6 +41,12 @@ AGAIN_S = 0.2
 # time after twice as long, until it has merged all. One that never receives work merges then, so that its
 # pages are shared, too.
 FIRST_S = 5.0
+# An instance that has written since it merged merges again after this long without work, even if the next
+# merge is not due. If work arrives soon after, that was not worth it, and the next time it waits twice as
+# long, up to the most.
+LONG_S = 5.0
+LONG_WORTH_S = 60.0
+MOST_LONG_S = 600.0
 # Where merging failed (the page store has ended, another thread is in a system call), the rest is repeated
 # after this long, and each time after twice as long.
 RETRY_S = 5.0
@@ -155,6 +161,9 @@ class Work:
         self.merge_when_asked = 2  # after the first answer, when the function has loaded its late imports
         self.started = time.monotonic()
         self.has_merged = False
+        self.merged_at = 0  # `asked` of the last merge of all
+        self.rested_for = 0  # `asked` of the last rest
+        self.long_s, self.long_rest_at = LONG_S, None
         self.busy_try_s = FIRST_S  # after the start
         self.retry_s = RETRY_S
         self.pace = Pace()
@@ -211,6 +220,7 @@ class Work:
         if status != "200":
             raise RuntimeError(f"Failed to get next: {status}")
         self.pace.worked(time.monotonic())
+        self.worked_after_long_rest(time.monotonic())
         if self.slot:
             self.slot.put(several.SERVES)
         headers["Lambda-Runtime-Deadline-Ms"] = int(headers["Lambda-Runtime-Deadline-Ms"])
@@ -228,7 +238,9 @@ class Work:
             print(f"mayfly: this instance does not rest: {error}", file=sys.stderr)
             runtime_client.next, runtime_client.post_invocation_result = original_calls
             return None
-        is_merge_time = self.asked >= self.merge_when_asked or self.asked == 1
+        is_long = self.rested_for == self.asked
+        self.rested_for = self.asked
+        is_merge_time = self.asked >= self.merge_when_asked or self.asked == 1 or is_long
         merges = self.merges and is_merge_time and rest.has_room()
         if merges:
             with rest.turn(self.place) as is_ours:
@@ -241,9 +253,19 @@ class Work:
         if not is_busy:
             again = self.retry_delay(outcome)
             self.pace.rested(time.monotonic())
+            if is_long:
+                self.long_rest_at = time.monotonic()
+            elif again is None and self.merges and self.merged_at != self.asked:
+                again = self.long_s
         # The worker may freeze it at once, so the lock must be released by now.
         rest.report(self.address, {**outcome, "again_after_ms": again and int(again * 1000)})
         return again
+
+    def worked_after_long_rest(self, now):
+        if self.long_rest_at is not None:
+            was_worth_it = now - self.long_rest_at > LONG_WORTH_S
+            self.long_s = LONG_S if was_worth_it else min(2 * self.long_s, MOST_LONG_S)
+            self.long_rest_at = None
 
     def retry_delay(self, outcome):
         """Seconds after which to repeat a rest without work in between, or None."""
@@ -263,7 +285,7 @@ class Work:
         """Rests, and returns its report for the worker."""
         outcome = rest.rest(work, merges, freezes=merges and not self.has_merged)
         if merges and outcome["complete"]:
-            self.has_merged = True
+            self.has_merged, self.merged_at = True, self.asked
             # Later changes are worth merging ever more seldom.
             self.merge_when_asked = 2 * self.asked
         return outcome

@@ -82,6 +82,7 @@ impl MappedFile {
 /// It has ended.
 pub fn mappings(process: libc::pid_t) -> Result<Vec<Mapping>, Error> {
     let text = std::fs::read(format!("/proc/{process}/smaps")).during("its mappings cannot be read")?;
+    let root = status::root(process)?;
     let mut all: Vec<Mapping> = Vec::new();
     for line in text.split(|&byte| byte == b'\n') {
         if let Some(area) = mappings::parse(line) {
@@ -94,7 +95,7 @@ pub fn mappings(process: libc::pid_t) -> Result<Vec<Mapping>, Error> {
                 shared: area.shared,
                 offset: area.offset,
                 file: area.file,
-                name: String::from_utf8_lossy(area.name).into_owned(),
+                name: inside(&root, area.name),
                 flags: Vec::new(),
                 has_pages: false,
             });
@@ -112,6 +113,15 @@ pub fn mappings(process: libc::pid_t) -> Result<Vec<Mapping>, Error> {
         return Err(Error::Unsupported("a process without memory".into()));
     }
     Ok(all)
+}
+
+/// The name of a mapping; that of a file as the process itself has it.
+fn inside(root: &Path, name: &[u8]) -> String {
+    let name = String::from_utf8_lossy(name).into_owned();
+    match name.starts_with('/') {
+        true => status::inside(root, name.into()).to_string_lossy().into_owned(),
+        false => name,
+    }
 }
 
 /// Whether a mapping can be mapped again; `own` is the folder that each process has for itself.

@@ -25,6 +25,7 @@ struct File {
 
 fn read(process: libc::pid_t, own: Option<&Path>) -> Result<Vec<File>, Error> {
     let mut files = Vec::new();
+    let root = status::root(process)?;
     for entry in fs::read_dir(format!("/proc/{process}/fd")).during("its files cannot be listed")? {
         let entry = entry.during("its files cannot be listed")?;
         let Some(descriptor) = entry.file_name().to_str().and_then(|name| name.parse::<u64>().ok()) else {
@@ -33,7 +34,7 @@ fn read(process: libc::pid_t, own: Option<&Path>) -> Result<Vec<File>, Error> {
         if descriptor <= 2 || descriptor == WAITS as u64 {
             continue;
         }
-        let path = fs::read_link(entry.path()).during("its files cannot be listed")?;
+        let path = status::inside(&root, fs::read_link(entry.path()).during("its files cannot be listed")?);
         let about = status::text(process, &format!("fdinfo/{descriptor}"))?;
         let position = status::value(&about, "pos").and_then(|text| text.parse().ok());
         let flags = status::value(&about, "flags").and_then(|text| i32::from_str_radix(text, 8).ok());

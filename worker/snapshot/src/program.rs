@@ -40,6 +40,18 @@ pub fn seal(file: &OwnedFd) -> Result<(), Error> {
         .map_err(|error| Error::System("a memory file cannot be sealed", error.into()))
 }
 
+/// Ends a file of pages with a whole page, and seals it; returns its size.
+///
+/// # Errors
+/// A process has it mapped for writing.
+pub fn close(pages: &OwnedFd) -> Result<u64, Error> {
+    let failed = |error: rustix::io::Errno| Error::System("a memory file cannot be ended", error.into());
+    let size = (rustix::fs::fstat(pages).map_err(failed)?.st_size as u64).next_multiple_of(PAGE);
+    rustix::fs::ftruncate(pages, size).map_err(failed)?;
+    seal(pages)?;
+    Ok(size)
+}
+
 /// The program for a plan, sealed.
 ///
 /// # Errors

@@ -2,6 +2,7 @@
 //! sandbox restored processes begin.
 
 use std::fs;
+use std::path::{Path, PathBuf};
 
 use crate::{Error, WAITS, While};
 
@@ -22,6 +23,23 @@ pub fn text(process: libc::pid_t, file: &str) -> Result<String, Error> {
 /// The value of a line `NAME: value`.
 pub fn value<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(|line| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim()))
+}
+
+/// The root folder of a process, as this process sees it. In a chroot the kernel names what a sandbox has
+/// mapped and open from the root of all, and not from the sandbox's own root.
+///
+/// # Errors
+/// It has ended.
+pub fn root(process: libc::pid_t) -> Result<PathBuf, Error> {
+    fs::read_link(format!("/proc/{process}/root")).during("it has ended")
+}
+
+/// A path of a process as the process itself has it.
+pub fn inside(root: &Path, path: PathBuf) -> PathBuf {
+    match path.strip_prefix(root) {
+        Ok(rest) => Path::new("/").join(rest),
+        Err(_) => path,
+    }
 }
 
 /// Whether the main thread waits in `read` at [`WAITS`].
@@ -68,6 +86,18 @@ pub fn check(process: libc::pid_t) -> Result<(), Error> {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_those_inside() {
+        let inside = |root: &str, path: &str| super::inside(root.as_ref(), path.into());
+        assert_eq!(inside("/", "/usr/bin/x"), Path::new("/usr/bin/x"));
+        assert_eq!(inside("/a/root", "/a/root/usr/x (deleted)"), Path::new("/usr/x (deleted)"));
+        assert_eq!(inside("/a/root", "/a/root"), Path::new("/"));
+        assert_eq!(inside("/a/root", "/a/rootless/x"), Path::new("/a/rootless/x"));
+        assert_eq!(inside("/a/root", "pipe:[1]"), Path::new("pipe:[1]"));
+    }
+
     #[test]
     fn values_are_found_by_whole_names() {
         let text = "Name:\tx\nUidless:\t1\nUid:\t7 7\n";

@@ -40,6 +40,7 @@ pub struct Snapshot {
     files: Vec<MappedFile>,
     entries: Vec<Entry>,
     bytes: u64,
+    size: u64,
     mappings: usize,
 }
 
@@ -50,7 +51,7 @@ impl Snapshot {
         self.program.as_fd()
     }
 
-    /// The memory.
+    /// The memory, and the contents of files; whole pages.
     pub fn pages(&self) -> BorrowedFd<'_> {
         self.pages.as_fd()
     }
@@ -68,6 +69,11 @@ impl Snapshot {
     /// Bytes of memory, which all restored processes share.
     pub fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// Bytes of [`Snapshot::pages`].
+    pub fn size(&self) -> u64 {
+        self.size
     }
 
     /// Mappings of a restored process.
@@ -98,7 +104,7 @@ pub fn take(process: pid_t, limits: Limits<'_>) -> Result<Snapshot, Error> {
         Some(folder) => own_folder::gather(process, folder, &pages, memory.bytes, limits.bytes)?,
         None => Vec::new(),
     };
-    program::seal(&pages)?;
+    let size = program::close(&pages)?;
     memory::layout(&tracee, brk, &mut plan)?;
     for (signal, action) in &actions {
         let at = plan.data(action)?;
@@ -106,6 +112,7 @@ pub fn take(process: pid_t, limits: Limits<'_>) -> Result<Snapshot, Error> {
     }
     let folder = std::fs::read_link(format!("/proc/{process}/cwd"))
         .map_err(|error| Error::System("it has ended", error))?;
+    let folder = status::inside(&status::root(process)?, folder);
     let folder = plan.text(folder.as_os_str().as_encoded_bytes())?;
     plan.push(Operation::call(libc::SYS_chdir, &[folder]))?;
     let own = status::text(process, "status")?;
@@ -127,6 +134,7 @@ pub fn take(process: pid_t, limits: Limits<'_>) -> Result<Snapshot, Error> {
         files: memory.files,
         entries,
         bytes: memory.bytes,
+        size,
         mappings: memory.mappings,
     })
 }

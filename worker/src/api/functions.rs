@@ -10,6 +10,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
+use super::configuration::configuration;
 use super::versions::check_revision;
 use super::{Api, Call};
 use crate::base::error::ApiError;
@@ -122,7 +123,7 @@ pub async fn create(api: &Api, call: &Call) -> Result<Answer, ApiError> {
     if create.publish {
         deployment = api.worker.publish(&name, None, |_| Ok(()))?;
     }
-    Ok(http::json(201, &deployment.configuration()))
+    Ok(http::json(201, &configuration(api, &deployment)))
 }
 
 /// Overlays a function's layers, and provides its runtime's client, on a thread that may wait for disks.
@@ -151,7 +152,7 @@ pub fn get(api: &Api, target: &Target) -> Result<Answer, ApiError> {
     let function = api.worker.function(&target.name)?;
     let deployment = function.qualified(target.qualifier.as_deref())?;
     let mut answer = json!({
-        "Configuration": deployment.configuration(),
+        "Configuration": configuration(api, deployment),
         "Code": deployment.location(),
     });
     if !function.tags.is_empty() {
@@ -167,7 +168,7 @@ pub fn get_configuration(api: &Api, target: &Target) -> Result<Answer, ApiError>
     if let Some(failed) = api.worker.failed().get(&target.name) {
         return Ok(http::json(200, &failed.configuration()));
     }
-    Ok(http::json(200, &api.worker.target(target)?.configuration()))
+    Ok(http::json(200, &configuration(api, &*api.worker.target(target)?)))
 }
 
 /// As on Lambda, $LATEST is not deleted as if it were a version: all of the function would be.
@@ -223,7 +224,7 @@ pub async fn update_configuration(api: &Api, call: &Call, name: &str) -> Result<
         }
         Ok((settings, known.code.clone(), opt))
     })?;
-    Ok(http::json(200, &deployment.configuration()))
+    Ok(http::json(200, &configuration(api, &deployment)))
 }
 
 pub async fn update_code(api: &Api, call: &Call, name: &str) -> Result<Answer, ApiError> {
@@ -234,7 +235,7 @@ pub async fn update_code(api: &Api, call: &Call, name: &str) -> Result<Answer, A
     let dry_run = wanted.dry_run;
     let code = wanted.fetch(api, known.deployment.code.image.is_some()).await?;
     if dry_run {
-        return Ok(http::json(200, &known.deployment.configuration()));
+        return Ok(http::json(200, &configuration(api, &known.deployment)));
     }
     let (worker, folder) = (api.worker.clone(), code.folder.clone());
     let (runtime, layers) = (known.deployment.settings.runtime.clone(), known.deployment.opt.sources.clone());
@@ -252,7 +253,7 @@ pub async fn update_code(api: &Api, call: &Call, name: &str) -> Result<Answer, A
     if expected.publish {
         deployment = api.worker.publish(name, None, |_| Ok(()))?;
     }
-    Ok(http::json(200, &deployment.configuration()))
+    Ok(http::json(200, &configuration(api, &deployment)))
 }
 
 #[derive(Deserialize)]

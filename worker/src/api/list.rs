@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use super::configuration::configuration;
 use super::{Api, Call};
 use crate::base::error::ApiError;
 use crate::function::definition::Function;
@@ -23,7 +24,7 @@ pub fn list(api: &Api, call: &Call) -> Result<Answer, ApiError> {
     let all_versions = call.query("FunctionVersion").as_deref() == Some("ALL");
     let of = |function: &Function| -> Vec<Value> {
         let most = if all_versions { usize::MAX } else { 1 };
-        function.deployments().take(most).map(|version| version.configuration()).collect()
+        function.deployments().take(most).map(|version| configuration(api, version)).collect()
     };
     let served = api.worker.functions();
     let served = served.iter().map(|function| (function.deployment.name.clone(), of(function)));

@@ -42,6 +42,8 @@ fn requests(text: &mut Metrics, worker: &Worker) {
     text.histogram("mayfly_latency_seconds", "From arrival to answer, of requests that ran", &count.latency);
     let help = "From an instance's start until it asks for work";
     text.histogram("mayfly_cold_start_seconds", help, &count.cold_start);
+    let help = "The same, of instances that were restored from a snapshot";
+    text.histogram("mayfly_restore_seconds", help, &count.restore);
 }
 
 fn instances(text: &mut Metrics, worker: &Worker) {
@@ -184,7 +186,12 @@ fn settings(text: &mut Metrics, worker: &Worker) {
     let layers = history::layers(worker);
     text.about("mayfly_layer", "gauge", "1 for layers that are switched on");
     let partitions = !matches!(layers.partitions.as_str(), "" | "none");
-    for (layer, on) in [("heap", layers.heap), ("merge", layers.merge), ("partitions", partitions)] {
+    for (layer, on) in [
+        ("heap", layers.heap),
+        ("merge", layers.merge),
+        ("snapshot", layers.snapshot),
+        ("partitions", partitions),
+    ] {
         text.value("mayfly_layer", &[("layer", layer)], u8::from(on));
     }
     let capacity = worker.capacity();

@@ -2,6 +2,7 @@
 
 mod absent;
 mod call;
+mod configuration;
 mod endpoint;
 mod event_configs;
 mod forward;

@@ -105,6 +105,8 @@ fn counts(worker: &Worker) -> Counts {
         cold_starts: count.cold_start.cumulative().last().copied().unwrap_or(0),
         latency: percentiles(&count.latency),
         cold_start: percentiles(&count.cold_start),
+        restores: count.restore.cumulative().last().copied().unwrap_or(0),
+        restore: percentiles(&count.restore),
     }
 }
 

@@ -3,6 +3,7 @@
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::configuration::configuration;
 use super::{Api, Call};
 use crate::base::error::ApiError;
 use crate::base::name;
@@ -23,7 +24,7 @@ struct Publish {
 
 pub fn list(api: &Api, name: &str) -> Result<Answer, ApiError> {
     let function = api.worker.function(name)?;
-    let list: Vec<Value> = function.deployments().map(|version| version.configuration()).collect();
+    let list: Vec<Value> = function.deployments().map(|version| configuration(api, version)).collect();
     Ok(http::json(200, &json!({ "Versions": list })))
 }
 
@@ -40,7 +41,7 @@ pub fn publish(api: &Api, call: &Call, name: &str) -> Result<Answer, ApiError> {
             ))),
         }
     })?;
-    Ok(http::json(201, &version.configuration()))
+    Ok(http::json(201, &configuration(api, &version)))
 }
 
 /// `RevisionId` of a request, if given, must be the current one.

@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn a_layer_is_known_by_its_publishers_account_and_the_beginning_of_its_name() {
-        let python = Runtime::parse("python3.11").unwrap();
+        let python = Runtime::Python("/usr/bin/python3".into(), "python3.11".into());
         let of = |account: &str, layer: &str| find(&arn(account, layer), &python).map(|(_, instead)| instead);
         let powertools = "017000801446";
         assert_eq!(of(powertools, "AWSLambdaPowertoolsPython"), Some(POWERTOOLS_1));

@@ -8,6 +8,7 @@ use super::Worker;
 use crate::base::error::ApiError;
 use crate::base::name::{self, Target};
 use crate::function::definition::{Alias, Deployment, Function};
+use crate::sandbox::interface::Order;
 
 impl Worker {
     /// What a request calls.
@@ -69,6 +70,10 @@ impl Worker {
         let function = state.functions.get_mut(name).expect("found above");
         function.latest_version = number;
         function.versions.insert(number, version.clone());
+        drop(state);
+        let metadata_token = uuid::Uuid::new_v4().to_string().into();
+        let order = Order { id: 0, deployment: version.clone(), metadata_token, snap_start: false };
+        self.context().maker.clone().prepare(order);
         Ok(version)
     }
 

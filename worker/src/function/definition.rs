@@ -180,11 +180,10 @@ impl Deployment {
         configuration
     }
 
-    /// `SnapStart`: a published version has it, or will have it after its first instance.
+    /// `SnapStart`, of which only the worker knows whether it has a snapshot.
     fn snap_start(&self) -> Value {
-        let is_on = self.settings.snap_start;
-        let status = if is_on && self.version != name::LATEST { "On" } else { "Off" };
-        json!({ "ApplyOn": if is_on { "PublishedVersions" } else { "None" }, "OptimizationStatus": status })
+        let on = if self.settings.snap_start { "PublishedVersions" } else { "None" };
+        json!({ "ApplyOn": on, "OptimizationStatus": "Off" })
     }
 
     /// The place of its code, for `GetFunction`.

@@ -147,6 +147,10 @@ pub struct Settings {
     /// The same for all instances: `Metadata.Mayfly.Snapshot` of its resource in a template.
     #[serde(default)]
     pub snapshot: bool,
+    /// The same for instances of `$LATEST`, where they can be: functions of templates, if the template does
+    /// not say otherwise.
+    #[serde(default)]
+    pub snapshot_by_default: bool,
 }
 
 impl Settings {
@@ -186,6 +190,7 @@ impl Settings {
             several: None,
             snap_start: false,
             snapshot: false,
+            snapshot_by_default: false,
         };
         wanted.tenancy_config.as_ref().map_or(Ok(()), TenancyConfig::check)?;
         let without = Wanted { tenancy_config: None, ..wanted.clone() };

@@ -105,6 +105,8 @@ pub struct Libraries {
     pub rest: Option<PathBuf>,
     /// What an idle instance advises to merge.
     pub advise: Advise,
+    /// Whether instances are restored from snapshots, where that is wanted and pages are shared.
+    pub snapshot: bool,
 }
 
 /// What an idle instance advises to merge.

@@ -209,8 +209,10 @@ impl Instance {
                 let init = self.started.elapsed();
                 *lock(&self.init) = Some(init);
                 let _ = self.started_in.set(init);
-                self.context.count.started(init);
-                self.note(Event { ms: history::ms(init), ..self.event("ready") });
+                let restored = self.was_restored();
+                self.context.count.started(init, restored);
+                let kind = if restored { "restored" } else { "ready" };
+                self.note(Event { ms: history::ms(init), ..self.event(kind) });
                 tracing::debug!("{}: started in {:.1} ms", self.label(), init.as_secs_f64() * 1e3);
             }
             self.runtime_waits(asked.timer);

@@ -35,6 +35,8 @@ pub struct Count {
     pub latency: Histogram,
     /// From an instance's start until it asked for work.
     pub cold_start: Histogram,
+    /// The same, of those that were restored from a snapshot.
+    pub restore: Histogram,
 }
 
 /// Durations in buckets.
@@ -89,8 +91,11 @@ impl Count {
         }
     }
 
-    pub(crate) fn started(&self, init: Duration) {
+    pub(crate) fn started(&self, init: Duration, restored: bool) {
         self.cold_start.add(init);
+        if restored {
+            self.restore.add(init);
+        }
     }
 }
 

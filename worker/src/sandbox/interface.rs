@@ -66,10 +66,29 @@ impl Order {
     }
 }
 
+/// Whether there is a snapshot of a deployment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SnapshotState {
+    /// There is none, and none is being taken.
+    None,
+    /// One is being taken.
+    Taking,
+    /// Its next instances are restored.
+    Ready,
+}
+
 /// Makes sandboxes of one kind.
 pub(crate) trait Maker: Send + Sync {
     /// Starts an instance; its runtime runs when this is done. A failed start leaves nothing.
     fn start(self: Arc<Self>, order: Order) -> BoxFuture<'static, Result<Arc<dyn Sandbox>>>;
+
+    /// Begins to take a snapshot of a version that asks for it, before its first instance.
+    fn prepare(self: Arc<Self>, _version: Order) {}
+
+    /// Whether instances of this deployment are restored from a snapshot.
+    fn snapshot_state(&self, _deployment: &Deployment) -> SnapshotState {
+        SnapshotState::None
+    }
 
     /// How many times longer than on this machine's processors a start may take.
     fn slower(&self) -> u32 {

@@ -3,9 +3,13 @@
 //!
 //! ```text
 //!   first instance ──► one more is started, and waits in restore_next ──take──► Snapshot of the deployment
-//!                      (no request waits for it; it ends afterwards)                   │
+//!                      (no request waits for it; it ends afterwards)             │     │
+//!                      one is restored on trial, and ends ◄──────────────────────┘     │
 //!   next instance ──► a sandbox as ever ──► becomes the process that was taken ◄───────┘
 //! ```
+//! The function's page store has the snapshot's pages as a segment, so that an instance that was started
+//! shares them, too, when it rests.
+//!
 //! What cannot be restored is named in one line of the log, and the function starts as ever. A snapshot
 //! belongs to one deployment, and is dropped with it, or when a file that it has mapped changes.
 
@@ -16,14 +20,15 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream as StdStream;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::net::unix::pipe;
 use tokio::sync::Semaphore;
-use worker_pool::FunctionId;
+use worker_container::page_store::Kept;
+use worker_pool::{FunctionId, InstanceId};
 use worker_snapshot::{Error, Limits, Snapshot};
 use worker_system::lock::lock;
 use worker_system::text::shown;
@@ -31,13 +36,14 @@ use worker_system::text::shown;
 use crate::base::name;
 use crate::code::runtime::Runtime;
 use crate::function::definition::Deployment;
+use crate::sandbox::interface::SnapshotState;
 
 /// How long after an instance's start another is started to be taken: the first request runs alone.
 pub(super) const AFTER: Duration = Duration::from_secs(1);
 /// How long an instance that is to be taken may take to start. It yields to the others.
-const START: Duration = Duration::from_secs(60);
+pub(super) const START: Duration = Duration::from_secs(60);
 /// How long a restored instance may take, its hooks included: Lambda's limit.
-const RESTORE: Duration = Duration::from_secs(10);
+pub(super) const RESTORE: Duration = Duration::from_secs(10);
 /// How long a process may take from its line to the call in which it waits.
 const WAIT: Duration = Duration::from_secs(5);
 /// A function that could not be restored so often starts as ever.
@@ -46,7 +52,9 @@ const ATTEMPTS: u32 = 3;
 const MOST_PRINTED: u64 = 16 << 20;
 /// The variable that has an instance wait to be taken.
 pub(super) const VARIABLE: &str = "MAYFLY_SNAPSHOT";
-/// The user of an instance that is to be taken, of which there is one at a time: behind those of others.
+/// The number and the user of an instance that serves no request, of which there is one at a time: it is to
+/// be taken, or restored on trial. Instances that serve have other numbers, and users before this one.
+pub(super) const SPARE: InstanceId = 0;
 pub(super) const USER: u32 = 2_002_000_000;
 
 /// First bytes of messages on the line: it waits to be taken, its copy runs, an error.
@@ -54,9 +62,12 @@ const WAITS: u8 = b'W';
 const RUNS: u8 = b'K';
 const FAILS: u8 = b'E';
 
-/// The snapshots of a worker's functions.
-#[derive(Default)]
-pub(super) struct Snapshots(Mutex<All>);
+/// The snapshots of a worker's functions. Together they have so many bytes at most: of those beyond, the one
+/// whose function has not started an instance for longest goes, until its next start.
+pub(super) struct Snapshots {
+    all: Mutex<All>,
+    most_bytes: u64,
+}
 
 #[derive(Default)]
 struct All {
@@ -65,51 +76,99 @@ struct All {
     deleted: HashSet<FunctionId>,
 }
 
+impl All {
+    fn keep_within(&mut self, most_bytes: u64) {
+        let bytes = |known: &Known| match &known.state {
+            State::Ready(snapshot, _) => snapshot.size(),
+            State::None | State::Taking => 0,
+        };
+        while self.known.values().map(bytes).sum::<u64>() > most_bytes {
+            let ready = self.known.values_mut().filter(|known| matches!(known.state, State::Ready(..)));
+            let Some(oldest) = ready.min_by_key(|known| known.used) else { return };
+            oldest.state = State::None;
+        }
+    }
+}
+
 /// What is known of one deployment.
 struct Known {
     revision: String,
     state: State,
     /// How often its instances could not be restored.
     failures: u32,
+    /// When an instance was restored last, or the snapshot was taken.
+    used: Instant,
 }
 
 enum State {
     None,
     Taking,
-    Ready(Arc<Snapshot>),
+    Ready(Arc<Snapshot>, Option<Kept>),
 }
 
 /// One is taken at a time.
 pub(super) static TAKING: Semaphore = Semaphore::const_new(1);
 
-/// Whether a deployment's instances are to be restored.
+/// Whether a deployment's instances are to be restored, if they can be.
 pub(crate) fn is_wanted(deployment: &Deployment) -> bool {
     let settings = &deployment.settings;
-    let is_asked_for = settings.snapshot || settings.snap_start && deployment.version != name::LATEST;
+    let by_default =
+        settings.snapshot_by_default && deployment.version == name::LATEST && deployment.tenant.is_none();
     // The bootstrap waits to be taken; images bring clients of their own.
-    is_asked_for && settings.at_once() == 1 && matches!(settings.runtime, Runtime::Python(..))
+    (is_asked_for(deployment) || by_default)
+        && settings.at_once() == 1
+        && matches!(settings.runtime, Runtime::Python(..))
+}
+
+/// Whether the function's owner asks for it.
+pub(crate) fn is_asked_for(deployment: &Deployment) -> bool {
+    let settings = &deployment.settings;
+    settings.snapshot || settings.snap_start && deployment.version != name::LATEST
 }
 
 impl Snapshots {
+    /// None yet.
+    pub fn new(most_bytes: u64) -> Snapshots {
+        Snapshots { all: Mutex::default(), most_bytes }
+    }
+
     /// The snapshot of a deployment, if there is one.
     pub fn of(&self, deployment: &Deployment) -> Option<Arc<Snapshot>> {
-        match lock(&self.0).known.get(&deployment.function) {
-            Some(Known { revision, state: State::Ready(snapshot), .. })
-                if *revision == deployment.revision =>
-            {
+        let mut all = lock(&self.all);
+        let known = all.known.get_mut(&deployment.function)?;
+        match &known.state {
+            State::Ready(snapshot, _) if known.revision == deployment.revision => {
+                known.used = Instant::now();
                 Some(snapshot.clone())
             }
             _ => None,
         }
     }
 
+    /// Whether there is one of a deployment.
+    pub fn state(&self, deployment: &Deployment) -> SnapshotState {
+        match lock(&self.all).known.get(&deployment.function) {
+            Some(known) if known.revision == deployment.revision => match known.state {
+                State::None => SnapshotState::None,
+                State::Taking => SnapshotState::Taking,
+                State::Ready(..) => SnapshotState::Ready,
+            },
+            _ => SnapshotState::None,
+        }
+    }
+
     /// Whether one is to be taken: the caller does it, and then calls [`Snapshots::taken`].
     pub fn begin(&self, deployment: &Deployment) -> bool {
-        let mut all = lock(&self.0);
+        let mut all = lock(&self.all);
         if all.deleted.contains(&deployment.function) {
             return false;
         }
-        let fresh = || Known { revision: deployment.revision.clone(), state: State::None, failures: 0 };
+        let fresh = || Known {
+            revision: deployment.revision.clone(),
+            state: State::None,
+            failures: 0,
+            used: Instant::now(),
+        };
         let known = all.known.entry(deployment.function).or_insert_with(fresh);
         if known.revision != deployment.revision {
             *known = fresh();
@@ -121,23 +180,27 @@ impl Snapshots {
         begins
     }
 
-    /// It has been taken, or cannot be. A deployment that has changed or gone meanwhile has none.
-    pub fn taken(&self, deployment: &Deployment, snapshot: Option<Snapshot>) {
-        let mut all = lock(&self.0);
+    /// It has been taken, and is a segment of the store, or it cannot be taken. A deployment that has changed
+    /// or gone meanwhile has none.
+    pub fn taken(&self, deployment: &Deployment, snapshot: Option<(Arc<Snapshot>, Option<Kept>)>) {
+        let mut all = lock(&self.all);
         let Some(known) = all.known.get_mut(&deployment.function) else { return };
         if known.revision == deployment.revision {
             match snapshot {
-                Some(snapshot) => known.state = State::Ready(Arc::new(snapshot)),
+                Some((snapshot, kept)) => {
+                    (known.state, known.used) = (State::Ready(snapshot, kept), Instant::now());
+                }
                 None => (known.state, known.failures) = (State::None, ATTEMPTS),
             }
         }
+        all.keep_within(self.most_bytes);
     }
 
     /// An instance could not be restored: another snapshot is taken, unless that happens again and again.
     pub fn failed(&self, deployment: &Deployment) {
-        if let Some(known) = lock(&self.0).known.get_mut(&deployment.function) {
+        if let Some(known) = lock(&self.all).known.get_mut(&deployment.function) {
             known.failures += 1;
-            if matches!(known.state, State::Ready(_)) {
+            if matches!(known.state, State::Ready(..)) {
                 known.state = State::None;
             }
         }
@@ -145,18 +208,19 @@ impl Snapshots {
 
     /// A function or version is deleted.
     pub fn forget(&self, function: FunctionId) {
-        let mut all = lock(&self.0);
+        let mut all = lock(&self.all);
         all.known.remove(&function);
         all.deleted.insert(function);
     }
 
-    /// Bytes of all snapshots.
+    /// Bytes of all snapshots that no store counts.
     pub fn bytes(&self) -> u64 {
         let bytes = |known: &Known| match &known.state {
-            State::Ready(snapshot) => snapshot.bytes(),
+            State::Ready(snapshot, None) => snapshot.size(),
+            State::Ready(_, Some(_)) => 0,
             State::None | State::Taking => 0,
         };
-        lock(&self.0).known.values().map(bytes).sum()
+        lock(&self.all).known.values().map(bytes).sum()
     }
 }
 
@@ -186,13 +250,13 @@ impl Line {
     ///
     /// # Errors
     /// It has failed, ended, or takes too long.
-    pub async fn begin(&mut self, environment: &[(String, String)]) -> Result<()> {
+    pub async fn begin(&mut self, environment: &[(String, String)], limit: Duration) -> Result<()> {
         let variables: HashMap<_, _> = environment.iter().map(|(name, value)| (name, value)).collect();
         let mut text = serde_json::to_vec(&variables)?;
         text.push(b'\n');
         // What it says says more than a closed line.
         let _ = self.0.write_all(&text).await;
-        self.expect(RUNS, RESTORE).await
+        self.expect(RUNS, limit).await
     }
 
     async fn expect(&mut self, wanted: u8, limit: Duration) -> Result<()> {
@@ -245,7 +309,7 @@ pub(super) async fn take(processes: Vec<i32>, most_bytes: u64) -> Result<Snapsho
     let work = tokio::task::spawn_blocking(move || {
         let runtime = runtime_of(&processes)?;
         let limits = Limits { bytes: most_bytes, own_folder: Some(Path::new("/tmp")) };
-        let began = std::time::Instant::now();
+        let began = Instant::now();
         loop {
             match worker_snapshot::take(runtime, limits) {
                 // It has sent its message, and enters the call.
@@ -315,7 +379,7 @@ mod tests {
             serde_json::from_slice::<HashMap<String, String>>(&text).unwrap()
         });
         let environment = [("A".to_string(), "1\n2".to_string()), ("LONG".to_string(), long)];
-        line.begin(&environment).await.unwrap();
+        line.begin(&environment, RESTORE).await.unwrap();
         assert_eq!(process.join().unwrap(), HashMap::from(environment));
     }
 

@@ -75,15 +75,23 @@ fn disconnected(path: &std::path::Path) -> Error {
 }
 
 impl Connection {
-    /// Connects.
+    /// Connects to this program's store.
     ///
     /// # Errors
     /// There is no store, another user runs it, or what listens is not a store.
     pub fn open() -> Result<Connection, Error> {
+        Connection::at(&socket_path::to_reach(), owner::trusted_user())
+    }
+
+    /// Connects to the store with this socket, which root, this program's user or a trusted one runs.
+    ///
+    /// # Errors
+    /// As [`Connection::open`].
+    pub fn at(path: &std::path::Path, trusted_user: Option<u32>) -> Result<Connection, Error> {
         let mut last = None;
         // A domain's thread ends when it has no client left, which may be at the moment of this connection.
         for _ in 0..3 {
-            match Connection::try_open() {
+            match Connection::try_open(path, trusted_user) {
                 Err(error) if error.errno == libc::ECONNRESET => last = Some(error),
                 other => return other,
             }
@@ -91,10 +99,9 @@ impl Connection {
         Err(last.unwrap_or_else(|| Error::system("connecting", Errno::CONNRESET)))
     }
 
-    fn try_open() -> Result<Connection, Error> {
-        let path = socket_path::to_reach();
+    fn try_open(path: &std::path::Path, trusted_user: Option<u32>) -> Result<Connection, Error> {
         let address =
-            SocketAddrUnix::new(&path).while_doing(format!("the socket's path {}", path.display()))?;
+            SocketAddrUnix::new(path).while_doing(format!("the socket's path {}", path.display()))?;
         let flags = SocketFlags::CLOEXEC;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
             .while_doing("a socket for the page store")?;
@@ -109,7 +116,7 @@ impl Connection {
             match rustix::net::connect(&socket, &address) {
                 Ok(()) => break,
                 Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => return Err(timed_out(&path)),
+                Err(Errno::AGAIN) => return Err(timed_out(path)),
                 Err(errno) => {
                     let why = std::io::Error::from(errno);
                     let line = format!(
@@ -123,16 +130,16 @@ impl Connection {
             }
         }
         fault::point("client.connected");
-        owner::check(&socket, &path)?;
+        owner::check(&socket, path, trusted_user)?;
         let mut buffer = vec![0; MAX_BYTES];
         let hello = Request::Hello { version: VERSION };
-        let (answer, file) = exchange(socket.as_fd(), &path, &mut buffer, &hello, None)?;
+        let (answer, file) = exchange(socket.as_fd(), path, &mut buffer, &hello, None)?;
         fault::point("client.hello");
         match (answer, file) {
             (Answer::Welcome { identity, secret }, Some(index)) => Ok(Connection {
                 index: open_index(&index)?,
                 socket: Some(CheckedFd::new(socket).while_doing("the page store's socket")?),
-                path,
+                path: path.to_path_buf(),
                 identity,
                 buffer,
                 last_report: Report::default(),
@@ -142,7 +149,7 @@ impl Connection {
                 former_files: HashSet::new(),
             }),
             (Answer::Refused { reason, line }, _) => Err(refused(reason, line)),
-            _ => Err(not_a_page_store(&path)),
+            _ => Err(not_a_page_store(path)),
         }
     }
 

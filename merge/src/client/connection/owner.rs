@@ -10,10 +10,14 @@ use crate::base::error::{Error, While};
 /// and for user namespaces, where root appears as 65534.
 const TRUSTED_USER: &str = "MAYFLY_SHARE_UID";
 
-/// Checks that a trusted user runs the store.
-pub(super) fn check(socket: &OwnedFd, path: &Path) -> Result<(), Error> {
+/// The user that the environment names.
+pub(super) fn trusted_user() -> Option<u32> {
+    std::env::var(TRUSTED_USER).ok().and_then(|user| user.parse().ok())
+}
+
+/// Checks that root, this program's user or the trusted one runs the store.
+pub(super) fn check(socket: &OwnedFd, path: &Path, trusted: Option<u32>) -> Result<(), Error> {
     let (_, owner) = channel::peer(socket).while_doing("whose page store it is")?;
-    let trusted = std::env::var(TRUSTED_USER).ok().and_then(|user| user.parse::<u32>().ok());
     if owner == 0 || owner == rustix::process::geteuid().as_raw() || trusted == Some(owner) {
         return Ok(());
     }

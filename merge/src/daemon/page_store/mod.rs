@@ -11,7 +11,7 @@ use crate::base::fault;
 use crate::base::index::{Location, MIN_LINES, Writer};
 use crate::base::page::{PAGE_BYTES, PageHash, SECRET_BYTES, Secret};
 use crate::base::protocol::Refusal;
-use crate::base::segment::{self, MAX_PAGES, Use};
+use crate::base::segment::{self, MOST_OFFERED_PAGES, Use};
 use crate::daemon::descriptor_store::{DescriptorStore, SavedStore, StoreRecord};
 use crate::daemon::domain_metrics::DomainMetrics;
 use crate::daemon::packed_segment::PackedSegment;
@@ -146,7 +146,7 @@ impl PageStore {
             return Err((Refusal::Wrong, "it is not sealed".to_string()));
         }
         let about = rustix::fs::fstat(&file).map_err(cannot_add)?;
-        let room = (about.st_size as usize / PAGE_BYTES).min(MAX_PAGES);
+        let room = (about.st_size as usize / PAGE_BYTES).min(MOST_OFFERED_PAGES);
         // A packed segment that was not full ends where its memory ends. No process can write to it any more.
         let filled = (about.st_blocks as usize / (PAGE_BYTES / 512)).min(room);
         let hashes = self.hash_all(&file, filled)?;

@@ -74,8 +74,13 @@ pub fn of_mayfly(resource: &Json, settings: &mut Settings) -> Result<()> {
         ensure!(at_once.is_some(), "Metadata.Mayfly.Concurrency must be a number of requests, 1 to 1600");
         settings.several = at_once.map(|at_once| Several { at_once, provider: None });
     }
+    settings.snapshot_by_default = given("Snapshot").is_none();
     if let Some(value) = given("Snapshot") {
-        settings.snapshot = value.as_bool().context("Metadata.Mayfly.Snapshot must be true or false")?;
+        settings.snapshot = match value.as_str() {
+            Some("on") => true, // words of YAML 1.1
+            Some("off") => false,
+            _ => value.as_bool().context("Metadata.Mayfly.Snapshot must be true or false")?,
+        };
         if settings.snapshot {
             snap_start::check(&settings.runtime, settings.per_tenant)
                 .map_err(|error| anyhow!("{}", error.message))?;

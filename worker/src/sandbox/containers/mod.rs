@@ -1,21 +1,25 @@
 //! Starts instances as containers: a cgroup, the page store's socket, a network if wanted, the processes.
 
+mod taking;
+
 use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Once};
-use std::time::Instant;
+use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
+use tokio::sync::watch;
 use worker_page::data;
 
 use crate::base::limits;
 use crate::code::runtime::Runtime;
+use crate::function::definition::Deployment;
 use crate::function::worker_options::Options;
 use crate::http::heads::LongHeads;
 use crate::sandbox::container::Instance;
 use crate::sandbox::environment::{self, ProgramSpec, Sharing};
-use crate::sandbox::interface::{BoxFuture, Kind, Maker, Order, Overall, Sandbox};
+use crate::sandbox::interface::{BoxFuture, Kind, Maker, Order, Overall, Sandbox, SnapshotState};
 use crate::sandbox::network::{self, Outside};
 use crate::sandbox::reach;
 use crate::sandbox::snapshots::{self, Line, Snapshots};
@@ -51,6 +55,8 @@ pub(crate) struct Containers {
     no_disk: Once,
     long_heads: Arc<LongHeads>,
     snapshots: Snapshots,
+    /// Whether the worker ends.
+    closing: watch::Sender<bool>,
 }
 
 /// How an instance begins.
@@ -78,6 +84,8 @@ impl Containers {
             Arc::new(PageStores::new(spawner.clone(), cgroups.clone(), place, options.capacity.memory_mib));
         let folder = folder.to_path_buf();
         let disks = worker_is_root().then(|| Arc::new(Disks::new(folder.clone())));
+        // Together as much as one function's store at most.
+        let snapshots = Snapshots::new((options.capacity.memory_mib << 20) / 4);
         Ok(Containers {
             options,
             folder,
@@ -89,7 +97,8 @@ impl Containers {
             disks,
             no_disk: Once::new(),
             long_heads: Arc::default(),
-            snapshots: Snapshots::default(),
+            snapshots,
+            closing: watch::Sender::new(false),
         })
     }
 
@@ -106,7 +115,7 @@ impl Containers {
     /// Restores an instance, if there is a snapshot; starts it otherwise, or if it cannot be restored. After
     /// the first start a snapshot is taken.
     async fn start_or_restore(self: Arc<Self>, order: Order) -> Result<Instance> {
-        if !(snapshots::is_wanted(&order.deployment) && self.shares(&order)) {
+        if !(self.may_restore(&order) && snapshots::is_wanted(&order.deployment)) {
             return Ok(self.make(&order, Start::Fresh).await?.0);
         }
         if let Some(snapshot) = self.snapshots.of(&order.deployment) {
@@ -121,53 +130,9 @@ impl Containers {
         }
         let (instance, _) = self.make(&order, Start::Fresh).await?;
         if self.snapshots.begin(&order.deployment) {
-            tokio::spawn(self.clone().snapshot(Order { id: 0, snap_start: true, ..order }));
+            tokio::spawn(self.clone().snapshot(order, snapshots::AFTER));
         }
         Ok(instance)
-    }
-
-    /// Starts an instance that serves no request, takes it, and ends it.
-    async fn snapshot(self: Arc<Self>, order: Order) {
-        tokio::time::sleep(snapshots::AFTER).await;
-        let Ok(_turn) = snapshots::TAKING.acquire().await else { return };
-        let (name, began) = (&order.deployment.name, Instant::now());
-        match self.take(&order).await {
-            Ok(snapshot) => {
-                let (mib, mappings) = (snapshot.bytes() >> 20, snapshot.mappings());
-                let ms = began.elapsed().as_millis();
-                tracing::info!(
-                    "[{name}] has a snapshot, from which its next instances are restored ({mib} MiB, {mappings} mappings, in {ms} ms)"
-                );
-                self.snapshots.taken(&order.deployment, Some(snapshot));
-            }
-            Err(error) => {
-                tracing::warn!("[{name}] starts as ever, without a snapshot: {error:#}");
-                self.snapshots.taken(&order.deployment, None);
-            }
-        }
-    }
-
-    async fn take(&self, order: &Order) -> Result<Snapshot> {
-        let (instance, line) = self.make(order, Start::Taken).await?;
-        instance.give_way(true);
-        let work = async {
-            ensure!(instance.extensions.is_empty(), "extensions cannot be restored");
-            // It ends if the line closes.
-            let mut line = line.context("it has no line")?;
-            line.until_it_waits().await.context("it did not start")?;
-            let most = u64::from(order.deployment.settings.memory_mib) << 20;
-            let taken = snapshots::take(instance.cgroup.processes(), most).await;
-            drop(line);
-            taken
-        };
-        let printed = snapshots::Printed::default();
-        let _relays = reach::serve(&instance.reached, &instance.label);
-        let taken = tokio::select! {
-            taken = work => taken,
-            never = printed.read(instance.take_output()) => match never {},
-        };
-        instance.end().await;
-        taken.with_context(|| printed.last_line())
     }
 
     async fn make(&self, order: &Order, start: Start) -> Result<(Instance, Option<Line>)> {
@@ -180,6 +145,9 @@ impl Containers {
             may_swap: settings.page_out_after_s.is_some(),
         };
         let cgroup = self.cgroups.create(&format!("instance-{}", order.id), limits)?;
+        if order.id == snapshots::SPARE {
+            cgroup.give_way(true);
+        }
         let mount_point = self.folder.join(format!("root-{}", order.id));
         let restored = matches!(start, Start::Restored(_));
         match self.make_in(order, &cgroup, &mount_point, start).await {
@@ -236,6 +204,9 @@ impl Containers {
             let pair = tokio::task::spawn_blocking(move || network.connect(monitor)).await??;
             anyhow::Ok(Box::new(pair) as Network)
         };
+        if order.id == snapshots::SPARE {
+            spec.user = snapshots::USER;
+        }
         let disk = self.disk(spec.tmp_mib).await;
         let (line, theirs) = match start {
             Start::Fresh => {
@@ -246,7 +217,6 @@ impl Containers {
         };
         let Start::Restored(snapshot) = start else {
             spec.beginning = Beginning::Taken;
-            spec.user = snapshots::USER;
             spec.environment.push((snapshots::VARIABLE.into(), "1".into()));
             let handed = [theirs.as_fd()];
             let (container, listener) = self.spawner.spawn(&spec, disk, &handed, connect).await?;
@@ -258,13 +228,20 @@ impl Containers {
         let (container, listener) = self.spawner.spawn(&spec, disk, &handed, connect).await?;
         drop(theirs);
         let mut line = line;
-        match line.begin(&spec.environment).await {
+        // One on trial yields to others.
+        let limit = if order.id == snapshots::SPARE { snapshots::START } else { snapshots::RESTORE };
+        match line.begin(&spec.environment, limit).await {
             Ok(()) => Ok((container, listener, None)),
             Err(error) => {
                 container.end().await;
                 Err(error)
             }
         }
+    }
+
+    /// Whether instances like this one can be restored: what shares no pages would not share a snapshot.
+    fn may_restore(&self, order: &Order) -> bool {
+        self.options.libraries.snapshot && self.shares(order)
     }
 
     /// Whether the instance shares pages by its function's store.
@@ -321,6 +298,17 @@ impl Maker for Containers {
         Box::pin(async move { Ok(Arc::new(self.start_or_restore(order).await?) as Arc<dyn Sandbox>) })
     }
 
+    fn prepare(self: Arc<Self>, version: Order) {
+        let is_wanted = self.may_restore(&version) && snapshots::is_asked_for(&version.deployment);
+        if is_wanted && self.snapshots.begin(&version.deployment) {
+            tokio::spawn(self.snapshot(version, Duration::ZERO));
+        }
+    }
+
+    fn snapshot_state(&self, deployment: &Deployment) -> SnapshotState {
+        self.snapshots.state(deployment)
+    }
+
     fn deleted(&self, function: FunctionId) {
         self.snapshots.forget(function);
     }
@@ -336,6 +324,14 @@ impl Maker for Containers {
         let (stores, bytes) = self.stores.figures();
         let bytes = bytes + self.snapshots.bytes();
         Overall { store: data::Store { bytes, stores }, vm: None }
+    }
+
+    fn closing(&self) {
+        self.closing.send_replace(true);
+    }
+
+    fn close(&self) {
+        self.end_taking();
     }
 
     fn kind(&self) -> Kind {

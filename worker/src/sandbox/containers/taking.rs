@@ -1,0 +1,107 @@
+//! Takes a snapshot of a function: one instance that serves no request is started and taken, and another is
+//! restored on trial. The function's page store has the pages before an instance of it merges.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, ensure};
+
+use super::{Containers, Start};
+use crate::sandbox::interface::{Order, Sandbox};
+use crate::sandbox::reach;
+use crate::sandbox::snapshots;
+use worker_container::page_store::Kept;
+use worker_snapshot::Snapshot;
+
+impl Containers {
+    /// Starts an instance that serves no request, takes it, ends it, and restores another on trial.
+    pub(super) async fn snapshot(self: Arc<Self>, order: Order, after: Duration) {
+        let order = Order { id: snapshots::SPARE, snap_start: true, ..order };
+        // An instance that merged before would keep pages of its own in place of the snapshot's.
+        let _held = self.stores.hold_merges(order.deployment.store());
+        tokio::time::sleep(after).await;
+        let Ok(_turn) = snapshots::TAKING.acquire().await else { return };
+        if *self.closing.borrow() {
+            return;
+        }
+        let (name, began) = (&order.deployment.name, Instant::now());
+        match self.take_and_try(&order).await {
+            Ok(snapshot) => {
+                let kept = self.offer(&order, &snapshot).await;
+                let (mib, mappings) = (snapshot.bytes() >> 20, snapshot.mappings());
+                let ms = began.elapsed().as_millis();
+                tracing::info!(
+                    "[{name}] has a snapshot, from which its next instances are restored ({mib} MiB, {mappings} mappings, in {ms} ms)"
+                );
+                self.snapshots.taken(&order.deployment, Some((snapshot, kept)));
+            }
+            Err(error) => {
+                let line = format!("[{name}] starts as ever, without a snapshot: {error:#}");
+                match snapshots::is_asked_for(&order.deployment) {
+                    true => tracing::warn!("{line}"),
+                    false => tracing::info!("{line}"),
+                }
+                self.snapshots.taken(&order.deployment, None);
+            }
+        }
+    }
+
+    /// A snapshot from which an instance was restored well: no request tries it.
+    async fn take_and_try(&self, order: &Order) -> Result<Arc<Snapshot>> {
+        let snapshot = Arc::new(self.take(order).await?);
+        let (instance, _) =
+            self.make(order, Start::Restored(snapshot.clone())).await.context("it was not restored")?;
+        instance.end().await;
+        Ok(snapshot)
+    }
+
+    /// Gives the snapshot's pages to the function's store, for the instances that were started.
+    async fn offer(&self, order: &Order, snapshot: &Snapshot) -> Option<Kept> {
+        let offered = async {
+            let file = snapshot.pages().try_clone_to_owned().context("no descriptor is left")?;
+            let pages = u32::try_from(snapshot.size() / 4096)?;
+            self.stores.offer(order.deployment.store(), file, pages).await
+        };
+        offered.await.unwrap_or_else(|error| {
+            tracing::warn!("{}: its store does without its snapshot: {error:#}", order.label());
+            None
+        })
+    }
+
+    async fn until_closing(&self) {
+        // The sender lives as long as this.
+        let _ = self.closing.subscribe().wait_for(|closing| *closing).await;
+    }
+
+    /// Waits until the instance that serves no request has ended: no other starts once the worker ends.
+    /// Blocks.
+    pub(super) fn end_taking(&self) {
+        let began = Instant::now();
+        while snapshots::TAKING.try_acquire().is_err() && began.elapsed() < snapshots::RESTORE {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    async fn take(&self, order: &Order) -> Result<Snapshot> {
+        let (instance, line) = self.make(order, Start::Taken).await?;
+        let work = async {
+            ensure!(instance.extensions.is_empty(), "extensions cannot be restored");
+            // It ends if the line closes.
+            let mut line = line.context("it has no line")?;
+            line.until_it_waits().await.context("it did not start")?;
+            let most = u64::from(order.deployment.settings.memory_mib) << 20;
+            let taken = snapshots::take(instance.cgroup.processes(), most).await;
+            drop(line);
+            taken
+        };
+        let printed = snapshots::Printed::default();
+        let _relays = reach::serve(&instance.reached, &instance.label);
+        let taken = tokio::select! {
+            taken = work => taken,
+            never = printed.read(instance.take_output()) => match never {},
+            () = self.until_closing() => Err(anyhow!("the worker ends")),
+        };
+        instance.end().await;
+        taken.with_context(|| printed.last_line())
+    }
+}
