@@ -22,11 +22,11 @@ import argparse
 import fnmatch
 import operator
 import re
-import subprocess
 import sys
 import textwrap
 import tomllib
 
+from bench import history
 from bench.outcome import RESULTS, ROOT, BenchError, read
 
 TEMPLATES = ROOT / "bench" / "tables"
@@ -95,11 +95,25 @@ def span(values: set, otherwise: str) -> str:
     return f"{min(values):g}" if len(values) == 1 else f"{min(values):g} to {max(values):g}"
 
 
+def rows_with(keys: str, results: dict) -> dict[str, str]:
+    """The commits of the rows that have any of these keys."""
+    rows = history.rows(results).items()
+    return {row: commit for row, commit in rows if re.search(rf"(?<![\w.]){re.escape(row)}\.", keys)}
+
+
+def span_of_words(values: set[str]) -> str:
+    return min(values) if len(values) == 1 else f"{min(values)} to {max(values)}"
+
+
 def source(name: str, results: dict, about: dict, section: str) -> str:
     """Where the figures of one file come from."""
     keys = " ".join(key for key, _ in FIGURE.findall(section))
-    commit = recorded_commit(results)
-    commit, dirty = (commit or "").removesuffix("-dirty"), (commit or "").endswith("-dirty")
+    rows = rows_with(keys, results)
+    commits = set(rows.values()) or {recorded_commit(results) or ""}
+    dates = {results[f"{row}.date"] for row in rows} or {results.get("machine.date", "not recorded")}
+    commits = sorted(
+        commit.removesuffix("-dirty") + " with changes" * commit.endswith("-dirty") for commit in commits
+    )
     cpus, kernel = results.get("machine.cpus"), results.get("machine.kernel")
     load = nearest(keys, results, ("load", "load_before"))
     load = load or {value for key, value in results.items() if key == "machine.load"}
@@ -107,8 +121,8 @@ def source(name: str, results: dict, about: dict, section: str) -> str:
     if "{shown." in section:  # goals are computed from all rounds
         rounds |= {value for key, value in results.items() if key.endswith(".rounds")}
     facts = [
-        f"commit {commit}{' with changes' if dirty else ''}" if commit else "commit not recorded",
-        f"date {results.get('machine.date', 'not recorded')}",
+        f"commit {', '.join(commits)}" if commits != [""] else "commit not recorded",
+        f"date {span_of_words(dates)}",
         f"{cpus} processors, Linux {kernel}" if cpus else "machine not recorded",
         f"load {span(load, 'not recorded')}",
         f"rounds {span(rounds, 'not recorded')}",
@@ -129,28 +143,35 @@ def recorded_commit(results: dict) -> str | None:
     return results.get("machine.commit") or results.get("made_with.commit")
 
 
-def git(*command: str) -> str | None:
-    ran = subprocess.run(["git", "-C", str(ROOT), *command], capture_output=True, text=True)
-    return ran.stdout.strip() if ran.returncode == 0 else None
-
-
-def age(name: str, results: dict, about: dict) -> tuple[str, list[str]]:
-    """The date of the commit that was measured, and which folders of the sources have changed since. If that
-    commit is not recorded or not in the history: of the commit that brought the results, which is
+def age(
+    name: str, results: dict, about: dict, keys: str | None = None
+) -> list[tuple[str, list[str], list[str]]]:
+    """What is older than its sources, of the rows that have these keys (or of all): the date of the commit
+    that was measured, the folders that have changed since, and the rows ("": the file has one commit). If
+    that commit is not recorded or not in the history: of the commit that brought the results, which is
     `kept_in.commit` where a later one changed nothing but the file's form."""
-    commit = (recorded_commit(results) or "").removesuffix("-dirty")
-    if not commit or git("cat-file", "-e", f"{commit}^{{commit}}") is None:
-        commit = results.get("kept_in.commit") or git(
-            "log", "-1", "--format=%H", "--", f"bench/results/{name}"
-        )
-    without = [":(exclude,glob)**/*.md", ":(exclude,glob)**/tests/**"]
-    if not commit:
-        return "", []
-    changed = lambda folder: git("log", "-1", "--format=%h", f"{commit}..HEAD", "--", folder, *without)  # noqa: E731
-    return git("log", "-1", "--format=%cs", commit) or "", list(filter(changed, about["sources"]))
+    by_row = rows_with(keys, results) if keys is not None else history.rows(results)
+    found: dict[tuple, list[str]] = {}
+    for row, commit in (by_row or {"": recorded_commit(results) or ""}).items():
+        commit = commit.removesuffix("-dirty")
+        if not history.is_known(commit):
+            commit = results.get("kept_in.commit") or history.git(
+                "log", "-1", "--format=%H", "--", f"bench/results/{name}"
+            )
+        changed = history.changed_since(commit, about["sources"]) if commit else []
+        if changed:
+            measured = history.git("log", "-1", "--format=%cs", commit) or ""
+            found.setdefault((measured, tuple(changed)), []).append(row)
+    return [(measured, list(changed), rows) for (measured, changed), rows in sorted(found.items())]
 
 
-def filled(template: str, abouts: dict, history: bool) -> str:
+def in_words(measured: str, changed: list[str], rows: list[str]) -> str:
+    """A line of a page about results that are older than the code."""
+    of = f"`{'`, `'.join(rows)}`: the commit" if rows[0] else "the commit"
+    return f"{OLDER} {of} is of {measured}; `{'`, `'.join(changed)}` changed since."
+
+
+def filled(template: str, abouts: dict, with_history: bool) -> str:
     """The page with the figures of the results, and what the history says of their age."""
 
     def fill(section: str) -> str:
@@ -168,10 +189,9 @@ def filled(template: str, abouts: dict, history: bool) -> str:
             own = read(RESULTS / name)
             results |= own
             origin.append(source(name, own, abouts[name], section))
-            date, older = age(name, own, abouts[name]) if history else ("", [])
-            if older:
-                folders = ", ".join(f"`{folder}`" for folder in older)
-                origin.append(wrapped(f"{OLDER} the commit is of {date}; {folders} changed since."))
+            keys = " ".join(key for key, _ in FIGURE.findall(section))
+            for one in age(name, own, abouts[name], keys) if with_history else []:
+                origin.append(wrapped(in_words(*one)))
         goals = sum(key.endswith(".what") for key in results if key.startswith("shown."))
         each = lambda line: "\n".join(line[0].replace("shown.N", f"shown.{n}") for n in range(goals))  # noqa: E731
         section = re.sub(r".*shown\.N\..*", each, section)
@@ -199,27 +219,29 @@ def main() -> int:
     abouts = tomllib.loads((TEMPLATES / "results.toml").read_text())
     if options.stale:
         for name, about in abouts.items():
-            results = read(RESULTS / name)
-            date, older = age(name, results, about)
-            if older:
-                print(f"{name}, of {date}: {', '.join(older)} changed; measure again with {about['command']}")
+            for measured, changed, rows in age(name, read(RESULTS / name), about):
+                of = f" ({', '.join(rows)})" if rows[0] else ""
+                print(
+                    f"{name}, of {measured}{of}: {', '.join(changed)} changed; measure again with"
+                    f" {about['command']}"
+                )
         return 0
     # A clone without history cannot tell a table's age, and leaves what a page says of it.
-    history = not options.check and git("rev-parse", "--is-shallow-repository") == "false"
+    with_history = not options.check and history.git("rev-parse", "--is-shallow-repository") == "false"
     templates = sorted(TEMPLATES.glob("*.md"))
     differ, tables = [], 0
     for template in templates:
         text, page = template.read_text(), PAGES / template.name
         tables += len(NAMED.findall(text)) + len(BY_HAND.findall(text))
         try:
-            right = filled(text, abouts, history)
+            right = filled(text, abouts, with_history)
         except (BenchError, OSError) as error:
             print(f"figures: {template.relative_to(ROOT)}: {error}", file=sys.stderr)
             return 1
         there = page.read_text() if page.exists() else ""
         if comparable(right) != comparable(there):
             differ.append(str(page.relative_to(ROOT)))
-        elif not history:
+        elif not with_history:
             continue
         if right != there and not options.check:
             page.parent.mkdir(exist_ok=True)

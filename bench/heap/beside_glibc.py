@@ -213,7 +213,8 @@ def run(options: argparse.Namespace) -> int:
 
 def print_tables(programs: list[str], chosen: list[Allocator], found: dict[str, float]) -> None:
     for metric, unit, divisor in (("cpu", "ms", 1000), ("peak_rss", "kib", 1024)):
-        print("\n" + ("Processor time, s" if metric == "cpu" else "Peak of the largest process, MiB"))
+        of_peak = "Peak RSS of the largest process, MiB (the kernel keeps no peak of 2 MiB ranges)"
+        print(f"\n{'Processor time, s' if metric == 'cpu' else of_peak}")
         rows = [["", *(one.name for one in chosen)]]
         for program in programs:
             row = [program]

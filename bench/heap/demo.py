@@ -72,15 +72,19 @@ def print_table(numbers: dict[str, dict[str, float]], live: float) -> None:
     row("peak resident MiB", 0, lambda one: one["peak_rss_kib"] / 1024)
     row("resident when most is deleted, MiB", 0, lambda one: one["deleted.rss_kib"] / 1024)
     row("resident at the end, MiB", 0, lambda one: one["rss_kib"] / 1024)
-    row("  of that in huge pages, MiB", 0, lambda one: one["anon_huge_kib"] / 1024)
+    row("  in 2 MiB ranges with a resident page, MiB", 0, lambda one: one["ranges_kib"] / 1024)
+    row("  on huge pages, MiB", 0, lambda one: one["anon_huge_kib"] / 1024)
     row("fragmentation at the end (resident / live)", 2, lambda one: one["rss_kib"] / 1024 / live)
+    row("  in 2 MiB ranges", 2, lambda one: one["ranges_kib"] / 1024 / live)
     row("translations a TLB needs at the end", 0, lambda one: one["small_pages"] + one["huge_pages"])
     table(rows)
-    theirs, ours = (one["rss_kib"] / 1024 for one in numbers.values())
     keys = numbers[OURS]["keys"]
     print(f"\n  Live data at the end: {live:.0f} MiB. All {keys:.0f} keys were read back and compared.")
-    less = (theirs - ours) / (theirs - live)
-    print(f"  Mayfly has {abs(less):.0%} {'less' if less >= 0 else 'MORE'} fragmentation than tcmalloc.")
+    for unit, counted in (("rss_kib", "resident bytes"), ("ranges_kib", "2 MiB ranges")):
+        theirs, ours = (one[unit] / 1024 for one in numbers.values())
+        less = (theirs - ours) / (theirs - live)
+        word = "less" if less >= 0 else "MORE"
+        print(f"  In {counted} Mayfly has {abs(less):.0%} {word} fragmentation than tcmalloc.")
 
 
 def write(numbers: dict[str, dict[str, float]], curves: dict, live: float) -> None:

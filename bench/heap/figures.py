@@ -41,14 +41,16 @@ def measured(results: dict, workload: str, metric: str) -> dict[str, float]:
 def draw_swing(results: dict) -> Path | None:
     """Fig. 12b: what is left at the end, as 4 KiB pages and as 2 MiB pages."""
     resident = measured(results, "swing", "rss_kib")
-    whole = measured(results, "swing", "resident_2m_bytes")
+    whole = measured(results, "swing", "ranges_kib")
+    # As results before have it: stacks and libraries' data included.
+    whole |= {name: size / 1024 for name, size in measured(results, "swing", "resident_2m_bytes").items()}
     if not resident:
         return None
     bars = dict(PAPER)
     for name in resident:
         if name.endswith("_always"):
             continue  # in the tables; as bars they would be too many
-        bars[name.replace("_", ":", 1)] = (resident[name] / 1024, whole.get(name, 0) / (1 << 20))
+        bars[name.replace("_", ":", 1)] = (resident[name] / 1024, whole.get(name, 0) / 1024)
     figure, axes = pyplot.subplots(figsize=(8, 0.42 * len(bars) + 1))
     for row, (name, (small, large)) in enumerate(bars.items()):
         paper = name in PAPER

@@ -6,6 +6,7 @@ import signal
 import sys
 from pathlib import Path
 
+from bench import memory
 from bench.outcome import BenchError
 
 THP = Path("/sys/kernel/mm/transparent_hugepage")
@@ -86,14 +87,15 @@ def proc_kib(path: str, *names: str) -> list[int]:
 
 
 def memory_of(pid: int) -> dict[str, float]:
-    """What a process occupies now, in KiB and in pages (each page is one translation for a TLB)."""
-    rss, huge = proc_kib(f"/proc/{pid}/smaps_rollup", "Rss", "AnonHugePages")
-    return {
-        "rss_kib": rss,
-        "anon_huge_kib": huge,
-        "small_pages": (rss - huge) / 4,
-        "huge_pages": huge / 2048,
-    }
+    """A process's memory now, in KiB, in both units and in pages."""
+    now = memory.numbers(memory.of(pid))
+    return now | translations(now)
+
+
+def translations(now: dict[str, float]) -> dict[str, float]:
+    """Pages of both sizes: each is one translation for a TLB."""
+    rss, huge = now["rss_kib"], now["anon_huge_kib"]
+    return {"small_pages": (rss - huge) / 4, "huge_pages": huge / 2048}
 
 
 def pss_kib(pid: int) -> int:
@@ -106,31 +108,6 @@ def cpu_ms(pid: int) -> float:
     """Processor time that a process's threads have used, those that have ended included."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) * 1000 / os.sysconf("SC_CLK_TCK")
-
-
-def resident_huge_ranges(pid: int) -> int:
-    """2 MiB-aligned ranges of private memory with any page resident, counted (needs root)."""
-    ranges = set()
-    with open(f"/proc/{pid}/smaps") as smaps, open(f"/proc/{pid}/pagemap", "rb") as pagemap:
-        start = end = 0
-        for line in smaps:
-            words = line.split()
-            if "-" in words[0] and words[0][-1] != ":":
-                start, end = (int(part, 16) for part in words[0].split("-"))
-                private = words[4] == "0" and words[1][1] == "w"
-            elif words[0] == "Rss:" and private and words[1] != "0":
-                for at in range(start, end, 1 << 28):
-                    pagemap.seek((at >> 12) * 8)
-                    entries = pagemap.read((min(end, at + (1 << 28)) - at) >> 9)
-                    # The top bit of an 8-byte entry marks its page as present; read 2 MiB at a time.
-                    page = at
-                    while page < min(end, at + (1 << 28)):
-                        following = (page | 0x1FFFFF) + 1
-                        flags = entries[((page - at) >> 9) + 7 : (following - at) >> 9 : 8]
-                        if flags and max(flags) >= 0x80:
-                            ranges.add(page >> 21)
-                        page = following
-    return len(ranges)
 
 
 def peak_rss_kib(pid: int) -> int:

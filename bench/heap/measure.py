@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from bench.heap.allocators import Allocator
 from bench.heap.machine import thp_always
+from bench.heap.moments import Moments
 from bench.outcome import BenchError
 from bench.processes import last_words
 
@@ -33,20 +34,24 @@ def run(
     """Runs the command to its end; returns its standard output and its cost.
 
     `watch` is called with the process's id every few milliseconds while it runs. The peak is that of the
-    largest process among the command and the children it waited for.
+    largest process among the command and the children it waited for. What the program asks for at its moments
+    is part of the cost.
     """
     command = [str(part) for part in command]
-    with pages_for(allocator):
+    moments = Moments()
+    with pages_for(allocator), contextlib.closing(moments):
         start = time.monotonic()
         process = subprocess.Popen(
             command,
-            env=allocator.environment() | options.pop("extra", {}),
+            env=allocator.environment() | options.pop("extra", {}) | moments.environment,
+            pass_fds=moments.of_program,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             **options,
         )
+        moments.measure(process.pid)
         output: dict[str, str] = {}
         readers = [
             threading.Thread(
@@ -77,6 +82,7 @@ def run(
         "wall_ms": wall_s * 1000,
         "cpu_ms": (usage.ru_utime + usage.ru_stime) * 1000,
         "peak_rss_kib": usage.ru_maxrss,
+        **moments.found,
     }
 
 
@@ -100,5 +106,5 @@ def run_reporting(allocator: Allocator, command: list, timeout_s: float = 300, *
     used = numbers.pop("allocator_file", None)
     if used is not None and os.path.realpath(used) != os.path.realpath(allocator.library):
         raise BenchError(f"ran on {used}, not on {allocator.library}")
-    numbers.setdefault("cpu_ms", cost["cpu_ms"])
-    return numbers
+    del cost["wall_ms"]
+    return cost | numbers  # of its peak the program knows more

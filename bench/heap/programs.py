@@ -56,7 +56,7 @@ def memcached(allocator: Allocator, requests: int) -> Numbers:
             raise BenchError(f"memcached_load: {done.stderr.strip()}")
         numbers = json.loads(done.stdout)
         time.sleep(0.2)
-        return numbers | server.memory() | {"peak_rss_kib": server.peak_rss_kib()}
+        return numbers | server.memory() | server.peaks()
 
 
 def compile_cpp(allocator: Allocator, instances: int) -> Numbers:

@@ -57,7 +57,7 @@ def run(
     with scratch_folder() as folder, serving(allocator, command, folder) as server:
         load = Load(server, scale)
         load.everything()
-        numbers = load.numbers | {"peak_rss_kib": server.peak_rss_kib()}
+        numbers = load.numbers | server.peaks()
     return numbers, server.samples, load.phases
 
 
@@ -106,7 +106,6 @@ class Load:
         for name, value in self.server.memory().items():
             self.numbers[prefix + name] = value
         self.numbers[prefix + "used_memory_bytes"] = used
-        self.numbers[prefix + "resident_2m_bytes"] = self.server.resident_huge_ranges() << 21
 
     def benchmark(self, test: str, requests: int, *what: str) -> None:
         """Runs a test of redis-benchmark over all connections; `what`: its options or the command to send."""

@@ -13,6 +13,7 @@ COMPARED = {
     "time_ms": "time_ratio",
     "peak_rss_kib": "peak_rss_ratio",
     "rss_kib": "rss_ratio",
+    "ranges_kib": "ranges_ratio",
     "translations": "translations_ratio",
 }
 
@@ -26,6 +27,8 @@ class Results:
     def add(self, workload: str, allocator: Allocator, numbers: Numbers) -> None:
         if "small_pages" in numbers:
             numbers["translations"] = numbers["small_pages"] + numbers["huge_pages"]
+        if "own.rss_kib" in numbers:  # before the load
+            numbers["own_kib"] = numbers["own.rss_kib"]
         self.samples.setdefault((workload, allocator.name), []).append(numbers)
 
     def of(self, workload: str, name: str, metric: str) -> list[float]:
@@ -84,11 +87,14 @@ class Results:
         counts = [count for count in counts if count]
         return min(counts) if counts else None
 
-    def redis_reduction(self, moment: str = "", peer: str = "tcmalloc:huge") -> float | None:
-        """How much less fragmentation Mayfly has than the peer, as LLAMA Table 3 counts it."""
+    def redis_reduction(
+        self, name: str = "mayfly", moment: str = "", unit: str = "ranges_kib", peer: str = "tcmalloc:huge"
+    ) -> float | None:
+        """How much less fragmentation an allocator has than the peer (LLAMA Table 3), in one unit: 2 MiB
+        ranges, as the paper counts, or `rss_kib`."""
         live = self.redis_live_bytes(moment)
-        ours, theirs = (self.median("redis", name, moment + "rss_kib") for name in ("mayfly", peer))
-        if not (live and ours and theirs):
+        ours, theirs = (self.median("redis", one, moment + unit) for one in (name, peer))
+        if not (live and ours and theirs) or theirs * 1024 <= live:
             return None
         return (theirs - ours) * 1024 / (theirs * 1024 - live)
 
@@ -108,7 +114,7 @@ class Results:
                         continue
                     values = self.of(workload, one.name, metric)
                     flat[prefix + metric] = round(median(values), 3)
-                    spread_matters = metric.endswith(("_ms", "_ns", "rss_kib", "_per_s"))
+                    spread_matters = metric.endswith(("_ms", "_ns", "rss_kib", "ranges_kib", "_per_s"))
                     if len(values) > 1 and spread_matters:
                         flat[prefix + metric + "_min"] = round(min(values), 3)
                         flat[prefix + metric + "_max"] = round(max(values), 3)
@@ -118,11 +124,15 @@ class Results:
                         if ratio:
                             flat[prefix + key] = round(ratio, 3)
         for moment in ("", "deleted."):
-            live, reduction = self.redis_live_bytes(moment), self.redis_reduction(moment)
+            live = self.redis_live_bytes(moment)
             if live:
                 flat[f"redis.{moment}live_bytes"] = live
-            if reduction is not None:
-                flat[f"redis.{moment}fragmentation_reduction_beside_tcmalloc_huge"] = round(reduction, 3)
+            # The name without a unit is of RSS.
+            for unit, suffix in (("rss_kib", ""), ("ranges_kib", "_in_ranges")):
+                reduction = self.redis_reduction(moment=moment, unit=unit)
+                if reduction is not None:
+                    key = f"redis.{moment}fragmentation_reduction_beside_tcmalloc_huge{suffix}"
+                    flat[key] = round(reduction, 3)
         for one in self.allocators:
             for metric, key in (("time_ms", "time_ratio"), ("peak_rss_kib", "peak_rss_ratio")):
                 mean = self.geometric_mean(one.name, metric)

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 
 from bench.heap.allocators import Allocator
-from bench.heap.machine import maps_name, peak_rss_kib, proc_kib
+from bench.heap.machine import maps_name, memory_of, peak_rss_kib, proc_kib
 from bench.heap.measure import Numbers, pages_for
 from bench.heap.server import tool
 from bench.outcome import BenchError
@@ -42,6 +42,7 @@ def run(allocator: Allocator, is_quick: bool) -> Numbers:
                     raise BenchError(f"{command[0]} does not have {allocator.library} loaded")
                 (private,) = proc_kib(f"/proc/{pid}/smaps_rollup", "Private_Dirty")
                 numbers[f"{name}.private_kib"] = private
+                numbers[f"{name}.ranges_kib"] = memory_of(pid)["ranges_kib"]
                 numbers[f"{name}.peak_rss_kib"] = peak_rss_kib(pid)
     numbers["time_ms"] = numbers["true.start_ms"] + numbers["python.start_ms"]
     numbers["peak_rss_kib"] = numbers["python.peak_rss_kib"]

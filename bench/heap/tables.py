@@ -36,14 +36,14 @@ def print_all(results: Results) -> None:
 
 def print_workload(results: Results, workload: str) -> None:
     head = ["", "time ms", "(min-max)", "ratio", "peak RSS MiB", "ratio", "RSS at end MiB", "ratio"]
-    rows = [[*head, "in huge pages MiB", "translations", "ratio"]]
+    rows = [[*head, "2 MiB ranges", "ratio", "in huge pages MiB", "translations", "ratio"]]
     for name in results.names(workload):
         row = [name, figure(results.median(workload, name, "time_ms"), 0)]
         row += [
             spread(results.of(workload, name, "time_ms")),
             times(results.ratio(workload, name, "time_ms")),
         ]
-        for metric in ("peak_rss_kib", "rss_kib"):
+        for metric in ("peak_rss_kib", "rss_kib", "ranges_kib"):
             kib = results.median(workload, name, metric)
             row += [figure(kib and kib / 1024), times(results.ratio(workload, name, metric))]
         huge = results.median(workload, name, "anon_huge_kib")
@@ -71,18 +71,21 @@ def print_paths(results: Results) -> None:
 SWING_COLUMNS = {
     "at once": "at_once.rss_kib",
     "settled": "rss_kib",
-    "as 2 MiB pages": "resident_2m_bytes",
+    "2 MiB ranges": "ranges_kib",
+    "on huge pages": "anon_huge_kib",
     "released": "released.rss_kib",
+    "its ranges": "released.ranges_kib",
     "live 4 KiB pages": "live_4k_bytes",
     "live 2 MiB pages": "live_2m_bytes",
 }
 
 
 def print_swing(results: Results) -> None:
-    print("  MiB at the end: at once, after a quiet second, as huge pages, after asking for a release; and")
+    print("  MiB at the end: RSS at once and after a quiet second, 2 MiB ranges then, on huge pages, after")
     print(
-        "  what the living objects' pages alone would take. LLAMA Fig. 12b: LLAMA 22, Mesh 558 (2 MiB pages)"
+        "  asking for a release; and what the living objects' pages alone would take. LLAMA Fig. 12b, 2 MiB"
     )
+    print("  pages: LLAMA 22, Mesh 558")
     rows = [["", "ns/pair", *SWING_COLUMNS]]
     for name in results.names("swing"):
         row = [name, figure(results.median("swing", name, "pair_ns"))]
@@ -94,15 +97,20 @@ def print_swing(results: Results) -> None:
 
 
 def print_callers(results: Results) -> None:
-    print("  MiB above the program's own, after the peak and at the end, beside live objects")
-    rows = [["", "live", "at once", "at the end", "of live"]]
+    print(
+        "  MiB above the program's own, after the peak and at the end, beside live objects: RSS, then ranges"
+    )
+    rows = [["", "live", "at once", "at the end", "of live", "ranges at once", "at the end", "of live"]]
     for name in results.names("callers"):
-        live, own, at_once, end = (
-            results.median("callers", name, metric) or 0
-            for metric in ("live_bytes", "own_kib", "at_once.rss_kib", "rss_kib")
-        )
-        left = [(kib - own) / 1024 for kib in (at_once, end)]
-        rows.append([name, figure(live / MIB), *map(figure, left), times(left[1] * MIB / live)])
+        live = results.median("callers", name, "live_bytes") or 0
+        row = [name, figure(live / MIB)]
+        for unit in ("rss_kib", "ranges_kib"):
+            own, at_once, end = (
+                results.median("callers", name, moment + unit) or 0 for moment in ("own.", "at_once.", "")
+            )
+            left = [(kib - own) / 1024 for kib in (at_once, end)]
+            row += [*map(figure, left), times(left[1] * MIB / live)]
+        rows.append(row)
     table(rows)
 
 
@@ -112,6 +120,8 @@ SMALL_COLUMNS = {
     "sleep, private KiB": "sleep.private_kib",
     "shell, private KiB": "shell.private_kib",
     "python, private KiB": "python.private_kib",
+    "sleep, ranges KiB": "sleep.ranges_kib",
+    "python, ranges KiB": "python.ranges_kib",
 }
 
 
@@ -131,21 +141,23 @@ def print_redis(results: Results) -> None:
     live = results.redis_live_bytes() or 0
     full = results.redis_live_bytes("full.") or 0
     print(f"  Live data: {full / MIB:.0f} MiB when full, {live / MIB:.0f} MiB at the end.")
-    print("  Fragmentation is RSS / live; 'less than' is LLAMA Table 3's reduction.")
-    head = ["", "SET/s", "LRANGE/s", "full MiB", "most deleted MiB", "at end MiB"]
-    rows = [[*head, "fragmentation", "as 2 MiB pages", "less than tcmalloc:huge"]]
+    print("  MiB as RSS, then in 2 MiB ranges. Fragmentation is that by live; 'less' is LLAMA Table 3's")
+    print("  reduction beside tcmalloc:huge, of ranges on both sides, then of RSS on both.")
+    head = ["", "SET/s", "LRANGE/s"]
+    for unit in ("", " ranges"):
+        head += [f"full{unit}", f"most deleted{unit}", f"at end{unit}", "fragmentation"]
+    rows = [[*head, "on huge pages", "less, ranges", "less, RSS"]]
     for name in results.names("redis"):
         row = [name]
         row += [figure(results.median("redis", name, key), 0) for key in ("set_per_s", "lrange_100_per_s")]
-        for moment in ("full.", "deleted.", ""):
-            row.append(figure((results.median("redis", name, moment + "rss_kib") or 0) / 1024))
-        rss = (results.median("redis", name, "rss_kib") or 0) * 1024
-        row += [
-            times(live and rss / live),
-            figure((results.median("redis", name, "resident_2m_bytes") or 0) / MIB),
-        ]
-        theirs = results.median("redis", "tcmalloc:huge", "rss_kib")
-        row.append(f"{100 * (theirs * 1024 - rss) / (theirs * 1024 - live):.0f}%" if theirs else "-")
+        of = lambda metric, name=name: (results.median("redis", name, metric) or 0) / 1024  # noqa: E731
+        for unit in ("rss_kib", "ranges_kib"):
+            row += [figure(of(moment + unit)) for moment in ("full.", "deleted.", "")]
+            row.append(times(live and of(unit) * MIB / live))
+        row.append(figure(of("anon_huge_kib")))
+        for unit in ("ranges_kib", "rss_kib"):
+            part = results.redis_reduction(name, unit=unit)
+            row.append("-" if part is None else f"{part:.0%}")
         rows.append(row)
     table(rows)
 

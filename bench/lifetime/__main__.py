@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-from bench import command
+from bench import command, history
 from bench.heap.machine import thp_setting
 from bench.lifetime import builds, learning, releases, tables, third_party, times, variants
 from bench.lifetime.goals import shown
@@ -25,7 +25,9 @@ variants
                       occupied while anything on it is
   online              Mayfly without a model
   model               Mayfly with a model learned from a profile of another run, and learning on
-  model_only          Mayfly with the model alone, as in the paper
+  model_only          Mayfly with the model alone
+  paper               the paper's configuration: lines, recycling as §6.3, deadlines by K = 2, pages whole
+                      until they are empty, the model alone; paper_k1, paper_k4: other K
   oracle              a trace replayed with right lifetimes (Fig. 9)
   learn               a model is learned, and no run uses it; for third-party servers also if an older one
                       exists
@@ -34,14 +36,19 @@ variants
 
 examples
   bench/lifetime/run                                   everything (16 minutes on two idle cores)
-  bench/lifetime/run --resume                          the rest of an interrupted run
+  bench/lifetime/run --resume                          the rest of an interrupted run, and what is older than
+                                                       the code
   bench/lifetime/run --quick --only pipeline           seconds
   bench/lifetime/run --only builds,releases            models bound to other builds and releases (minutes)
   bench/lifetime/run --only mariadb,recursor           third-party servers with a model (minutes)
   bench/lifetime/run --only image --variants tcmalloc,model --rounds 5
 """
-NAMES = ("tcmalloc", "tcmalloc_returning", "online", "model", "model_only", "oracle", "times")
+NAMES = ("tcmalloc", "tcmalloc_returning", "online", "model", "model_only", "paper", "oracle", "times")
+# The paper's own figures are in the file as rows.
+PUBLISHED = {f"{name}.llama" for name in WORKLOADS}
+OF_PAPER = {"paper": 2, "paper_k1": 1, "paper_k4": 4}
 OF_SERVERS = (third_party.LEARN, *third_party.PEERS)
+SOURCES = history.sources_of("lifetime.json")
 # Keys of the file that belong to no workload.
 TIMES = ("paths.", "model.")
 # Parts that are neither a workload of the paper nor times.
@@ -65,7 +72,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--resume", action="store_true", help="leave out parts that the file has whole")
     parsed = parser.parse_args()
     command.choose(parser, parsed, "only", [*WORKLOADS, *STUDIES])
-    command.choose(parser, parsed, "variants", dict.fromkeys([*NAMES, *OF_SERVERS]))
+    command.choose(parser, parsed, "variants", dict.fromkeys([*NAMES, *OF_PAPER, *OF_SERVERS]))
     return parsed
 
 
@@ -85,6 +92,8 @@ class Comparison:
         self.studied: dict[str, dict] = {}
         self.size: Size = QUICK if options.quick else FULL
         self.machine = command.machine(options.quick, transparent_huge_pages=thp_setting())
+        self.stamps: dict[str, object] = {}
+        self.older = history.older(self.before, SOURCES)
         self.variants = without_variants_of_root(options.variants or list(NAMES))
         chosen = [name for name in options.only or WORKLOADS if name in WORKLOADS]
         self.workloads = [name for name in chosen if not self.is_there(f"{name}.whole")]
@@ -96,10 +105,19 @@ class Comparison:
         self.with_times = "times" in self.variants and all_of_it and not self.is_there("paths.whole")
 
     def is_there(self, mark: str) -> bool:
-        """Whether --resume is given and an earlier run of this size has measured the part whole."""
-        return self.options.resume and self.before.get(mark) == ("quick" if self.options.quick else "full")
+        """Whether --resume is given and an earlier run of this size has measured the part whole, with the
+        code as it is."""
+        if not self.options.resume or self.before.get(mark) != ("quick" if self.options.quick else "full"):
+            return False
+        part = mark.removesuffix("whole")
+        stale = sorted(row for row in self.older if row.startswith(part))
+        for row in stale:
+            commit, changed = self.older[row]
+            say(f"{row} is of {commit}, and older than {', '.join(changed)}")
+        return not stale
 
     def run(self) -> int:
+        history.refuse_changes(self.options.output, SOURCES)
         for name in self.workloads:
             self.compare(WORKLOADS[name])
             self.write()
@@ -127,7 +145,7 @@ class Comparison:
     def compare(self, workload: Workload) -> None:
         chosen = self.variants
         models: list[learning.Model] = []
-        if {"model", "model_only", third_party.LEARN}.intersection(chosen):
+        if {"model", "model_only", *OF_PAPER, third_party.LEARN}.intersection(chosen):
             self.attempt(workload.name, "learn", lambda: self.learn(workload, models))
         turn = [
             getattr(variants, name)()
@@ -137,6 +155,7 @@ class Comparison:
         if models:
             with_model = {"model": variants.with_model, "model_only": variants.model_only}
             turn += [make(models[0].path) for name, make in with_model.items() if name in chosen]
+            turn += [variants.paper(models[0].path, k) for name, k in OF_PAPER.items() if name in chosen]
         for _ in range(self.options.rounds):
             for variant in turn:
                 if (workload.name, variant.name) not in self.results.failures:
@@ -157,18 +176,24 @@ class Comparison:
 
     def measure(self, workload: Workload, variant: variants.Variant) -> str:
         run = workload.run(variant, self.size, MEASURED_SEED)
-        if variant.name.startswith("model") and not run.heap.get("heap.model_bytes"):
+        if variant.name.startswith(("model", "paper")) and not run.heap.get("heap.model_bytes"):
             raise BenchError("the heap did not take the model")
         self.results.add(workload.name, variant.name, run)
-        speed, resident = run.speed["requests_per_s"], run.end_resident_mib
-        return f"{speed:.0f}/s, {resident:.0f} MiB for {run.end_live_mib:.0f} live"
+        end = run.at_end
+        return (
+            f"{run.speed['requests_per_s']:.0f}/s, {end.resident:.0f} MiB on {end.ranges:.0f} MiB of ranges"
+            f" for {end.live:.0f} live"
+        )
 
     def measure_times(self) -> str:
         self.times = times.measure(self.options.quick)
         return "done"
 
     def study(self, name: str) -> str:
-        self.studied[name] = STUDIES[name].measure(self.options)
+        measured = STUDIES[name].measure(self.options)
+        self.stamp(measured)
+        own = {key: value for key, value in self.stamps.items() if key.startswith(f"{name}.")}
+        self.studied[name] = measured | own
         if self.options.variants:
             self.studied[name] = beside(self.before, name, self.studied[name])
         return "done"
@@ -189,14 +214,21 @@ class Comparison:
     def write(self) -> dict:
         """Writes the results so far, and the file's results of all other parts."""
         done = self.results.workloads()
-        measured = tuple(f"{name}." for name in done) + (TIMES if self.times else ())
-        measured += tuple(f"{name}." for name in self.studied)
-        measured += tuple(f"{name}.accuracy." for name in self.results.accuracy)
+        new = self.results.flat({}) | self.times
+        self.stamp(new)
+        for of_one in self.studied.values():
+            new |= of_one
+        measured = {history.row_of(key) for key in new}
+        # Without --variants a part is measured whole.
+        parts = tuple(f"{name}." for name in done) if not self.options.variants else ()
+        parts += tuple(f"{name}." for name in self.studied) + (TIMES if self.times else ())
         known = tuple(f"{name}." for name in (*WORKLOADS, *STUDIES)) + TIMES
         kept = {
             key: value
             for key, value in self.before.items()
-            if key.startswith(known) and not (measured and key.startswith(measured))
+            if key.startswith(known)
+            and not key.startswith(parts or "\0")
+            and history.row_of(key) not in measured
         }
         size = "quick" if self.options.quick else "full"
         failed = {workload for workload, _ in self.results.failures}
@@ -206,13 +238,21 @@ class Comparison:
         whole |= {f"{name}.whole": size for name in self.studied if not self.options.variants}
         now = self.goals()
         of_now = {goal.what for goal in now}
-        goals = [goal for goal in goals_of(self.before) if goal.what not in of_now]
-        flat = kept | self.results.flat(self.machine) | self.times
-        for of_one in self.studied.values():
-            flat |= of_one
-        flat |= whole
-
+        again = tuple(part.replace(".", ": ") for part in parts) or "\0"
+        goals = [
+            goal
+            for goal in goals_of(self.before)
+            if goal.what not in of_now and not goal.what.startswith(again)
+        ]
+        flat = kept | self.machine | new | self.stamps | whole
         return write(self.options.output, flat, [*goals, *now])
+
+    def stamp(self, measured: dict) -> None:
+        """Gives new rows their commit, date, load and rounds: right after they were measured."""
+        for row in dict.fromkeys(history.row_of(key) for key in measured if key.count(".") > 1):
+            if f"{row}.commit" not in self.stamps and not row.startswith("failed.") and row not in PUBLISHED:
+                stamp = history.stamp(measured.get(f"{row}.rounds", self.options.rounds))
+                self.stamps |= {f"{row}.{name}": value for name, value in stamp.items()}
 
 
 def earlier(path) -> dict:

@@ -22,12 +22,17 @@ COLOURS = {
 }
 LABELS = {
     "tcmalloc": "tcmalloc, huge pages",
-    "tcmalloc_returning": "tcmalloc, as the paper counts",
+    "tcmalloc_returning": "tcmalloc, 2 MiB ranges as the paper counts",
     "online": "Mayfly, online",
     "model_only": "Mayfly, model only",
     "model": "Mayfly, model and online",
 }
 CLASSES = ("10ms", "100ms", "1s", "10s", "100s", "1000s", "inf")
+
+
+def unit_of(variant: str) -> str:
+    """The unit that a variant is drawn in: the paper's count of tcmalloc's pages is of 2 MiB ranges."""
+    return "ranges" if variant == "tcmalloc_returning" else "resident"
 
 
 def curve(results: dict, workload: str, variant: str, what: str = "resident") -> tuple[list, list] | None:
@@ -46,8 +51,8 @@ def measured(results: dict, names) -> list[str]:
 def draw_pages(results: dict) -> Path | None:
     """Fig. 1: the image server on tcmalloc; its pages when they are small, and when they are huge."""
     huge, small = (
+        curve(results, "image", "tcmalloc_returning", "ranges"),
         curve(results, "image", "tcmalloc_returning"),
-        curve(results, "image", "tcmalloc_returning", "small"),
     )
     live = curve(results, "image", "tcmalloc_returning", "live")
     if not (huge and live):
@@ -95,7 +100,7 @@ def draw_over_time(results: dict) -> Path | None:
     figure, all_axes = pyplot.subplots(len(names), 1, figsize=(8, 2.7 * len(names)), squeeze=False)
     for axes, name in zip(all_axes[:, 0], names, strict=True):
         for variant, label in LABELS.items():
-            found = curve(results, name, variant)
+            found = curve(results, name, variant, unit_of(variant))
             if found:
                 axes.plot(*found, color=COLOURS[variant], label=label, linewidth=1.3)
         live = curve(results, name, "model", "live") or curve(results, name, "online", "live")
@@ -136,7 +141,8 @@ def draw_table_3(results: dict) -> Path | None:
         bars = [("paper: tcmalloc", paper["tcmalloc"] / paper["live"], "#bbbbbb", "//")]
         bars.append(("paper: LLAMA", paper["llama"] / paper["live"], "#888888", "//"))
         for variant, label in LABELS.items():
-            value = results.get(f"{name}.{variant}.fragmentation_end")
+            suffix = "_ranges" if unit_of(variant) == "ranges" else ""
+            value = results.get(f"{name}.{variant}.fragmentation_end{suffix}")
             if value:
                 bars.append((label, value, COLOURS[variant], None))
         width = 0.85 / len(bars)
@@ -148,7 +154,7 @@ def draw_table_3(results: dict) -> Path | None:
             axes.annotate(f"{value:.1f}", (place, value), ha="center", va="bottom", fontsize=6)
     axes.axhline(1, color="#cccccc", linewidth=0.8)
     axes.set_xticks([n + 0.35 for n in range(len(names))], [WORKLOADS[name].title for name in names])
-    axes.set_ylabel("resident / live")
+    axes.set_ylabel("resident pages (or ranges) / live")
     axes.set_title("Memory in the steady state (LLAMA Table 3)", loc="left")
     axes.legend(frameon=False, fontsize=7, ncols=2)
     return save(figure, "lifetime-steady")

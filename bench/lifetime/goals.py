@@ -24,7 +24,7 @@ def predictor(results: Results, workload: str) -> list[Shown]:
         percent = 100 * hits / (hits + misses)
         found.append(at_least(f"{workload}: predictions from the table", TABLE_LEAST_PERCENT, percent, "%"))
     size = heap.get("heap.model_bytes", 0) + heap.get("heap.predictions.tables_bytes", 0)
-    peak = runs[-1].peak_resident_mib * (1 << 20)
+    peak = results.of(workload, "model", "peak_resident_mib") * (1 << 20)
     found.append(
         at_most(f"{workload}: model and tables by peak heap", MODEL_MOST_PERCENT, 100 * size / peak, "%")
     )
@@ -42,7 +42,7 @@ def shown(results: Results) -> list[Shown]:
         ):
             reduction = results.reduction(workload, ours, beside)
             if reduction is not None:
-                what = f"{workload}: less fragmentation than {label}"
+                what = f"{workload}: less fragmentation than {label}, both in 2 MiB ranges"
                 found.append(at_least(what, wanted["reduction"], 100 * reduction, "%"))
         steady = results.fragmentation(workload, ours)
         if steady and workload in STEADY_MOST:

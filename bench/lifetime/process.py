@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bench import memory
 from bench.heap.machine import maps_name
 from bench.heap.measure import pages_for
 from bench.heap.server import Server, explained
-from bench.lifetime import heap_memory
 from bench.lifetime.variants import Variant
 from bench.outcome import BenchError
 
@@ -22,13 +22,23 @@ MIB = 1 << 20
 
 @dataclass
 class Memory:
-    """Resident and live MiB over time, (seconds since the start, MiB), and when each phase began. `small`: as
-    pages of 4 KiB, where `resident` counts 2 MiB ranges."""
+    """Memory over time in both units (see bench/memory.py) and live bytes, as (seconds since the start, MiB),
+    and when each phase began."""
 
     resident: list[tuple[float, float]] = field(default_factory=list)
-    small: list[tuple[float, float]] = field(default_factory=list)
+    ranges: list[tuple[float, float]] = field(default_factory=list)
     live: list[tuple[float, float]] = field(default_factory=list)
     phases: list[tuple[float, str]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class AtEnd:
+    """MiB at the steady state."""
+
+    resident: float
+    ranges: float
+    huge: float
+    live: float
 
 
 class Program(Server):
@@ -45,18 +55,10 @@ class Program(Server):
             return int((self.folder / "watch").read_text().splitlines()[0])
         return self.process.pid
 
-    def resident_mib(self) -> float:
-        measure = heap_memory.occupied_mib if self.variant.counts_ranges else heap_memory.resident_mib
-        return measure(self.pid)
-
     def look(self) -> None:
-        self.memory_over_time.resident.append((self.seconds(), self.resident_mib()))
-        if self.variant.counts_ranges:
-            small = heap_memory.resident_mib(self.pid)
-            self.memory_over_time.small.append((self.seconds(), small))
-
-    def resident_huge_ranges(self) -> int:
-        return 0
+        now, at = memory.of(self.pid), self.seconds()
+        self.memory_over_time.resident.append((at, now.resident / MIB))
+        self.memory_over_time.ranges.append((at, now.ranges / MIB))
 
     def phase(self, name: str) -> None:
         self.memory_over_time.phases.append((self.seconds(), name))
@@ -73,12 +75,13 @@ class Program(Server):
                 samples.append((int(words[0]) / 1000 - self.started, int(words[1]) / MIB))
         return samples
 
-    def rest(self, settle_s: float) -> tuple[float, float]:
-        """Resident and live MiB after a pause: the steady state."""
+    def rest(self, settle_s: float) -> AtEnd:
+        """Memory after a pause: the steady state."""
         time.sleep(settle_s)
-        resident = sorted(self.resident_mib() for _ in range(3))[1]
+        now = sorted((memory.of(self.pid) for _ in range(3)), key=lambda one: one.resident)[1]
         live = self.live()
-        return resident, live[-1][1] if live else 0.0
+        resident, ranges, huge = (part / MIB for part in (now.resident, now.ranges, now.huge))
+        return AtEnd(resident, ranges, huge, live[-1][1] if live else 0.0)
 
     def stop(self) -> None:
         """Ends the program with SIGTERM, as its users do, so that it exits normally."""
@@ -125,10 +128,10 @@ def complain_about_allocator(program: Program) -> None:
         raise BenchError(f"the program does not have {program.variant.library} loaded")
 
 
-def follow(program: Program, speaker: subprocess.Popen, settle_s: float) -> tuple[dict, tuple[float, float]]:
+def follow(program: Program, speaker: subprocess.Popen, settle_s: float) -> tuple[dict, AtEnd]:
     """Reads the output of a load generator (or of a program that needs none): phases, the moment at which to
-    measure memory, and at the end one JSON line. Returns that, and resident and live MiB at the moment."""
-    at_end, report = (0.0, 0.0), None
+    measure memory, and at the end one JSON line. Returns that, and memory at the moment."""
+    at_end, report = AtEnd(0, 0, 0, 0), None
     assert speaker.stdout and speaker.stdin
     for line in speaker.stdout:
         kind, _, rest = line.strip().partition(" ")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from bench.heap import redis
 from bench.heap.redis_protocol import Client
-from bench.lifetime.process import Program
+from bench.lifetime.process import AtEnd, Program
 from bench.outcome import BenchError
 
 # The standard tests on data of each type; SET, LPUSH and LRANGE run on their own, with more requests.
@@ -107,9 +107,9 @@ class OwnData:
 
 
 class Load(redis.Load):
-    """Runs the tests; `at_end` is resident and live MiB at the steady state."""
+    """Runs the tests; `at_end` is memory at the steady state."""
 
-    at_end = (0.0, 0.0)
+    at_end = AtEnd(0, 0, 0, 0)
 
     def __init__(self, program: Program, requests: Requests, settle_s: float):
         # bench/heap's load runs one test of redis-benchmark, over as many connections as are allowed.

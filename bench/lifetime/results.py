@@ -27,16 +27,20 @@ PAPER = {
     },
     "redis": {"weighted": 100, "unweighted": 94, "tcmalloc": 832, "llama": 312, "live": 115, "reduction": 73},
 }
-COMPARED = ("online", "model", "model_only")
+COMPARED = ("online", "model", "model_only", "paper", "paper_k1", "paper_k4")
+
+
+# What is compared, by its name in keys: pages of 4 KiB, and whole ranges of 2 MiB as the paper counts.
+UNITS = ("resident", "ranges")
 
 
 def averages(memory: Memory) -> dict[str, float]:
-    """The paper's average fragmentation (§2.1), by the pages that are used and by small ones."""
+    """The paper's average fragmentation (§2.1), in both units."""
     live = [mib for _, mib in memory.live]
     found = {}
     for key, curve in (
         ("fragmentation_average", memory.resident),
-        ("fragmentation_average_small", memory.small),
+        ("fragmentation_average_ranges", memory.ranges),
     ):
         if curve and live:
             found[key] = (sum(mib for _, mib in curve) / len(curve)) / (sum(live) / len(live))
@@ -63,7 +67,7 @@ class Results:
         """The median over rounds of a number of the runs."""
         values = []
         for run in self.runs.get((workload, variant), []):
-            value = run.speed.get(what) if what in run.speed else getattr(run, what, None)
+            value = run.speed.get(what) if what in run.speed else run.mib(what)
             if value is not None:
                 values.append(value)
         return median(values) if values else None
@@ -73,14 +77,17 @@ class Results:
         values = [self.of(workload, variant, f"{moment}_live_mib") for variant in self.variants(workload)]
         return min((value for value in values if value), default=None)
 
-    def fragmentation(self, workload: str, variant: str, moment: str = "end") -> float | None:
-        """Resident memory by live memory."""
-        resident, live = self.of(workload, variant, f"{moment}_resident_mib"), self.live_mib(workload, moment)
-        return resident / live if resident and live else None
+    def fragmentation(
+        self, workload: str, variant: str, moment: str = "end", unit: str = "resident"
+    ) -> float | None:
+        """Memory by live memory."""
+        memory, live = self.of(workload, variant, f"{moment}_{unit}_mib"), self.live_mib(workload, moment)
+        return memory / live if memory and live else None
 
-    def reduction(self, workload: str, variant: str, beside: str) -> float | None:
-        """The part of another's fragmentation that is avoided: (theirs - ours) / (theirs - live), Table 3."""
-        theirs, ours = (self.of(workload, one, "end_resident_mib") for one in (beside, variant))
+    def reduction(self, workload: str, variant: str, beside: str, unit: str = "ranges") -> float | None:
+        """The part of another's fragmentation that is avoided: (theirs - ours) / (theirs - live), Table 3. In
+        one unit on both sides, the paper's if no other is named."""
+        theirs, ours = (self.of(workload, one, f"end_{unit}_mib") for one in (beside, variant))
         live = self.live_mib(workload, "end")
         return (theirs - ours) / (theirs - live) if theirs and ours and live and theirs > live else None
 
@@ -106,7 +113,7 @@ class Results:
                 if not key.startswith("mayfly.end."):
                     flat[f"{workload}.oracle.{key}"] = value
             for key, value in PAPER[workload].items():
-                flat[f"{workload}.paper.{key}"] = value
+                flat[f"{workload}.llama.{key}"] = value
         for workload, accuracy in self.accuracy.items():
             flat |= {f"{workload}.accuracy.{key}": value for key, value in accuracy.items()}
         for (workload, variant), why in self.failures.items():
@@ -118,21 +125,28 @@ class Results:
         prefix, runs = f"{workload}.{variant}.", self.runs[workload, variant]
         flat[prefix + "rounds"] = len(runs)
         names = dict.fromkeys(name for run in runs for name in run.speed)
-        for what in [*names, "peak_resident_mib", "peak_live_mib", "end_resident_mib", "end_live_mib"]:
+        sizes = [f"{moment}_{unit}_mib" for moment in ("peak", "end") for unit in (*UNITS, "live")]
+        for what in [*names, *sizes, "end_huge_mib"]:
             flat[prefix + what] = round(self.of(workload, variant, what) or 0.0, 3)
-        derived = {
-            "fragmentation_peak": self.fragmentation(workload, variant, "peak"),
-            "fragmentation_end": self.fragmentation(workload, variant),
-        }
+        derived = {}
+        for moment in ("peak", "end"):
+            for unit, suffix in zip(UNITS, ("", "_ranges"), strict=True):
+                found = self.fragmentation(workload, variant, moment, unit)
+                derived[f"fragmentation_{moment}{suffix}"] = found
         derived |= averages(runs[-1].memory)
         if variant in COMPARED:
             flat |= {prefix + key: value for key, value in runs[-1].heap.items()}
-            derived["reduction_beside_tcmalloc"] = self.reduction(workload, variant, "tcmalloc")
-            derived["reduction_as_the_paper_counts"] = self.reduction(workload, variant, "tcmalloc_returning")
+            for beside, key in (
+                ("tcmalloc", "beside_tcmalloc"),
+                ("tcmalloc_returning", "as_the_paper_counts"),
+            ):
+                for unit in UNITS:
+                    found = self.reduction(workload, variant, beside, unit)
+                    derived[f"reduction_{key}.{unit}"] = found
             derived["slowdown_beside_tcmalloc"] = self.slowdown(workload, variant)
         flat |= {prefix + key: round(value, 4) for key, value in derived.items() if value is not None}
         memory = runs[-1].memory
-        for name, curve in (("resident", memory.resident), ("small", memory.small), ("live", memory.live)):
+        for name, curve in (("resident", memory.resident), ("ranges", memory.ranges), ("live", memory.live)):
             if not curve:
                 continue
             flat[f"{prefix}over_time.{name}.at_s"] = [round(at, 2) for at, _ in curve]

@@ -30,6 +30,9 @@ NO_WORSE = 1.05
 COLUMNS = {
     "rss_kib": ("at end MiB", 1024, 0),
     "peak_rss_kib": ("peak MiB", 1024, 0),
+    "ranges_kib": ("ranges at end", 1024, 0),
+    "peak_ranges_kib": ("peak ranges", 1024, 0),
+    "anon_huge_kib": ("on huge pages", 1024, 0),
     "cpu_ms": ("CPU s", 1000, 1),
     "live_kib": ("live MiB", 1024, 0),
 }
@@ -108,6 +111,7 @@ class Study:
         for metric, label, most in (
             ("rss_kib", "memory at the end", AT_END_MOST),
             ("peak_rss_kib", "peak", PEAK_MOST),
+            ("ranges_kib", "2 MiB ranges at the end", AT_END_MOST),
             ("cpu_ms", "CPU", CPU_MOST),
         ):
             best, ours = self.best_peer(flat, metric), of(BOTH, metric)

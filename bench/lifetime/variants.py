@@ -16,12 +16,10 @@ EVERYWHERE = {"G_SLICE": "always-malloc", "OMP_NUM_THREADS": "1"}
 @dataclass(frozen=True)
 class Variant(Allocator):
     """An allocator with the watcher beside it. `prefix`: the command that starts the program, if it is not
-    started directly; such a command preloads the allocator itself, and no watcher runs. `counts_ranges`:
-    memory is sampled as 2 MiB ranges with a resident page."""
+    started directly; such a command preloads the allocator itself, and no watcher runs."""
 
     label: str = ""
     prefix: tuple[str, ...] = ()
-    counts_ranges: bool = False
 
     def watched(self, folder: Path) -> dict[str, str]:
         """The environment of the program: the watcher writes live bytes over time to `watch` in the folder,
@@ -33,10 +31,10 @@ class Variant(Allocator):
         return self.environment() | EVERYWHERE | {"LD_PRELOAD": preload} | reports
 
 
-def made_from(name: str, label: str, base: str, settings: dict[str, str] | None = None, **more) -> Variant:
+def made_from(name: str, label: str, base: str, settings: dict[str, str] | None = None) -> Variant:
     one = find(base, {})
     own = vars(one) | {"name": name, "settings": one.settings | (settings or {})}
-    return Variant(**own, label=label, **more)
+    return Variant(**own, label=label)
 
 
 def tcmalloc() -> Variant:
@@ -48,9 +46,7 @@ def tcmalloc_returning() -> Variant:
     huge page is occupied while anything on it is. Aggressive decommit on small pages leaves exactly the pages
     that are not in free spans."""
     settings = {"TCMALLOC_AGGRESSIVE_DECOMMIT": "1"}
-    return made_from(
-        "tcmalloc_returning", "tcmalloc, as the paper counts", "tcmalloc", settings, counts_ranges=True
-    )
+    return made_from("tcmalloc_returning", "tcmalloc, as the paper counts", "tcmalloc", settings)
 
 
 def online() -> Variant:
@@ -65,6 +61,25 @@ def with_model(model: Path) -> Variant:
 def model_only(model: Path) -> Variant:
     settings = {"MAYFLY_HEAP_MODEL": str(model), "MAYFLY_HEAP_LIFETIMES": "model"}
     return made_from("model_only", "Mayfly, model only", "mayfly", settings)
+
+
+def paper(model: Path, deadline_factor: int = 2) -> Variant:
+    """The paper's configuration, as far as the heap has it (docs/heap.md): bump allocation over lines (§6.6),
+    free blocks for shorter classes alone (§6.3), deadlines of K times the class (§6.4), the model alone, no
+    page that stays longer than its last object, and none whose parts are returned."""
+    settings = {
+        "MODEL": str(model),
+        "LIFETIMES": "model",
+        "SPANS": "lines",
+        "RECYCLE": "longest",
+        "DEADLINE_FACTOR": str(deadline_factor),
+        "DECAY": "never",
+        "RETAIN": "0",
+        "THREAD": "off",
+    }
+    own = {f"MAYFLY_HEAP_{name}": value for name, value in settings.items()}
+    name = "paper" if deadline_factor == 2 else f"paper_k{deadline_factor}"
+    return made_from(name, f"the paper's way, K = {deadline_factor}", "mayfly", own)
 
 
 def profiled(output: Path, every: str) -> Variant:

@@ -13,7 +13,7 @@ from bench.heap import redis
 from bench.heap.server import scratch_folder, wait_until
 from bench.lifetime import build, redis_load
 from bench.lifetime.network import network
-from bench.lifetime.process import Memory, follow, running
+from bench.lifetime.process import AtEnd, Memory, follow, running
 from bench.lifetime.variants import Variant
 from bench.outcome import BenchError
 from bench.processes import last_words
@@ -39,17 +39,17 @@ class Run:
 
     speed: dict[str, float]
     memory: Memory
-    end_resident_mib: float
-    end_live_mib: float
+    at_end: AtEnd
     heap: dict[str, float]  # Mayfly's statistics at the end, `heap.*`
 
-    @property
-    def peak_resident_mib(self) -> float:
-        return max((mib for _, mib in self.memory.resident), default=0.0)
-
-    @property
-    def peak_live_mib(self) -> float:
-        return max((mib for _, mib in self.memory.live), default=0.0)
+    def mib(self, name: str) -> float | None:
+        """`end_resident_mib`, `end_ranges_mib`, `end_huge_mib`, `end_live_mib`; `peak_`, but not of huge."""
+        moment, _, unit = name.removesuffix("_mib").partition("_")
+        if moment == "end":
+            return getattr(self.at_end, unit, None)
+        if moment == "peak" and hasattr(self.memory, unit):
+            return max((mib for _, mib in getattr(self.memory, unit)), default=0.0)
+        return None
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,8 @@ def served(name: str, server_arguments: list, variant: Variant, size: Size, seed
             wait_until(program)
             load = [build.program(f"{name}_load"), program.socket_path, seed, size.scale, *server_arguments]
             with load_generator(load) as speaker:
-                speed, (resident, live) = follow(program, speaker, size.settle_s)
-        return Run(speed, program.memory_over_time, resident, live, program.heap)
+                speed, at_end = follow(program, speaker, size.settle_s)
+        return Run(speed, program.memory_over_time, at_end, program.heap)
 
 
 def image(variant: Variant, size: Size, seed: int) -> Run:
@@ -117,11 +117,11 @@ def pipeline(variant: Variant, size: Size, seed: int) -> Run:
         command = [build.program("pipeline"), out, threads, *texts]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         with running(variant, command, folder, **pipes) as program:
-            speed, (resident, live) = follow(program, program.process, size.settle_s)
+            speed, at_end = follow(program, program.process, size.settle_s)
         for name, wanted in counts_of(texts).items():
             if (out / name).read_text() != "".join(f"{key} {wanted[key]}\n" for key in sorted(wanted)):
                 raise BenchError(f"the counts of {name} are not those of the text")
-        return Run(speed, program.memory_over_time, resident, live, program.heap)
+        return Run(speed, program.memory_over_time, at_end, program.heap)
 
 
 def text(words: int, seed: int) -> Path:
@@ -162,7 +162,7 @@ def redis_run(variant: Variant, size: Size, seed: int) -> Run:
             wait_until(program)
             load = redis_load.Load(program, redis_load.FULL.scaled(size.scale), size.settle_s)
             load.everything()
-        return Run(load.speed, program.memory_over_time, *load.at_end, program.heap)
+        return Run(load.speed, program.memory_over_time, load.at_end, program.heap)
 
 
 WORKLOADS = {

@@ -21,12 +21,15 @@ COLUMNS = {
     "cpu_ms": ("CPU s", 1000, 1),
     "peak_rss_kib": ("peak MiB", 1024, 0),
     "rss_kib": ("at end MiB", 1024, 0),
+    "peak_ranges_kib": ("peak ranges", 1024, 0),
+    "ranges_kib": ("ranges at end", 1024, 0),
 }
 
 EPILOG = f"""
 Each server is driven through load, peak and light traffic, a number of requests each, and then left alone for
-{life.QUIET_S} s. 'at end' is its RSS then, 'live' what its allocator says is live (mallinfo2,
-jemalloc's mallctl, tcmalloc's property; '-' where it has none). CPU is the server's own, the quiet included.
+{life.QUIET_S} s. 'at end' is its RSS then, 'ranges' the 2 MiB ranges of which any page is resident (without
+files and stacks; the peak as sampled), 'live' what its allocator says is live (mallinfo2, jemalloc's mallctl,
+tcmalloc's property; '-' where it has none). CPU is the server's own, the quiet included.
 
 examples
   bench/heap/servers                                      everything (an hour or so)

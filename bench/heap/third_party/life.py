@@ -92,7 +92,7 @@ def drive(server: Server, phases: Sequence[Phase], quiet_s: float = QUIET_S) -> 
     numbers |= server.memory()
     numbers["pss_kib"] = pss_kib(server.process.pid)
     numbers["cpu_ms"] = server.cpu_ms() - at_start
-    numbers["peak_rss_kib"] = server.peak_rss_kib()
+    numbers |= server.peaks()
     numbers["threads"] = len(os.listdir(f"/proc/{server.process.pid}/task"))
     live = live_bytes(server)
     if live is not None:

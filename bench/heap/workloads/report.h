@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <cerrno>
 #include <cinttypes>
 #include <cstdarg>
 #include <cstdint>
@@ -72,13 +73,11 @@ inline long proc_kib(const char *path, const char *name) {
 }
 
 struct Memory {
-    long rss_kib, peak_rss_kib, anon_huge_kib;
+    long rss_kib, peak_rss_kib;
 };
 
 inline Memory memory() {
-    const char *rollup = "/proc/self/smaps_rollup";
-    return {proc_kib(rollup, "Rss:"), proc_kib("/proc/self/status", "VmHWM:"),
-            proc_kib(rollup, "AnonHugePages:")};
+    return {proc_kib("/proc/self/smaps_rollup", "Rss:"), proc_kib("/proc/self/status", "VmHWM:")};
 }
 
 // Builds the JSON object in a fixed buffer.
@@ -91,18 +90,19 @@ class Report {
         add("{\"allocator_file\":\"%s\"", file_of_malloc());
     }
     void number(const char *key, double value) { add(",\"%s\":%.9g", key, value); }
-    // The memory at this moment, under a prefix: rss, huge pages, and the translations a TLB would need
-    // for them.
+    // Has the bench measure the memory at this moment, under a prefix (bench/heap/moments.py). Run by hand, the
+    // program reports what is resident.
     void memory_now(const char *prefix = "") {
-        Memory m = memory();
-        char key[96];
-        const char *names[] = {"rss_kib", "anon_huge_kib", "small_pages", "huge_pages"};
-        double values[] = {double(m.rss_kib), double(m.anon_huge_kib), double(m.rss_kib - m.anon_huge_kib) / 4,
-                           double(m.anon_huge_kib) / 2048};
-        for (int i = 0; i < 4; i++) {
-            snprintf(key, sizeof key, "%s%s", prefix, names[i]);
-            number(key, values[i]);
+        int asks, answered;
+        char line[96];
+        const char *descriptors = getenv("BENCH_MOMENTS");
+        if (!descriptors || sscanf(descriptors, "%d,%d", &asks, &answered) != 2) {
+            snprintf(line, sizeof line, "%srss_kib", prefix);
+            return number(line, double(memory().rss_kib));
         }
+        int bytes = snprintf(line, sizeof line, "%s\n", prefix);
+        if (write(asks, line, size_t(bytes)) != bytes || read(answered, line, 1) != 1)
+            fail("the bench does not answer: %s", strerror(errno));
     }
     void print() {
         Memory m = memory();

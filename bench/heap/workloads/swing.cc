@@ -69,36 +69,6 @@ static size_t live_pages(const uintptr_t *address, size_t count, uintptr_t bytes
     return pages;
 }
 
-// 2 MiB-aligned ranges of private memory with any page resident: what the process would occupy if each
-// were a huge page.
-static size_t resident_huge_ranges() {
-    static char line[1024];
-    static uint64_t entry[4096];
-    FILE *maps = fopen("/proc/self/maps", "re");
-    int pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
-    if (!maps || pagemap < 0) return 0;
-    size_t ranges = 0;
-    uintptr_t last = ~uintptr_t(0);
-    while (fgets(line, sizeof line, maps)) {
-        uintptr_t from, to;
-        char mode[8];
-        unsigned long inode;
-        if (sscanf(line, "%lx-%lx %7s %*s %*s %lu", &from, &to, mode, &inode) != 4 || inode || mode[1] != 'w') continue;
-        for (uintptr_t at = from; at < to; at += 4096 * sizeof entry / 8) {
-            size_t want = std::min<size_t>(sizeof entry / 8, (to - at) / 4096);
-            ssize_t got = pread(pagemap, entry, want * 8, off_t(at / 4096 * 8));
-            for (ssize_t i = 0; i < got / 8; i++)
-                if (entry[i] >> 63 && (at + i * 4096) >> 21 != last) {
-                    last = (at + i * 4096) >> 21;
-                    ranges++;
-                }
-        }
-    }
-    fclose(maps);
-    close(pagemap);
-    return ranges;
-}
-
 // Every allocator's own function to return retained memory.
 static void release_free_memory() {
     if (mallctl) mallctl("arena.4096.purge", nullptr, nullptr, nullptr, 0);
@@ -157,7 +127,6 @@ int main(int argc, char **argv) {
         sleep_ms(10);
     }
     report.memory_now();
-    report.number("resident_2m_bytes", double(resident_huge_ranges() << 21));
 
     size_t bytes = kept * sizeof(uintptr_t);
     auto *address = static_cast<uintptr_t *>(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
