@@ -144,6 +144,15 @@ fn true_lifetimes_pack_the_swinging_heap() {
     let points = result["timeline.mayfly.2MiB.bytes"].as_array().unwrap();
     assert!(points.len() > 1000);
 
+    // Held pages do not stand below the heading of pages with live objects.
+    let mut command = mayfly();
+    command.args(["replay", "--allocator", "recorded,mayfly"]).arg(&trace);
+    let output = command.env("MAYFLY_HEAP_LIB", heap_library()).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let headings = ["pages with live objects", "recorded 2MiB", "pages that the heap holds", "mayfly 2MiB"];
+    let places = headings.map(|heading| text.find(heading).unwrap_or_else(|| panic!("{heading}: {text}")));
+    assert!(places.is_sorted(), "{text}");
+
     // The parts add up, and the requested bytes are the live ones.
     for when in ["average", "final"] {
         let parts =

@@ -144,7 +144,9 @@ fn described(model: &Model, profile: &Profile, contexts: &[Vec<u32>]) -> String 
         );
     }
     text + &format!(
-        "the model knows {} of the frames that it reads\n",
+        "the model knows {} of the frames that it reads\n\
+         right by address: beside each context's own objects; `mayfly train --measure` has the heap's accuracy, in\n\
+         which contexts of the same names count together\n",
         percent(known_frames as f64, frames_in_all as f64)
     )
 }

@@ -31,8 +31,9 @@ Allocators:
             mayfly.where), and with --json the heap's statistics at the end (mayfly.end)
   packed    the least whole pages that hold the live bytes: no allocator can do better
 
-Ratios are memory in pages that hold a live object, divided by live bytes (requested sizes): the
-average is that of the two averages over time, the final one is at the last record.";
+Ratios are to live bytes (requested sizes): the average is that of the two averages over time, the
+final one is at the last record. Of `recorded` and `packed` they are of pages with a live object, the
+least that an allocator can have held; of `mayfly` they are of all pages that the heap holds.";
 
 /// The allocator that places objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -173,22 +174,30 @@ fn as_json(recorded: &Recorded, curves: &[Curve]) -> Map<String, Value> {
 fn as_text(trace: &Path, recorded: &Recorded, curves: &[Curve]) -> String {
     let live = &curves[0];
     let mut text = described(&recorded.totals, trace) + "\n\n";
-    text += &format!(
-        "{:18}{:>12}{:>8}{:>12}{:>8}{:>12}\n",
-        "memory", "average", "ratio", "at the end", "ratio", "peak"
-    );
-    for curve in curves {
-        let (average, at_end) = ratios(curve, live);
-        let show_ratio = |ratio: Option<f64>| ratio.map_or("-".into(), |ratio| format!("{ratio:.2}"));
+    // Two units: what lies on a page and what the heap holds.
+    let (held, with_live): (Vec<_>, Vec<_>) =
+        curves.iter().partition(|curve| curve.name.starts_with("mayfly"));
+    for (unit, curves) in [("pages with live objects", with_live), ("pages that the heap holds", held)] {
+        if curves.is_empty() {
+            continue;
+        }
         text += &format!(
-            "{:18}{:>12}{:>8}{:>12}{:>8}{:>12}\n",
-            curve.name.replace('.', " "),
-            curve.average_bytes.map_or("-".into(), bytes),
-            show_ratio(average),
-            bytes(curve.final_bytes as f64),
-            show_ratio(at_end),
-            bytes(curve.peak_bytes as f64),
+            "{unit:26}{:>12}{:>8}{:>12}{:>8}{:>12}\n",
+            "average", "ratio", "at the end", "ratio", "peak"
         );
+        for curve in curves {
+            let (average, at_end) = ratios(curve, live);
+            let show_ratio = |ratio: Option<f64>| ratio.map_or("-".into(), |ratio| format!("{ratio:.2}"));
+            text += &format!(
+                "{:26}{:>12}{:>8}{:>12}{:>8}{:>12}\n",
+                curve.name.replace('.', " "),
+                curve.average_bytes.map_or("-".into(), bytes),
+                show_ratio(average),
+                bytes(curve.final_bytes as f64),
+                show_ratio(at_end),
+                bytes(curve.peak_bytes as f64),
+            );
+        }
     }
     let lifetimes = &recorded.lifetimes;
     text += &format!("\n{:9}{:>16}{:>12}{:>12}\n", "lifetime", "objects", "of them", "bytes");
