@@ -44,7 +44,7 @@
 //! | | [`thread::fork_guard`], [`thread::fork`] | sections that a fork must not interrupt; fork handlers |
 //! | [`observe`] | [`observe::stats`], [`observe::report`] | statistics |
 //! | | [`observe::trace`] | recording every call |
-//! | | [`observe::profile`], [`observe::profile_file`] | lifetimes by calling context, for training |
+//! | | [`observe::profile`], [`observe::profile_file`], [`observe::profile_changes`] | lifetimes by calling context, for training |
 //! | | [`observe::control`] | attaching a profiler to a running program |
 //! | | [`observe::check`] | invariants of the metadata, for tests |
 //! | [`entry`] | [`entry::allocate`], [`entry::free`], [`entry::extent`], [`entry::trim`] | malloc, free, realloc and malloc_trim as a whole |
@@ -164,6 +164,7 @@ pub mod observe {
     pub mod check;
     pub mod control;
     pub mod profile;
+    pub mod profile_changes;
     pub mod profile_file;
     pub mod profile_memory;
     pub mod report;

@@ -20,6 +20,7 @@ pub mod profile {
     //! A profile of one run: calling contexts, and how long their objects lived.
     pub mod contents;
     pub mod file;
+    mod holes;
     pub mod label;
     mod write;
 }

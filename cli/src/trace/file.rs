@@ -1,12 +1,11 @@
-//! The allocation trace that `libmayfly_heap.so` records (`MAYFLY_HEAP_TRACE`): reading, and writing for
-//! tests.
+//! The allocation trace that `libmayfly_heap.so` records (`MAYFLY_HEAP_TRACE`), as it is read.
 //!
 //! The format is described in `docs/trace.md`. A reader never trusts the file: every record is checked, and a
 //! refusal names the file and the byte offset. A last record that the process did not finish is dropped.
 
 use std::fmt;
 use std::fs::File;
-use std::io::{self, BufReader, Read, Write};
+use std::io::{self, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use crate::failure::plain_reason;
@@ -246,56 +245,6 @@ fn decode(bytes: &[u8; RECORD_BYTES]) -> Result<Record, String> {
     Ok(record)
 }
 
-/// Writes a trace: for tests, and for programs that make traces of their own.
-pub struct Writer<W> {
-    output: W,
-}
-
-impl<W: Write> Writer<W> {
-    /// Writes the header.
-    ///
-    /// # Errors
-    /// The errors of `output`.
-    pub fn new(mut output: W, header: Header) -> io::Result<Self> {
-        let mut bytes = [0; HEADER_BYTES];
-        bytes[..8].copy_from_slice(MAGIC);
-        bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
-        bytes[12..16].copy_from_slice(&(RECORD_BYTES as u32).to_le_bytes());
-        bytes[16..20].copy_from_slice(&header.pid.to_le_bytes());
-        bytes[20..24].copy_from_slice(&(header.state as u32).to_le_bytes());
-        bytes[24..32].copy_from_slice(&header.start_unix_ns.to_le_bytes());
-        output.write_all(&bytes)?;
-        Ok(Writer { output })
-    }
-
-    /// Appends one record.
-    ///
-    /// # Errors
-    /// The errors of the output.
-    pub fn write(&mut self, record: &Record) -> io::Result<()> {
-        let mut bytes = [0; RECORD_BYTES];
-        bytes[0..8].copy_from_slice(&record.time_ns.to_le_bytes());
-        bytes[8..16].copy_from_slice(&record.address.to_le_bytes());
-        bytes[16..24].copy_from_slice(&record.size_bytes.to_le_bytes());
-        bytes[24..32].copy_from_slice(&record.caller.to_le_bytes());
-        bytes[32..36].copy_from_slice(&record.thread.to_le_bytes());
-        bytes[36..40].copy_from_slice(&record.sequence.to_le_bytes());
-        let operation: u32 = if record.operation == Operation::Allocation { 1 } else { 2 };
-        bytes[40..44].copy_from_slice(&operation.to_le_bytes());
-        bytes[44..48].copy_from_slice(&record.stack_height.to_le_bytes());
-        self.output.write_all(&bytes)
-    }
-
-    /// Flushes and returns the output.
-    ///
-    /// # Errors
-    /// The errors of the output.
-    pub fn finish(mut self) -> io::Result<W> {
-        self.output.flush()?;
-        Ok(self.output)
-    }
-}
-
 fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
 }
@@ -307,6 +256,7 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::trace::writer::Writer;
     use proptest::prelude::*;
 
     fn arbitrary_record() -> impl Strategy<Value = Record> {

@@ -204,7 +204,8 @@ impl LiveObjects {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trace::file::{Header, Writer};
+    use crate::trace::file::Header;
+    use crate::trace::writer::Writer;
     use proptest::prelude::*;
     use std::path::Path;
 

@@ -14,3 +14,4 @@ pub mod record;
 pub mod replay;
 pub mod simulation;
 pub mod timeline;
+pub mod writer;

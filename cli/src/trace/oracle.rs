@@ -149,7 +149,8 @@ fn allocations_by_thread(path: &Path, mut progress: impl FnMut(u64)) -> Result<V
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trace::file::{Header, Record, Writer};
+    use crate::trace::file::{Header, Record};
+    use crate::trace::writer::Writer;
 
     const MS: u64 = 1_000_000;
 

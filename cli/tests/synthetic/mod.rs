@@ -6,7 +6,8 @@ use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use mayfly_cli::trace::file::{Header, Operation, Record, Writer};
+use mayfly_cli::trace::file::{Header, Operation, Record};
+use mayfly_cli::trace::writer::Writer;
 
 /// `mayfly`, without the caller's settings.
 pub fn mayfly() -> Command {

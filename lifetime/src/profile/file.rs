@@ -12,6 +12,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result, ensure};
 
 use crate::profile::contents::{Alive, Context, Frame, Frees, Module, OFFSET_BITS, Profile, Tally};
+use crate::profile::holes::{data_of, touched};
 
 pub(crate) const MAGIC: &[u8; 8] = b"MAYFLYPF";
 pub(crate) const VERSION: u32 = 1;
@@ -182,39 +183,6 @@ impl Profile {
 
 /// More than any heap writes, and more than a merged profile of a million contexts.
 const MOST_BYTES: u64 = 4 << 30;
-
-/// The entries of a table that overlap `data`.
-fn touched(table: &Range<usize>, bytes: usize, data: &[Range<usize>]) -> Vec<usize> {
-    let mut numbers = Vec::new();
-    for range in data {
-        let (from, to) = (range.start.max(table.start), range.end.min(table.end));
-        if from < to {
-            let behind_last = numbers.last().map_or(0, |last| last + 1);
-            let first = ((from - table.start) / bytes).max(behind_last);
-            numbers.extend(first..(to - table.start).div_ceil(bytes));
-        }
-    }
-    numbers
-}
-
-/// The ranges of a file that are not holes, ascending; the whole file where the kernel does not know.
-fn data_of(file: &File, length: usize) -> Vec<Range<usize>> {
-    let seek = |from: usize, what| {
-        // SAFETY: takes plain numbers.
-        usize::try_from(unsafe { libc::lseek(file.as_raw_fd(), from as libc::off_t, what) }).ok()
-    };
-    let (mut ranges, mut at) = (Vec::new(), 0);
-    while at < length {
-        let Some(start) = seek(at, libc::SEEK_DATA).filter(|&start| start < length) else {
-            // SAFETY: the C library gives every thread a valid errno.
-            let none_follows = unsafe { *libc::__errno_location() } == libc::ENXIO;
-            return if none_follows { ranges } else { std::iter::once(0..length).collect() };
-        };
-        at = seek(start, libc::SEEK_HOLE).unwrap_or(length).clamp(start + 1, length);
-        ranges.push(start..at);
-    }
-    ranges
-}
 
 /// Whether a process has the file open for writing, or mapped: then the kernel gives no lease for reading.
 pub fn is_written(file: &File) -> bool {
