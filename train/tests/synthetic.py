@@ -104,7 +104,7 @@ def contexts(count: int, seed: int = 1, noise: float = 0.02) -> list[dict]:
 BUILD_IDS = ["0123456789abcdef0123456789abcdef01234567", "fe" * 20]
 
 
-def write(path, rows: list[dict], build: int = 0) -> None:
+def write(path, rows: list[dict], build: int = 0, codec: str = "zstd") -> None:
     """A profile's table with these rows, and beside it the table of functions: each frame has a place in
     one of two files, the second one being the same in every `build`. There are also functions that are in
     no context."""
@@ -123,7 +123,8 @@ def write(path, rows: list[dict], build: int = 0) -> None:
             address += size + 5 * (len(name) % 2)
     columns = ["module", "path", "build_id", "start", "end", "names"]
     kinds = [pa.uint32(), pa.string(), pa.string(), pa.uint64(), pa.uint64(), pa.string()]
-    _write(path.removesuffix(".parquet") + ".symbols.parquet", columns, kinds, zip(*functions, strict=True))
+    beside = path.removesuffix(".parquet") + ".symbols.parquet"
+    _write(beside, columns, kinds, zip(*functions, strict=True), codec)
     packed = [struct.pack(f"<{len(s)}Q", *map(at.get, s)) for s in (row["stack"].split("@") for row in rows)]
     # Objects of 64 B, unless a row says how many bytes they are.
     rows = [{"bytes": 64 * row["allocations"]} | row for row in rows]
@@ -133,10 +134,11 @@ def write(path, rows: list[dict], build: int = 0) -> None:
         rows = [dict.fromkeys(LEFT, 0) | row for row in rows]
         columns, kinds = [*columns, *LEFT], [*kinds, *[pa.uint64()] * 7]
     kinds.append(pa.binary())
-    _write(path, [*columns, "frames"], kinds, [*([row[name] for row in rows] for name in columns), packed])
+    values = [*([row[name] for row in rows] for name in columns), packed]
+    _write(path, [*columns, "frames"], kinds, values, codec)
 
 
-def _write(path: str, columns: list[str], kinds: list, values) -> None:
+def _write(path: str, columns: list[str], kinds: list, values, codec: str) -> None:
     arrays = [pa.array(value, kind) for value, kind in zip(values, kinds, strict=True)]
     schema = pa.schema(list(zip(columns, kinds, strict=True)), {"mayfly.version": VERSION})
-    pq.write_table(pa.Table.from_arrays(arrays, schema=schema), path)
+    pq.write_table(pa.Table.from_arrays(arrays, schema=schema), path, compression=codec)

@@ -1,5 +1,6 @@
 """The dataset on DuckDB against the definition of T95 written out, and on Spark against DuckDB."""
 
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -124,6 +125,18 @@ def test_a_context_falls_into_the_same_part_in_every_profile(tmp_path):
     assert some.items() <= whole.items()
     shares = [list(whole.values()).count(tenth) / len(whole) for tenth in range(TENTHS)]
     assert len(some) > 900 and all(abs(share - 0.1) < 0.03 for share in shares)
+
+
+def test_tables_of_before_are_read_beside_new_ones(tmp_path):
+    """The heap's tables were compressed by Snappy, and are now by Zstandard."""
+    rows = synthetic.contexts(300, seed=3)
+    for codec in ("snappy", "zstd"):
+        synthetic.write(tmp_path / f"{codec}.parquet", rows, codec=codec)
+        found = pq.ParquetFile(tmp_path / f"{codec}.parquet").metadata.row_group(0).column(0).compression
+        assert found == codec.upper()
+    old, new = ([tmp_path / f"{codec}.parquet"] for codec in ("snappy", "zstd"))
+    assert rows_of("duckdb", old) == rows_of("duckdb", new)
+    assert {each["stack"] for each in rows_of("duckdb", [*old, *new])} == {each["stack"] for each in rows}
 
 
 def test_spark_gives_the_same_rows_as_duckdb(tmp_path):

@@ -49,6 +49,13 @@ def trained(request, profile):
     return name, model, json.loads(said)
 
 
+def test_the_tables_of_a_profile_are_compressed_by_zstandard(profile):
+    for path in (profile.with_suffix(".parquet"), profile.with_suffix(".symbols.parquet")):
+        for group in range((written := pq.ParquetFile(path).metadata).num_row_groups):
+            columns = [written.row_group(group).column(n) for n in range(written.num_columns)]
+            assert {column.compression for column in columns} == {"ZSTD"}, path.name
+
+
 def test_learns_lifetimes_that_only_callers_decide(trained, profile):
     name, _, said = trained
     # On a busy machine labels are noise in part, so no figure is required: only more than any one class would

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
+use parquet::basic::{Compression, ZstdLevel};
 use parquet::file::metadata::KeyValue;
 use parquet::file::properties::WriterProperties;
 use parquet::file::writer::SerializedFileWriter;
@@ -89,6 +90,8 @@ struct CodeRow<'a> {
 const ROWS: usize = 1 << 15;
 /// Each group of rows stores a distinct string once, up to this many bytes of strings.
 const DICTIONARY_BYTES: usize = 64 << 20;
+/// Zstandard's own default.
+const ZSTD_LEVEL: i32 = 3;
 
 /// Writes the contexts to `path`.
 ///
@@ -228,6 +231,12 @@ fn add_code(
     Ok(())
 }
 
+/// Zstandard, which DuckDB, Arrow and Spark read on every system: Spark's Snappy fails where it finds musl's
+/// loader beside the C library that runs it. Tables of before are Snappy's, and are read as well.
+fn compression() -> Result<Compression> {
+    Ok(Compression::ZSTD(ZstdLevel::try_new(ZSTD_LEVEL)?))
+}
+
 fn writer<T>(path: &Path) -> Result<SerializedFileWriter<std::fs::File>>
 where
     for<'a> &'a [T]: RecordWriter<T>,
@@ -235,7 +244,7 @@ where
     let cannot = || format!("cannot write {}", path.display());
     let file = std::fs::File::create(path).with_context(cannot)?;
     let properties = WriterProperties::builder()
-        .set_compression(parquet::basic::Compression::SNAPPY)
+        .set_compression(compression()?)
         .set_dictionary_page_size_limit(DICTIONARY_BYTES)
         .set_key_value_metadata(Some(vec![KeyValue::new("mayfly.version".to_owned(), VERSION.to_owned())]))
         .build();
@@ -251,4 +260,37 @@ where
     rows.write_to_row_group(&mut group)?;
     group.close()?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use parquet::file::reader::{FileReader, SerializedFileReader};
+
+    #[test]
+    fn every_column_is_compressed_by_zstandard() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("all.symbols.parquet");
+        let names: Vec<String> = (0..1000)
+            .map(|number| format!("std::vector<Tile{number}>::push_back(Tile{number} const&)"))
+            .collect();
+        let range = |(number, names): (usize, &String)| Range {
+            start: 16 * number as u64,
+            end: 16 * number as u64 + 16,
+            names: names.as_str().into(),
+        };
+        let ranges = names.iter().enumerate().map(range).collect();
+        let code = Code { path: "/opt/server".into(), build_id: vec![1; 20], ranges };
+        write_all_code(&code, &path).unwrap();
+        let reader = SerializedFileReader::new(std::fs::File::open(&path).unwrap()).unwrap();
+        let groups = reader.metadata().row_groups();
+        assert_eq!(groups.iter().map(|group| group.num_rows()).sum::<i64>(), 1000);
+        for column in groups.iter().flat_map(|group| group.columns()) {
+            let codec = column.compression();
+            assert!(matches!(codec, Compression::ZSTD(_)), "{}: {codec}", column.column_path());
+        }
+        let text: usize = names.iter().map(String::len).sum();
+        let written = std::fs::metadata(&path).unwrap().len() as usize;
+        assert!(written < text / 4, "{written} of {text} bytes");
+    }
 }
