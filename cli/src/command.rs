@@ -25,6 +25,7 @@ Objects: a heap that packs them by when they will die
                                               predict lifetimes with the model
   mayfly bind app.mayfly-model -o new.mayfly-model -- ./new
                                               the model for a new build, by functions' names
+  mayfly who 1234                             which part of a process's memory is malloc's, and who has the rest
   mayfly trace -o app.trace -- ./app          record every allocation
   mayfly replay app.trace --plot memory.svg   pages kept by live objects, over time
 

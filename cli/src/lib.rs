@@ -35,4 +35,6 @@ pub mod statistics;
 #[cfg(feature = "objects")]
 pub mod trace;
 pub mod vm;
+#[cfg(feature = "objects")]
+pub mod who;
 pub mod worker;

@@ -15,6 +15,7 @@ use crate::run::RunArguments;
 use crate::trace::record::TraceArguments;
 use crate::trace::replay::ReplayArguments;
 use crate::trace::{driver, on_heap};
+use crate::who::WhoArguments;
 
 /// The verbs.
 #[derive(Subcommand)]
@@ -27,6 +28,7 @@ pub enum ObjectVerb {
     Bind(BindArguments),
     Trace(TraceArguments),
     Replay(ReplayArguments),
+    Who(WhoArguments),
 }
 
 impl ObjectVerb {
@@ -40,6 +42,7 @@ impl ObjectVerb {
             ObjectVerb::Bind(arguments) => (arguments.execute(), 1),
             ObjectVerb::Train(arguments) => (arguments.execute(), 1),
             ObjectVerb::Replay(arguments) => (arguments.execute(), 1),
+            ObjectVerb::Who(arguments) => (arguments.execute(), 1),
         }
     }
 }

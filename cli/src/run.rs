@@ -12,6 +12,8 @@ use crate::progress;
 use crate::settings::{HeapSettings, Lifetimes, Value};
 use crate::statistics;
 use crate::trace::oracle::Table;
+use crate::who::Watch;
+use crate::who::account::Account;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -48,6 +50,8 @@ pub struct RunArguments {
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Show the heap's statistics when the program has ended, on stderr, or write them to FILE as JSON
+    ///
+    /// Below them is who had its memory, as `mayfly who` shows it, for a program that ran for a second.
     ///
     /// FILE may contain %p, the process id: then processes that the program starts write theirs too.
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true)]
@@ -105,7 +109,7 @@ impl RunArguments {
                     program.set("MAYFLY_HEAP_STATS", &file);
                     return Ok(program.run(|_| {})?.exit_code());
                 }
-                let finished = with_statistics(program, |text, _| {
+                let finished = with_statistics(program, |text, _, _| {
                     std::fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))
                 })?;
                 Ok(finished.exit_code())
@@ -162,29 +166,37 @@ fn oracle_table(trace: &Path) -> Result<Table> {
 }
 
 fn show_statistics(program: Preloaded, json: bool) -> Result<i32> {
-    let finished = with_statistics(program, |text, origin| {
-        let statistics = statistics::parse(text, origin)?;
+    let finished = with_statistics(program, |text, origin, account| {
+        let mut statistics = statistics::parse(text, origin)?;
         // Standard output belongs to the program.
         if json {
+            statistics.extend(account.map(|account| account.as_json()).unwrap_or_default());
             eprintln!("{}", serde_json::Value::Object(statistics));
         } else {
             eprint!("{}", statistics::table(&statistics));
             eprint!("{}", statistics::share_of_malloc(&statistics).unwrap_or_default());
+            if let Some(account) = account {
+                eprint!("shortly before its end, {}", account.described());
+            }
         }
         Ok(())
     })?;
     Ok(finished.exit_code())
 }
 
-/// Runs the program and passes its own process's statistics to `take`. Processes that it starts write theirs
-/// beside it, under their own PIDs, and are not shown.
-fn with_statistics(mut program: Preloaded, take: impl FnOnce(&str, &Path) -> Result<()>) -> Result<Finished> {
+/// Runs the program and passes its own process's statistics to `take`, and who had its memory shortly before
+/// its end. Processes that it starts write theirs beside it, under their own PIDs, and are not shown.
+fn with_statistics(
+    mut program: Preloaded,
+    take: impl FnOnce(&str, &Path, Option<Account>) -> Result<()>,
+) -> Result<Finished> {
     let folder = tempfile::Builder::new().prefix("mayfly-stats-").tempdir()?;
     program.set("MAYFLY_HEAP_STATS", folder.path().join("%p.json"));
-    let finished = program.run(|_| {})?;
+    let mut watch = Watch::new();
+    let finished = program.run(|pid| watch.look(pid))?;
     let path = folder.path().join(format!("{}.json", finished.pid));
     match std::fs::read_to_string(&path) {
-        Ok(text) => take(&text, &path)?,
+        Ok(text) => take(&text, &path, watch.last())?,
         Err(_) => match finished.signal() {
             Some(signal) => eprintln!("mayfly: no statistics: the program was ended by signal {signal}"),
             None => {

@@ -32,6 +32,7 @@ use crate::progress::ProgressLine;
 use crate::quantity::{duration, parse_bytes};
 use crate::runtime;
 use crate::settings::HeapSettings;
+use crate::who::Watch;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -134,15 +135,18 @@ impl ProfileArguments {
         // Read first: a wrong file should fail at once.
         let before = self.minus.as_deref().map(Profile::read).transpose()?;
         let stem = self.stem()?;
+        let mut watch = Watch::new();
         let (exit_code, profile, root) = match (&self.from[..], self.seconds, &stem) {
             ([], Some(_), Some(stem)) => {
                 let mut checkpoints = Checkpoints::new(Some(stem))?;
                 checkpoints.stop_by_signals()?;
+                self.pid.iter().for_each(|&pid| watch.look(pid));
                 let (profile, root) = self.attach(&mut checkpoints)?;
+                self.pid.iter().for_each(|&pid| watch.look(pid));
                 (0, profile, root)
             }
             ([], _, Some(stem)) => {
-                let (exit_code, profile) = self.run(stem)?;
+                let (exit_code, profile) = self.run(stem, &mut watch)?;
                 (exit_code, profile, Root::Own)
             }
             (files, ..) => (0, read(files)?, Root::Own),
@@ -177,6 +181,9 @@ impl ProfileArguments {
             None if self.frees => eprint!("{}", frees(&profile, &mut symbols, self.top)),
             None if self.leaks => eprint!("{}", leaks(&profile, &mut symbols, self.top)),
             None => eprint!("{}", described(&profile, &mut symbols, self.top)),
+        }
+        if let Some(account) = watch.last().filter(|_| !self.json) {
+            eprint!("when last looked at, {}", account.described());
         }
         for missing in symbols.missing.iter().filter(|_| !self.json) {
             eprintln!("mayfly: no names for {missing}");
@@ -232,7 +239,7 @@ impl ProfileArguments {
     }
 
     /// Profiles a program from its start; returns its exit code and the profile.
-    fn run(&self, stem: &Path) -> Result<(i32, Profile)> {
+    fn run(&self, stem: &Path, watch: &mut Watch) -> Result<(i32, Profile)> {
         if let Some(program) = program::find(&self.command[0]) {
             if let Some(why) = program::no_profile(&program) {
                 bail!("{why}");
@@ -255,6 +262,7 @@ impl ProfileArguments {
         program.set("MAYFLY_HEAP_PROFILE", parts.address());
         program.set("MAYFLY_HEAP_PROFILE_BYTES", self.every.to_string());
         let finished = program.run(|pid| {
+            watch.look(pid);
             parts.keep(pid);
             let found = checkpoints.is_requested().then(|| parts.read(pid)).flatten();
             if let Some(Err(why)) = found.map(|found| checkpoints.snapshot(&found.profile)) {
