@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from bench import command, history
 from bench.heap.machine import thp_setting
-from bench.lifetime import builds, learning, releases, tables, third_party, times, variants
+from bench.lifetime import builds, learning, releases, sampling, tables, third_party, times, variants
 from bench.lifetime.goals import shown
 from bench.lifetime.results import Results
 from bench.lifetime.workloads import FULL, QUICK, WORKLOADS, Size, Workload
@@ -40,6 +40,7 @@ examples
                                                        the code
   bench/lifetime/run --quick --only pipeline           seconds
   bench/lifetime/run --only builds,releases            models bound to other builds and releases (minutes)
+  bench/lifetime/run --only sampling --rounds 5        the cost of sampling, in CPU of a server
   bench/lifetime/run --only mariadb,recursor           third-party servers with a model (minutes)
   bench/lifetime/run --only image --variants tcmalloc,model --rounds 5
 """
@@ -52,7 +53,7 @@ SOURCES = history.sources_of("lifetime.json")
 # Keys of the file that belong to no workload.
 TIMES = ("paths.", "model.")
 # Parts that are neither a workload of the paper nor times.
-STUDIES = {builds.NAME: builds, releases.NAME: releases} | third_party.STUDIES
+STUDIES = {one.NAME: one for one in (builds, releases, sampling)} | third_party.STUDIES
 
 
 def arguments() -> argparse.Namespace:
