@@ -12,7 +12,7 @@ import signal
 import botocore.exceptions
 import pytest
 from calls import PYTHON, create, invoke, killing, until, zipped
-from conftest import Worker
+from conftest import MAYFLY, Worker
 
 ALL = 16
 TEMPLATE = """
@@ -380,3 +380,17 @@ def test_deleted_function_leaves_no_snapshot():
         assert snapshots() >= 2, "program and pages"
         client.delete_function(FunctionName="gone")
         until(lambda: snapshots() == 0, snapshots, 30)
+
+
+def test_worker_without_the_right_to_trace_serves_as_ever_and_says_so_once():
+    with Worker(before=["setpriv", "--bounding-set=-sys_ptrace", MAYFLY]) as untraced:
+        client = untraced.client()
+        for name in ["untraced", "other"]:
+            create(client, name, zipped(app_py=CODE), MemorySize=128, **SNAP_START)
+            client.publish_version(FunctionName=name)
+            assert not any(map(is_restored, at_once(client, name, 3, Qualifier="1")))
+        # Their memory is read as their users.
+        until(lambda: untraced.figure("mayfly_instance_pss_bytes") > 32 << 20, untraced.state, 30)
+        log = untraced.log()
+    assert log.count("functions start as ever: snapshots (SnapStart) need CAP_SYS_PTRACE") == 1
+    assert "snapshot" not in log.replace("snapshots (SnapStart)", "")

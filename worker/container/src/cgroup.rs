@@ -242,6 +242,13 @@ impl Cgroup {
         }
     }
 
+    /// The anonymous memory it uses now.
+    pub fn anonymous_bytes(&self) -> Option<u64> {
+        let name = if self.version == Version::One { "rss " } else { "anon " };
+        let text = fs::read_to_string(self.folders[0].join("memory.stat")).ok()?;
+        text.lines().find_map(|line| line.strip_prefix(name))?.trim().parse().ok()
+    }
+
     /// Whether a process was killed because the memory was used up.
     pub fn was_out_of_memory(&self) -> bool {
         let file = match self.version {

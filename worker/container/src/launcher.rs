@@ -21,9 +21,8 @@ use vm_sandbox::syscalls::{Placement, confine};
 use vm_sandbox::{extensions, network, termination};
 use worker_snapshot::{Entry, MappedFile};
 
-use super::{
-    Beginning, INSIDE_USER, OPEN_FILES, RUNTIME_PORT, Spec, freezer, root, syscalls, worker_is_root,
-};
+use super::rights::worker_is_root;
+use super::{Beginning, INSIDE_USER, OPEN_FILES, RUNTIME_PORT, Spec, freezer, root, syscalls};
 
 /// The descriptor of the control socket; 0 becomes the function's stdin.
 const CONTROL: RawFd = 3;

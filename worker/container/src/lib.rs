@@ -19,6 +19,7 @@ mod launcher;
 mod mounts;
 pub mod page_out;
 pub mod page_store;
+pub mod rights;
 mod root;
 pub mod spawn;
 mod syscalls;
@@ -125,9 +126,4 @@ pub struct Spec {
     pub folder: String,
     /// All of its environment.
     pub environment: Vec<(String, String)>,
-}
-
-/// Whether this process is root, and so may run others as users of their own.
-pub fn worker_is_root() -> bool {
-    rustix::process::geteuid().is_root()
 }

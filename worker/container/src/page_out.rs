@@ -2,27 +2,26 @@
 //! needs nothing of the runtime: it is for runtimes that cannot share their pages, on hosts whose swap is
 //! compressed memory (zram).
 
-use std::fs;
-
 use mappings::Area;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use worker_system::processes::{or_as_user, read};
 
 use super::syscalls;
 
 /// Has the kernel page out the processes' own memory, and returns how many bytes of theirs are in the swap
-/// then.
-pub fn page_out(processes: &[i32]) -> u64 {
+/// then. `user` is their user, if it is not this process's.
+pub fn page_out(processes: &[i32], user: Option<u32>) -> u64 {
     let swapped = |process: &i32| {
         // A process that has ended has nothing in the swap.
         let handle =
             Pid::from_raw(*process).and_then(|process| pidfd_open(process, PidfdFlags::empty()).ok());
-        if let (Some(handle), Ok(maps)) = (handle, fs::read(format!("/proc/{process}/maps"))) {
+        if let (Some(handle), Ok(maps)) = (handle, read(*process, "maps", user)) {
             for area in mappings::each(&maps).filter(is_own) {
                 // Locked memory, or no swap: it stays where it is.
-                let _ = syscalls::page_out(&handle, area.range);
+                let _ = or_as_user(user, || syscalls::page_out(&handle, area.range.clone()));
             }
         }
-        swapped_bytes(&fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default())
+        swapped_bytes(&String::from_utf8_lossy(&read(*process, "status", user).unwrap_or_default()))
     };
     processes.iter().map(swapped).sum()
 }
@@ -55,6 +54,6 @@ c000-d000 rw-s 00000000 00:00 0
         let own: Vec<usize> = mappings::each(maps).filter(is_own).map(|area| area.range.start).collect();
         assert_eq!(own, [0x1000, 0x5000]);
         assert_eq!(swapped_bytes("VmRSS:\t 9 kB\nVmSwap:\t   12 kB\n"), 12 << 10);
-        assert_eq!(page_out(&[i32::MAX]), 0, "it has ended");
+        assert_eq!(page_out(&[i32::MAX], None), 0, "it has ended");
     }
 }

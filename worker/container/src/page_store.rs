@@ -31,9 +31,9 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::cgroup::{Cgroup, Hierarchy, Limits};
+use super::rights::worker_is_root;
 use super::spawn::Spawner;
 use super::syscalls::{ending_of, own_user_with_leases};
-use super::worker_is_root;
 use worker_pool::FunctionId;
 use worker_system::lock::lock;
 

@@ -16,7 +16,8 @@ use rustix::mount::{
 };
 use rustix::process::pivot_root;
 
-use super::{Bind, INSIDE_USER, Spec, syscalls, worker_is_root};
+use super::rights::worker_is_root;
+use super::{Bind, INSIDE_USER, Spec, syscalls};
 
 const DEVICES: [&str; 5] = ["null", "zero", "full", "random", "urandom"];
 /// The files of the host's /etc that a function sees, if they exist.

@@ -96,6 +96,7 @@ impl Spawner {
         let mut sandbox = Container {
             ended: syscalls::ending_of(&child)?,
             child,
+            user: spec.user,
             control: None,
             commands: Arc::new(Commands(tokio::sync::Mutex::new(tokio::net::UnixStream::from_std(
                 commands,
@@ -167,6 +168,8 @@ pub struct Container {
     output: Option<pipe::Receiver>,
     of_extensions: Option<pipe::Receiver>,
     network: Option<Network>,
+    /// [`Spec::user`].
+    pub user: u32,
     /// The extensions that start with the runtime.
     pub extensions: Vec<String>,
     /// The sockets of [`Spec::listen`], in their order.

@@ -33,6 +33,8 @@ pub(super) struct Instance {
     pub output: Mutex<Option<pipe::Receiver>>,
     pub of_extensions: Mutex<Option<pipe::Receiver>>,
     pub cgroup: Cgroup,
+    /// Of its processes, if it is not the worker's.
+    pub user: Option<u32>,
     /// Empty for the worker: only the container sees the mounts there.
     pub mount_point: PathBuf,
     pub extensions: Vec<String>,
@@ -124,7 +126,8 @@ impl Sandbox for Instance {
     }
 
     fn memory(&self) -> Memory {
-        Memory::of_processes(self.cgroup.processes())
+        let anonymous = || self.cgroup.anonymous_bytes();
+        Memory::of_processes(self.cgroup.processes(), self.user, anonymous)
     }
 
     fn counted_bytes(&self) -> Option<u64> {
@@ -152,8 +155,8 @@ impl Sandbox for Instance {
     }
 
     fn page_out(&self) -> BoxFuture<'_, u64> {
-        let processes = self.cgroup.processes();
-        let work = tokio::task::spawn_blocking(move || page_out::page_out(&processes));
+        let (processes, user) = (self.cgroup.processes(), self.user);
+        let work = tokio::task::spawn_blocking(move || page_out::page_out(&processes, user));
         Box::pin(async { work.await.unwrap_or(0) })
     }
 

@@ -160,6 +160,7 @@ pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
         let names = deploy(&worker, functions, &BTreeSet::new(), &earlier.urls, &BTreeSet::new())?;
         worker.restore(stored);
         let (events, begun) = Events::new(worker.clone(), &earlier.begun)?;
+        let takes_over = predecessor.is_some();
         if let Some(predecessor) = predecessor {
             predecessor.serving()?;
             Elsewhere::new(&events, begun).follow(events.clone(), predecessor)?;
@@ -190,7 +191,9 @@ pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
             (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
         let listener = tokio::net::TcpListener::from_std(listener)?;
         let serving = api::serve(worker.clone(), listener, events, |address| {
-            systemd::ready();
+            if !takes_over {
+                systemd::ready();
+            }
             ready(address);
             http_apis::log(&worker, address);
         });

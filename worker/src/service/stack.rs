@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail};
 use serde_json::Map;
 
 use crate::base::error::ApiError;
@@ -23,7 +23,7 @@ use crate::function::schedule::Scheduled;
 use crate::function::template::{self, Declared, DeclaredLayer, LATEST_OF_LAYER, Package};
 use crate::function::worker_options::TemplateOptions;
 use crate::service::sources::Sources;
-use worker_container::worker_is_root;
+use worker_container::rights::{no_network, no_page_out};
 
 /// What a template declares, with the packages that its functions name.
 #[derive(Default)]
@@ -132,16 +132,24 @@ impl Stack {
     /// # Errors
     /// Every function would need what it lacks.
     pub fn check(&mut self, outside: bool, in_vm: bool, queues: bool) -> Result<()> {
-        ensure!(!outside || worker_is_root(), "Network: outside needs root");
+        let (no_network, no_page_out) = (no_network(), no_page_out());
+        if let (true, Some(why)) = (outside, &no_network) {
+            bail!("{why}");
+        }
         let fault = |function: &Declared| {
             let settings = &function.settings;
-            if settings.outside == Some(true) && !worker_is_root() {
-                return Some("Network: outside needs root");
+            if let (Some(true), Some(why)) = (settings.outside, &no_network) {
+                return Some(why.as_str());
             }
-            if settings.page_out_after_s.is_some() && (!worker_is_root() || in_vm) {
-                return Some(
-                    "PageOutAfter needs root, and instances that are processes of this host (no --sandbox vm)",
-                );
+            if settings.page_out_after_s.is_some() {
+                if in_vm {
+                    return Some(
+                        "PageOutAfter needs instances that are processes of this host (no --sandbox vm)",
+                    );
+                }
+                if let Some(why) = &no_page_out {
+                    return Some(why.as_str());
+                }
             }
             if settings.per_tenant && in_vm {
                 return Some(

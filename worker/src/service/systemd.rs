@@ -4,13 +4,13 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-/// Notifies systemd that requests are accepted. MAINPID names this process: after a handover the service
-/// was another one.
+/// Notifies systemd that requests are accepted.
 pub fn ready() {
-    notify(&format!("MAINPID={}\nREADY=1", std::process::id()));
+    notify("READY=1");
 }
 
-/// Notifies systemd that the service is another process now.
+/// Notifies systemd that the service is another process now. Only the main process may say so
+/// (`NotifyAccess=main`): this one, until then.
 pub fn is_now(process: u32) {
     notify(&format!("MAINPID={process}"));
 }

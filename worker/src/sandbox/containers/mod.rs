@@ -27,8 +27,9 @@ use worker_container::cgroup::{Cgroup, Hierarchy, Limits};
 use worker_container::disk::Disks;
 use worker_container::freezer::Freezer;
 use worker_container::page_store::{Endpoint, PageStores};
+use worker_container::rights::{run_folder, worker_is_root};
 use worker_container::spawn::{Container, Network, Spawner};
-use worker_container::{Beginning, Spec, worker_is_root};
+use worker_container::{Beginning, Spec};
 use worker_pool::FunctionId;
 use worker_snapshot::Snapshot;
 use worker_system::owned_folder::Folder;
@@ -51,8 +52,9 @@ pub(crate) struct Containers {
     spawner: Spawner,
     /// None if the worker is not root.
     disks: Option<Arc<Disks>>,
-    /// Has the worker log only once that a disk is missing.
+    /// Has the worker log only once that a disk is missing, and that it may take no snapshot.
     no_disk: Once,
+    no_snapshot: Once,
     long_heads: Arc<LongHeads>,
     snapshots: Snapshots,
     /// Whether the worker ends.
@@ -76,7 +78,8 @@ impl Containers {
     /// No cgroup or folder can be made.
     pub fn new(options: Arc<Options>, folder: &Path) -> Result<Containers> {
         // Stores are users of their own where the worker is root, whose cache is closed to others.
-        let store_folder = Folder::new(if worker_is_root() { Path::new("/run") } else { &options.cache })?;
+        let run = run_folder();
+        let store_folder = Folder::new(if worker_is_root() { &run } else { &options.cache })?;
         let spawner = Spawner::new(options.program.clone())?;
         let cgroups = Arc::new(Hierarchy::new()?);
         let place = store_folder.path().to_path_buf();
@@ -96,6 +99,7 @@ impl Containers {
             spawner,
             disks,
             no_disk: Once::new(),
+            no_snapshot: Once::new(),
             long_heads: Arc::default(),
             snapshots,
             closing: watch::Sender::new(false),
@@ -115,7 +119,8 @@ impl Containers {
     /// Restores an instance, if there is a snapshot; starts it otherwise, or if it cannot be restored. After
     /// the first start a snapshot is taken.
     async fn start_or_restore(self: Arc<Self>, order: Order) -> Result<Instance> {
-        if !(self.may_restore(&order) && snapshots::is_wanted(&order.deployment)) {
+        let is_wanted = self.may_restore(&order) && snapshots::is_wanted(&order.deployment);
+        if !(is_wanted && self.may_take()) {
             return Ok(self.make(&order, Start::Fresh).await?.0);
         }
         if let Some(snapshot) = self.snapshots.of(&order.deployment) {
@@ -159,6 +164,7 @@ impl Containers {
                 let commands = container.commands();
                 let services = reach::listened(&self.options.reach).into_iter().map(|(_, service)| service);
                 let reached = std::mem::take(&mut container.listening).into_iter().zip(services).collect();
+                let user = worker_is_root().then_some(container.user);
                 let container = tokio::sync::Mutex::new(Some(container));
                 let instance = Instance {
                     label: order.label(),
@@ -168,6 +174,7 @@ impl Containers {
                     output,
                     of_extensions,
                     cgroup,
+                    user,
                     mount_point,
                     extensions,
                     long_heads: self.long_heads.clone(),
@@ -300,7 +307,7 @@ impl Maker for Containers {
 
     fn prepare(self: Arc<Self>, version: Order) {
         let is_wanted = self.may_restore(&version) && snapshots::is_asked_for(&version.deployment);
-        if is_wanted && self.snapshots.begin(&version.deployment) {
+        if is_wanted && self.may_take() && self.snapshots.begin(&version.deployment) {
             tokio::spawn(self.snapshot(version, Duration::ZERO));
         }
     }

@@ -11,9 +11,19 @@ use crate::sandbox::interface::{Order, Sandbox};
 use crate::sandbox::reach;
 use crate::sandbox::snapshots;
 use worker_container::page_store::Kept;
+use worker_container::rights::no_snapshots;
 use worker_snapshot::Snapshot;
 
 impl Containers {
+    /// Whether the worker has the right to take snapshots; it logs once why not.
+    pub(super) fn may_take(&self) -> bool {
+        let why = no_snapshots();
+        if let Some(why) = &why {
+            self.no_snapshot.call_once(|| tracing::warn!("functions start as ever: {why}"));
+        }
+        why.is_none()
+    }
+
     /// Starts an instance that serves no request, takes it, ends it, and restores another on trial.
     pub(super) async fn snapshot(self: Arc<Self>, order: Order, after: Duration) {
         let order = Order { id: snapshots::SPARE, snap_start: true, ..order };
