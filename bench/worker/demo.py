@@ -186,9 +186,7 @@ def print_closing(found: dict[tuple[str, str], list[float]]) -> None:
     times = [[median(found[way, name]) for way in WAYS] for name in ("first_ms", "next_ms", "answer_ms")]
     print("  A function's first start takes {1:.0f} ms on Mayfly, {0:.0f} plainly.".format(*times[0]))
     print(
-        "  Each later instance is restored from a snapshot of it: {1:.0f} ms in place of {0:.0f}, ".format(
-            *times[1]
-        )
+        "  Each later instance takes {1:.0f} ms in place of {0:.0f}, ".format(*times[1])
         + "{1:.0f} in place of {0:.0f} until it has answered.".format(*times[2])
     )
     if any(value > QUEUED_MS for way in WAYS for value in found[way, "p50_ms"]):
