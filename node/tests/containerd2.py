@@ -142,11 +142,18 @@ def preload_plugin(containerd, index, *more):
 
 
 def process_of(container):
-    """The first process of a container: the lowest PID in its cgroup."""
+    """The first process of a container (the lowest PID in its cgroup), once it runs the program."""
     # Cgroups may disappear during the walk; pathlib's rglob fails then.
     for folder, _, files in os.walk("/sys/fs/cgroup"):
         if container in os.path.basename(folder) and "cgroup.procs" in files:
             with contextlib.suppress(OSError):
                 if pids := pathlib.Path(folder, "cgroup.procs").read_text().split():
-                    return min(map(int, pids))
+                    first = min(map(int, pids))
+                    return first if runs_its_program(first) else 0
     return 0
+
+
+def runs_its_program(pid):
+    """Whether this process of a container is runc no more: it is for a while after the runtime has said that
+    the container was started, with no variable of the container yet."""
+    return "runc" not in os.readlink(f"/proc/{pid}/exe")

@@ -268,7 +268,7 @@ PLAIN = ALIAS.replace(", AutoPublishAlias: live", "")
         (
             PLAIN.replace("Properties:", "Metadata: { Mayfly: { PageOutAfter: 1 } }\n    Properties:"),
             [],
-            "PageOutAfter needs root, and instances that are processes of this host",
+            "PageOutAfter needs instances that are processes of this host",
         ),
     ],
 )
