@@ -10,9 +10,9 @@ use anyhow::{Context, Result, bail};
 use crate::sim::script::script;
 
 /// The same guest, to the bit, in every run: time is counted in instructions (2 ns each), and starts at a
-/// fixed date; no randomness; no instruction that the emulator cannot interrupt. CPUID is the same under every
-/// QEMU, too, since a C library does at its start what its leaves say. What a later QEMU adds to `max` is off:
-/// in 11.1 no-nested-data-bp, and with it all leaves up to 0x80000021.
+/// fixed date; no randomness; no instruction that the emulator cannot interrupt. CPUID is the same under
+/// every QEMU, too, since a C library does at its start what its leaves say. What a later QEMU adds to `max`
+/// is off: in 11.1 no-nested-data-bp, and with it all leaves up to 0x80000021.
 pub const DETERMINISTIC: [&str; 10] = [
     "-accel",
     "tcg,thread=single",
