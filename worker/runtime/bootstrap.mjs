@@ -461,10 +461,110 @@ for (const [name, level] of [["log", "INFO"], ["info", "INFO"], ["debug", "DEBUG
   };
 }
 
+// ---- snapshots (SnapStart) ----
+
+// The descriptor of the line to the worker (worker_snapshot::WAITS).
+const LINE = 9;
+// How many UUIDs and numbers Node.js' own caches of random bytes hold (lib/internal/crypto/random.js), at most.
+const CACHED_UUIDS = 128;
+const CACHED_INTEGERS = 1024;
+// How a function comes to be taken: its owner asks for it, or it is so by default.
+const taken = env.MAYFLY_SNAPSHOT;
+const require = nodeModule.createRequire(import.meta.url);
+
+// Math.random from the system's generator, of which copies have none alike; its own cannot be seeded. The function and its
+// packages may keep it. Returns what drops the numbers that are ready.
+function replaceMathRandom(crypto) {
+  const NUMBERS = 256;
+  const words = new Uint32Array(2 * NUMBERS);
+  let left = 0;
+  Math.random = function random() {
+    if (left === 0) {
+      crypto.randomFillSync(words);
+      left = NUMBERS;
+    }
+    left -= 1;
+    return (words[2 * left] * 2 ** 21 + (words[2 * left + 1] >>> 11)) / 2 ** 53;
+  };
+  return () => void (left = 0);
+}
+
+// Calls `drawn` when code fills memory of its own with random bytes: packages such as uuid and nanoid keep some in stock, and
+// all copies would hand out the same.
+function watchRandomBytes(crypto, drawn) {
+  const watch = (object, name) => {
+    const original = object[name];
+    object[name] = function (...values) {
+      drawn();
+      return Reflect.apply(original, this, values);
+    };
+    return () => void (object[name] = original);
+  };
+  // crypto.getRandomValues calls the last one.
+  const webCrypto = Object.getPrototypeOf(crypto.webcrypto);
+  const ends = [watch(crypto, "randomFillSync"), watch(crypto, "randomFill"), watch(webCrypto, "getRandomValues")];
+  nodeModule.syncBuiltinESMExports();
+  return () => {
+    ends.forEach((end) => end());
+    nodeModule.syncBuiltinESMExports();
+  };
+}
+
+// Has what differs between copies made anew: the worker's line says what the environment is.
+function begin(environment) {
+  for (const name of Object.keys(env)) if (!(name in environment)) delete env[name];
+  Object.assign(env, environment);
+  Object.defineProperty(process, "pid", { value: Number(fs.readlinkSync("/proc/self")), configurable: true, enumerable: true });
+}
+
+// Waits to be taken, before the process has connected to anything, and returns in each copy.
+function waitToBeTaken(rest, crypto) {
+  require("node:v8").setFlagsFromString("--expose-gc");
+  require("node:vm").runInNewContext("gc")();
+  const failed = rest.beforeSnapshot();
+  if (failed) throw new Error(`its memory cannot be prepared (errno ${failed})`);
+  const part = Buffer.alloc(1 << 16);
+  const parts = [];
+  fs.writeSync(LINE, "W");
+  // The copies return from the first read.
+  while (parts.at(-1)?.at(-1) !== 0x0a) {
+    const bytes = fs.readSync(LINE, part);
+    if (bytes === 0) process.exit(0); // the worker has ended
+    parts.push(Buffer.from(part.subarray(0, bytes)));
+  }
+  begin(JSON.parse(Buffer.concat(parts)));
+  if (!rest.addEntropy()) throw new Error("OpenSSL's generators cannot be seeded");
+  for (let count = 0; count < CACHED_UUIDS; count += 1) crypto.randomUUID();
+  for (let count = 0; count < CACHED_INTEGERS; count += 1) crypto.randomInt(2);
+}
+
+// Loads the function, and waits where it is to be taken as a snapshot.
+async function loadToBeTaken() {
+  try {
+    const crypto = require("node:crypto");
+    const rest = {};
+    process.dlopen({ exports: rest }, env.MAYFLY_REST_LIBRARY);
+    const drop = replaceMathRandom({ randomFillSync: crypto.randomFillSync });
+    let drawn = false;
+    const unwatch = watchRandomBytes(crypto, () => (drawn = true));
+    const handler = await load(env._HANDLER);
+    unwatch();
+    if (drawn && taken !== "asked") throw new Error("it keeps random bytes that all copies would have (Metadata.Mayfly.Snapshot: true)");
+    waitToBeTaken(rest, crypto);
+    drop();
+    fs.writeSync(LINE, "K");
+    fs.closeSync(LINE);
+    return handler;
+  } catch (error) {
+    fs.writeSync(LINE, `E${described(error).errorMessage}`.slice(0, 1000));
+    process.exit(129);
+  }
+}
+
 let handler;
 try {
   findPackagesOfLayers();
-  handler = await load(env._HANDLER);
+  handler = taken ? await loadToBeTaken() : await load(env._HANDLER);
 } catch (error) {
   logError("Uncaught Exception", error);
   await sendError("init/error", error);

@@ -275,7 +275,7 @@ def test_failing_hook_after_the_restore_starts_instances_as_ever(running):
 
 
 def test_functions_of_other_runtimes_are_refused(running):
-    with pytest.raises(botocore.exceptions.ClientError, match="SnapStart is for functions in Python"):
+    with pytest.raises(botocore.exceptions.ClientError, match="in Python and Node.js that are no images"):
         create(running.client(), "other", zipped(bootstrap="x"), Runtime="provided.al2023", **SNAP_START)
     with pytest.raises(botocore.exceptions.ClientError, match="SnapStart.ApplyOn"):
         create(running.client(), "other", zipped(app_py=CODE), SnapStart={"ApplyOn": "Always"})

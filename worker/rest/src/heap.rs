@@ -1,8 +1,10 @@
 //! Statistics of Mayfly's heap, where the process runs on it (heap/malloc/include/mayfly_heap.h). Its
 //! functions are found by name, since the library may not be preloaded.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{c_char, c_int, c_void};
 use std::mem::transmute;
+
+use crate::find;
 
 /// The heap places objects in blocks of this size; a block with a live object is held whole.
 const BLOCK_BYTES: u64 = 8192;
@@ -37,11 +39,6 @@ pub fn settled() {
         // SAFETY: the heap's function of this name takes no argument and returns nothing.
         unsafe { transmute::<*mut c_void, extern "C" fn()>(found)() };
     }
-}
-
-fn find(name: &CStr) -> *mut c_void {
-    // SAFETY: a C string.
-    unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }
 }
 
 fn held_in(json: &str) -> Held {

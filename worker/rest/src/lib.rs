@@ -10,12 +10,14 @@
 //! | [`rest`] | which memory is advised, piece by piece, and when that stops |
 //! | [`library`] | libmayfly_merge.so, which merges |
 //! | [`heap`] | statistics of Mayfly's heap |
+//! | [`node`] | what Node.js calls before and after a snapshot |
 
 mod heap;
 mod library;
+mod node;
 mod rest;
 
-use std::ffi::c_int;
+use std::ffi::{CStr, c_int, c_void};
 
 /// The outcome of a rest.
 #[repr(C)]
@@ -91,6 +93,12 @@ pub extern "C" fn mayfly_rest_before_snapshot() -> c_int {
     // SAFETY: malloc_trim only returns free memory.
     unsafe { libc::malloc_trim(0) };
     rest::before_snapshot().iter().find_map(|range| library::keep_anonymous(range).err()).unwrap_or(0)
+}
+
+/// A function of the program or of a library that it has loaded; null if there is none of this name.
+fn find(name: &CStr) -> *mut c_void {
+    // SAFETY: a C string.
+    unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }
 }
 
 fn resident_bytes() -> u64 {

@@ -20,7 +20,7 @@
 //! | [`status`] | what /proc says of it that must be as its parent's |
 //! | [`address_space`] | its mappings, and their properties |
 //! | [`memory`] | which of their pages are its own, and how they are mapped again |
-//! | [`files`], [`own_folder`] | its open files; the folder that it has for itself |
+//! | [`files`], [`channels`], [`own_folder`] | its open files, pipes and epolls; the folder that it has for itself |
 //! | [`threads`] | its threads, and the frames by which rt_sigreturn continues them |
 //! | [`plan`], [`program`], [`restorer`] | the list of system calls, and the program that makes them |
 
@@ -28,6 +28,7 @@
 compile_error!("snapshots support Linux on x86-64 only");
 
 mod address_space;
+mod channels;
 mod files;
 mod memory;
 mod own_folder;

@@ -6,6 +6,8 @@
 use crate::Error;
 use crate::restorer::{NO_SLOT, OPERATION_BYTES, special, want};
 
+/// Descriptors from here on are free for the restorer.
+pub const FREE: u64 = 512;
 /// The most operations of a plan: a mapping is one, and an instance of a function has some hundred.
 pub const MOST_OPERATIONS: usize = 4096;
 /// The most bytes of data of a plan.
@@ -112,6 +114,11 @@ impl Operation {
         }
         bytes
     }
+}
+
+/// The operation whose result is a copy of a descriptor, with a number from [`FREE`] on.
+pub fn moved_away(descriptor: u64) -> Operation {
+    Operation::call(libc::SYS_fcntl, &[descriptor, libc::F_DUPFD_CLOEXEC as u64, FREE])
 }
 
 /// The list and its data.

@@ -14,7 +14,11 @@ use crate::{Error, WAITS, status};
 
 /// System calls in which a thread beside the main one may wait: they hold no descriptor that is unknown here,
 /// since files are looked at on their own.
-const WAITING: [c_long; 9] = [
+const WAITING: [c_long; 13] = [
+    libc::SYS_read,
+    libc::SYS_epoll_wait,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_pwait2,
     libc::SYS_futex,
     libc::SYS_futex_waitv,
     libc::SYS_nanosleep,
@@ -25,6 +29,7 @@ const WAITING: [c_long; 9] = [
     libc::SYS_pselect6,
     libc::SYS_rt_sigtimedwait,
 ];
+const EPOLLS: [c_long; 3] = [libc::SYS_epoll_wait, libc::SYS_epoll_pwait, libc::SYS_epoll_pwait2];
 /// `syscall`, as a little-endian number.
 const SYSCALL: u64 = 0x050f;
 const PR_GET_TID_ADDRESS: u64 = 40;
@@ -154,8 +159,11 @@ impl State {
     /// `struct ucontext` of the kernel.
     fn frame(&self, extended: u64) -> Vec<u8> {
         let r = &self.registers;
-        // A call that a signal may interrupt is begun again: ERESTARTSYS and its like.
-        let again = (-516..=-512).contains(&(r.rax as i64));
+        // A call that a signal may interrupt is begun again: ERESTARTSYS and its like. epoll_wait alone says
+        // EINTR where nothing but the tracer has interrupted it.
+        let result = r.rax as i64;
+        let again = (-516..=-512).contains(&result)
+            || EPOLLS.contains(&(r.orig_rax as c_long)) && result == -i64::from(libc::EINTR);
         let (rax, rip) = if again { (r.orig_rax, r.rip - 2) } else { (r.rax, r.rip) };
         let mut bytes = Vec::new();
         let mut word = |word: u64| bytes.extend(word.to_le_bytes());

@@ -208,6 +208,60 @@ time.sleep(0.02)
 }
 
 #[test]
+fn event_loops_come_back() {
+    // As libuv has them: an epoll that watches an eventfd, whose count is kept, and the end of a pipe; one
+    // thread waits in it, and the event loop of Python has a pair of its own.
+    let process = start(
+        r#"
+import select, threading
+counter = os.eventfd(5, os.EFD_NONBLOCK)
+reading, writing = os.pipe2(os.O_NONBLOCK)
+blocking = os.pipe()
+poll = select.epoll()
+poll.register(reading, select.EPOLLIN)
+poll.register(blocking[0], select.EPOLLIN)
+counting = select.epoll()
+counting.register(counter, select.EPOLLIN | select.EPOLLET)
+heard, read = [], []
+def hear():
+    while True:
+        for descriptor, _ in poll.poll():
+            heard.append((descriptor == reading, os.read(descriptor, 100)))
+def wait():
+    while True:
+        read.append(os.read(other[0], 100))
+other = os.pipe()
+locked = os.pipe()
+os.write(locked[1], b"a lock")
+for work in (hear, wait):
+    threading.Thread(target=work, daemon=True).start()
+def until(what):
+    import time
+    end = time.monotonic() + 20
+    while not what() and time.monotonic() < end:
+        time.sleep(0.001)
+    return what()
+"#,
+    );
+    let snapshot = process.take().unwrap();
+    for _ in 0..2 {
+        let mut copy = restored(&snapshot);
+        assert_eq!(copy.ask("counting.poll(0) == [(counter, 1)], os.eventfd_read(counter)"), "(True, 5)");
+        assert_eq!(copy.ask("os.write(writing, b'one') and until(lambda: heard)"), "[(True, b'one')]");
+        assert_eq!(
+            copy.ask("heard.clear() or os.write(blocking[1], b'two') and until(lambda: heard)"),
+            "[(False, b'two')]"
+        );
+        assert_eq!(copy.ask("os.write(other[1], b'three') and until(lambda: read)"), "[b'three']");
+        assert_eq!(copy.ask("os.read(locked[0], 100)"), "b'a lock'");
+        let flags = "[os.get_blocking(end) for end in (reading, writing, *blocking, counter)]";
+        assert_eq!(copy.ask(flags), "[False, False, True, True, False]");
+        let inherited = "[os.get_inheritable(end) for end in (reading, writing, *blocking, counter)]";
+        assert_eq!(copy.ask(inherited), "[True, True, False, False, True]");
+    }
+}
+
+#[test]
 fn copies_share_their_memory() {
     let process = start("block = bytes(range(256)) * (40 << 12)");
     let snapshot = process.take().unwrap();
@@ -240,8 +294,13 @@ assert ctypes.CDLL(None).prctl(15, b") R 1 2 (", 0, 0, 0) == 0
 fn unsupported_state_is_named() {
     for (script, named) in [
         ("import socket\ns = socket.socket()", "the open file"),
-        ("import select\ne = select.epoll()", "the open file"),
-        ("r, w = os.pipe()", "the open file"),
+        (
+            "import select, socket\ne = select.epoll()\ne.register(socket.socketpair()[0].detach())",
+            "the open file",
+        ),
+        ("r, w = os.pipe()\nos.write(w, b'x' * 5000)", "which holds 5000 bytes"),
+        ("r, w = os.pipe()\nos.close(r)", "which leads out of the process"),
+        ("r, w = os.pipe()\nx = os.dup(w)", "open twice"),
         ("f = open('/tmp/mayfly-snapshot-test', 'w')\nos.unlink(f.name)", "open for writing or deleted"),
         ("import mmap\nm = mmap.mmap(-1, 8192)\nm[0] = 1", "shared memory"),
         ("import signal\nsignal.setitimer(signal.ITIMER_REAL, 1000)", "a timer"),

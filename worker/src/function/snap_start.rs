@@ -40,7 +40,9 @@ impl SnapStart {
 pub fn check(runtime: &Runtime, per_tenant: bool) -> Result<(), ApiError> {
     tenancy::refuse(per_tenant, "SnapStart")?;
     match runtime {
-        Runtime::Python(..) => Ok(()),
-        _ => Err(ApiError::invalid_parameter("SnapStart is for functions in Python that are no images")),
+        Runtime::Python(..) | Runtime::Node(..) => Ok(()),
+        _ => Err(ApiError::invalid_parameter(
+            "SnapStart is for functions in Python and Node.js that are no images",
+        )),
     }
 }

@@ -50,8 +50,10 @@ const WAIT: Duration = Duration::from_secs(5);
 const ATTEMPTS: u32 = 3;
 /// Output of an instance that is to be taken; more fills the pipe, and then it does not start in time.
 const MOST_PRINTED: u64 = 16 << 20;
-/// The variable that has an instance wait to be taken.
+/// The variable that has an instance wait to be taken; it says whether the function's owner asks for it.
 pub(super) const VARIABLE: &str = "MAYFLY_SNAPSHOT";
+pub(super) const ASKED: &str = "asked";
+pub(super) const BY_DEFAULT: &str = "default";
 /// The number and the user of an instance that serves no request, of which there is one at a time: it is to
 /// be taken, or restored on trial. Instances that serve have other numbers, and users before this one.
 pub(super) const SPARE: InstanceId = 0;
@@ -117,7 +119,7 @@ pub(crate) fn is_wanted(deployment: &Deployment) -> bool {
     // The bootstrap waits to be taken; images bring clients of their own.
     (is_asked_for(deployment) || by_default)
         && settings.at_once() == 1
-        && matches!(settings.runtime, Runtime::Python(..))
+        && matches!(settings.runtime, Runtime::Python(..) | Runtime::Node(..))
 }
 
 /// Whether the function's owner asks for it.

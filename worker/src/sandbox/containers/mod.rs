@@ -224,7 +224,9 @@ impl Containers {
         };
         let Start::Restored(snapshot) = start else {
             spec.beginning = Beginning::Taken;
-            spec.environment.push((snapshots::VARIABLE.into(), "1".into()));
+            let is_asked = snapshots::is_asked_for(&order.deployment);
+            let why = if is_asked { snapshots::ASKED } else { snapshots::BY_DEFAULT };
+            spec.environment.push((snapshots::VARIABLE.into(), why.into()));
             let handed = [theirs.as_fd()];
             let (container, listener) = self.spawner.spawn(&spec, disk, &handed, connect).await?;
             return Ok((container, listener, Some(line)));
