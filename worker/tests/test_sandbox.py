@@ -66,6 +66,16 @@ def test_instance_has_and_gains_no_privilege(client):
     assert in_shell(client, "kill -9 1; sleep 0.1; echo here")["out"] == "here\n"
 
 
+def test_inherited_descriptors_are_not_open_in_functions():
+    # As a shell or an editor leaves pipes and files open in what it starts.
+    shell = ["sh", "-c", 'exec "$0" "$@" 7</etc/hostname', MAYFLY]
+    with Worker(TEMPLATE, before=shell) as running:
+        assert os.readlink(f"/proc/{running.process.pid}/fd/7") == "/etc/hostname"
+        command = "readlink /proc/self/fd/7 /proc/$PPID/fd/7; ls /proc/$PPID/fd"
+        out = in_shell(running.client(), command)["out"]
+        assert "hostname" not in out and "0\n1\n2\n" in out, out
+
+
 def test_network_is_loopback_only(client, worker):
     connect = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 2)"
     for address, port in [("127.0.0.1", worker.port), ("10.0.0.1", 80), ("192.0.2.1", 80)]:

@@ -35,6 +35,7 @@ use crate::service::systemd;
 use crate::state::function_store::StoredState;
 use crate::state::handover::{Accepting, HandedOver, Predecessor, State, Successor};
 use worker_pool::Capacity;
+use worker_system::descriptors;
 
 /// How long running requests may take when the service ends.
 const GRACE: Duration = Duration::from_secs(5);
@@ -88,6 +89,7 @@ pub struct Service {
 /// # Errors
 /// It cannot start: the template, the packages, the address or the cgroups are wrong.
 pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
+    descriptors::keep_from_programs().context("descriptors cannot be kept from functions")?;
     open_many_files();
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start threads")?;
