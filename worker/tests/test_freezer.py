@@ -53,7 +53,7 @@ def shares_at_work(running):
 
 
 def wait_until_frozen(running, instances=1):
-    until(lambda: states(running) == [True] * instances)
+    until(lambda: states(running) == [True] * instances, lambda: f"{states(running)} {running.log()[-3000:]}")
 
 
 @pytest.fixture(scope="module", autouse=True)
