@@ -14,8 +14,8 @@ import urllib.request
 import pytest
 from calls import PYTHON, create, invoke, open_folder, until, zipped
 from conftest import MAYFLY, Worker
-from test_check import checked
 from test_runtimes import CACHE, fresh_cache
+from test_small_templates import checked
 
 MIRROR = "MAYFLY_DEBIAN_MIRROR"
 NOWHERE = "http://127.0.0.1:1"

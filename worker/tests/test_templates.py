@@ -1,52 +1,31 @@
-"""What the worker makes of templates: what can be served is served as written, all else is a line."""
+"""What a running worker makes of templates; test_small_templates.py has how they are read."""
 
-import io
 import subprocess
-import zipfile
 
 import pytest
 from calls import create, invoke, zipped
 from conftest import MAYFLY, Worker
-from templates import CASES, PLAIN, PYTHON, Case, function
-
-
-def written(folder, case):
-    """The template of a case in a folder, with its code."""
-    files = {"code/bootstrap": "#!", "code/app.py": "1\n", **case.files}
-    template = (
-        f"Transform: AWS::Serverless-2016-10-31\n{case.before}\nResources:\n  {case.resources.lstrip()}\n"
-    )
-    for name, text in {**files, "template.yaml": template}.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text) if isinstance(text, str) else path.write_bytes(text)
-    return str(folder / "template.yaml")
+from templates import CASES, PYTHON, archive, of
 
 
 def listed(client):
     return {one["FunctionName"]: one for one in client.list_functions()["Functions"]}
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_template_is_read_as_cloudformation_and_sam_read_it(name, tmp_path, monkeypatch):
-    case = CASES[name]
-    monkeypatch.chdir(tmp_path)
-    with Worker(written(tmp_path, case), *case.options) as running:
-        known = listed(running.client())
-        served = {name: one for name, one in known.items() if one["State"] == "Active"}
-        assert set(served) == set(case.functions), known
-        for function_name, wanted in case.functions.items():
-            found = served[function_name]
-            assert {key: found.get(key) for key in wanted} == wanted
-        failed = {name: one["StateReasonCode"] for name, one in known.items() if one["State"] == "Failed"}
-        assert failed == case.failed
-        for line in case.lines:
-            running.wait_for(line)
+GLOBALS = "Globals: { Function: { Runtime: provided.al2023, Handler: h, CodeUri: code } }\nResources:\n"
 
 
 def test_failed_function_says_so_where_it_is_called(tmp_path):
-    with Worker(written(tmp_path, CASES["wrong-beside"])) as running:
+    case = of(
+        f"{GLOBALS}"
+        "  Plain: { Type: AWS::Serverless::Function }\n"
+        "  Old: { Type: AWS::Serverless::Function, Properties: { Runtime: cobol85 } }\n"
+        "  Large: { Type: AWS::Serverless::Function, Properties: { MemorySize: 10240 } }\n"
+    )
+    with Worker(case.written(tmp_path), "--memory", "1500") as running:
         client = running.client()
+        states = {name: one["State"] for name, one in listed(client).items()}
+        assert states == {"Plain": "Active", "Old": "Failed", "Large": "Failed"}
         found = client.get_function(FunctionName="Old")["Configuration"]
         assert (found["State"], found["StateReasonCode"]) == ("Failed", "InvalidRuntime")
         assert found["Runtime"] == "cobol85" and "cobol85" in found["StateReason"]
@@ -59,52 +38,72 @@ def test_failed_function_says_so_where_it_is_called(tmp_path):
         assert "Old" not in listed(client)
 
 
-@pytest.mark.parametrize("case, options", [("wrong-beside", ["--strict"]), (None, [])])
+ONLY_WRONG = of(
+    f"{GLOBALS}"
+    "  Small: { Type: AWS::Serverless::Function, Properties: { MemorySize: 1 } }\n"
+    "  Old: { Type: AWS::Serverless::Function, Properties: { Runtime: cobol85 } }\n"
+)
+
+
+@pytest.mark.parametrize(
+    "case, options", [(CASES["wrong-beside"], ["--strict"]), (ONLY_WRONG, [])], ids=["strict", "only-wrong"]
+)
 def test_all_faults_are_reported_where_the_worker_ends(case, options, tmp_path):
-    only_wrong = Case(f"Small: {function('MemorySize: 1')}\n  Old: {function('Timeout: 0')}")
-    template = written(tmp_path, CASES[case] if case else only_wrong)
-    command = [MAYFLY, "up", template, "--listen", "127.0.0.1:0", "--memory", "1500", *options]
+    command = [MAYFLY, "up", case.written(tmp_path), "--listen", "127.0.0.1:0", "--memory", "1500", *options]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert ended.returncode != 0
     assert "Small: Resources.Small.Properties" in ended.stderr and "Old: " in ended.stderr, ended.stderr
 
 
-def test_code_is_inline_in_an_archive_or_in_a_bucket(tmp_path):
-    archive = io.BytesIO()
-    with zipfile.ZipFile(archive, "w") as made:
-        made.writestr("app.py", "import shared\ndef handler(event, context): return shared.WORD")
-        made.writestr("lib/shared.py", "WORD = 'archive'")
-        link = zipfile.ZipInfo("shared.py")
-        link.external_attr = 0o120777 << 16
-        made.writestr(link, "lib/shared.py")
-    python = f"Runtime: {PYTHON}, Handler"
-    case = Case(
-        f"""
+def test_code_is_a_text_a_file_an_archive_or_in_a_bucket(tmp_path):
+    packed = archive(
+        **{
+            "app.py": "import shared\ndef bake(event, context): return shared.WORD",
+            "lib/shared.py": "WORD = 'archive'",
+            "shared.py": "->lib/shared.py",
+        }
+    )
+    case = of(
+        """
+Globals: { Function: { Runtime: HOST_PYTHON, Handler: app.bake } }
+Resources:
   Inline:
     Type: AWS::Serverless::Function
-    Properties: {{ {python}: index.handler, InlineCode: "def handler(event, context): return 'inline'" }}
+    Properties: { Handler: index.bake, InlineCode: "def bake(event, context): return 'inline'" }
   Raw:
     Type: AWS::Lambda::Function
-    Properties: {{ {python}: index.handler, Code: {{ ZipFile: "def handler(e, c): return 'raw'" }} }}
-  Zip: {{ Type: AWS::Serverless::Function, Properties: {{ {python}: app.handler, CodeUri: f.zip }} }}
-  Far: {{ Type: AWS::Serverless::Function, Properties:
-    {{ {python}: app.handler, CodeUri: s3://own/x/f.zip }} }}""",
-        files={"f.zip": archive.getvalue(), "bucket/x/f.zip": archive.getvalue()},
+    Properties:
+      Runtime: HOST_PYTHON
+      Handler: index.bake
+      Code: { ZipFile: "def bake(event, context): return 'raw'" }
+  File: { Type: AWS::Serverless::Function, Properties: { CodeUri: one/app.py } }
+  Zip: { Type: AWS::Serverless::Function, Properties: { CodeUri: f.zip } }
+  Far: { Type: AWS::Serverless::Function, Properties: { CodeUri: s3://own/x/f.zip } }
+""",
+        files={
+            "f.zip": packed,
+            "bucket/x/f.zip": packed,
+            "one/app.py": "def bake(event, context): return 'file'",
+        },
     )
-    with Worker(written(tmp_path, case), "--bucket", f"own={tmp_path}/bucket") as running:
+    with Worker(case.written(tmp_path), "--bucket", f"own={tmp_path}/bucket") as running:
         client = running.client()
-        answers = {name: invoke(client, name) for name in ["Inline", "Raw", "Zip", "Far"]}
-        wanted = {"Inline": "inline", "Raw": "raw", "Zip": "archive", "Far": "archive"}
+        wanted = {"Inline": "inline", "Raw": "raw", "File": "file", "Zip": "archive", "Far": "archive"}
+        answers = {name: invoke(client, name) for name in wanted}
         assert answers == {name: (word, None) for name, word in wanted.items()}
 
 
 def test_nearest_version_serves_where_the_host_lacks_one(tmp_path):
-    missing = function("").replace("provided.al2023", "python3.250")
-    case = Case(f"{PLAIN}\n  Old: {missing}")
-    with Worker(written(tmp_path, case)) as running:
+    case = of(
+        f"{GLOBALS}"
+        "  Plain: { Type: AWS::Serverless::Function }\n"
+        "  Old: { Type: AWS::Serverless::Function, Properties: { Runtime: python3.250 } }\n"
+    )
+    template = case.written(tmp_path)
+    with Worker(template) as running:
         running.wait_for(
             r"Old is not served: .*no Python 3.250, .*--nearest-runtime serves it with python3\.\d+"
         )
-    with Worker(written(tmp_path, case), "--nearest-runtime") as running:
+    with Worker(template, "--nearest-runtime") as running:
         assert listed(running.client())["Old"]["Runtime"].startswith("python3.")
         running.wait_for(r"this host has no python3.250: the function runs on python3")

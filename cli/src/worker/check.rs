@@ -46,6 +46,14 @@ fn text(checked: &Checked) -> String {
             ));
         }
     }
+    for (list, kind, key) in
+        [(&checked.queues, "queue", "EventSourceArn"), (&checked.schedules, "schedule", "Name")]
+    {
+        let text = |one: &Value, key: &str| one[key].as_str().unwrap_or_default().to_string();
+        lines.extend(
+            list.iter().map(|one| format!("{kind} {} calls {}", text(one, key), text(one, "Function"))),
+        );
+    }
     lines.extend(checked.missing.iter().map(|line| format!("missing: {line}")));
     lines.extend(checked.notes.iter().map(|line| format!("note: {line}")));
     lines.join("\n") + "\n"

@@ -1,11 +1,35 @@
-//! Whether the file that a `Handler` names lies in the code: it does not where the code is still to be built.
+//! Whether the file that a `Handler` names lies in the code, and Node.js' packages beside it: in code that is
+//! still to be built they do not.
 
 use std::path::{Component, Path};
 
+use serde_json::Value;
+
 use crate::code::runtime::Runtime;
 
-/// What a Handler in the code's folder lacks, if its place is known; layers may have it, too.
+/// Packages that the worker has for all functions in Node.js.
+const SDK: [&str; 2] = ["@aws-sdk/", "@smithy/"];
+
+/// What the code in a folder lacks, so that it must be built; layers may have it, too.
 pub fn missing(runtime: &Runtime, handler: &str, folder: &Path) -> Option<String> {
+    missing_file(runtime, handler, folder).or_else(|| missing_package(runtime, folder))
+}
+
+/// A package that package.json names and that is not there, for functions in Node.js.
+fn missing_package(runtime: &Runtime, folder: &Path) -> Option<String> {
+    let Runtime::Node(..) = runtime else { return None };
+    let manifest = std::fs::read(folder.join("package.json")).ok()?;
+    let manifest: Value = serde_json::from_slice(&manifest).ok()?;
+    let mut packages = manifest.get("dependencies")?.as_object()?.keys();
+    let is_missing = |name: &&String| {
+        !SDK.iter().any(|own| name.starts_with(own)) && !folder.join("node_modules").join(name).exists()
+    };
+    let package = packages.find(is_missing)?;
+    Some(format!("package.json: the code has no node_modules/{package}"))
+}
+
+/// The file that a Handler in the code's folder lacks, if its place is known.
+fn missing_file(runtime: &Runtime, handler: &str, folder: &Path) -> Option<String> {
     let is_there = |name: &str| folder.join(name).exists();
     let wanted = match runtime {
         Runtime::Python(..) => {
@@ -98,5 +122,12 @@ mod tests {
             let wanted = lacks.map(|name| format!("Handler {handler}: the code has no {name}"));
             assert_eq!(found, wanted, "{handler}");
         }
+        let package = r#"{"dependencies": {"@aws-sdk/client-s3": "3", "fastify": "5"}}"#;
+        fs::write(folder.join("package.json"), package).unwrap();
+        let lacks = "package.json: the code has no node_modules/fastify";
+        assert_eq!(missing(&node, "index.handler", folder).as_deref(), Some(lacks));
+        assert_eq!(missing(&python, "app.handler", folder), None);
+        fs::create_dir_all(folder.join("node_modules/fastify")).unwrap();
+        assert_eq!(missing(&node, "index.handler", folder), None);
     }
 }

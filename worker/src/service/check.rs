@@ -11,6 +11,7 @@ use crate::base::{limits, name};
 use crate::code::{Code, handler, public_layers, python_packages};
 use crate::function::failed::{Failed, ReasonCode, Refused};
 use crate::function::http_api::{Format, HttpApi, Kind};
+use crate::function::queue_source::Mapping;
 use crate::function::template::{Declared, DeclaredUrl, LATEST_OF_LAYER, Package};
 use crate::function::worker_options::TemplateOptions;
 use crate::service::stack::Stack;
@@ -23,6 +24,10 @@ pub struct Checked {
     pub functions: Vec<CheckedFunction>,
     /// Its HTTP APIs.
     pub http_apis: Vec<Value>,
+    /// The queues that functions are called from, if the worker has a server for them.
+    pub queues: Vec<Value>,
+    /// The schedules that call functions.
+    pub schedules: Vec<Value>,
     /// Lines about what else cannot be had.
     pub missing: Vec<String>,
     /// Lines about what is different here.
@@ -71,7 +76,13 @@ pub fn check(template: &Path, options: &TemplateOptions, outside: bool, queues: 
     }
     functions.extend(stack.failed.iter().map(of_failed));
     let http_apis = stack.http_apis().iter().map(of_api).collect();
-    Ok(Checked { functions, http_apis, missing: stack.missing, notes: stack.notes })
+    let sources = stack.sources();
+    let queues = sources.queues.iter().map(of_queue).collect();
+    let schedules = sources.schedules.iter().flat_map(|(target, list)| {
+        list.iter().map(move |one| serde_json::json!({ "Name": one.name, "Function": target }))
+    });
+    let schedules = schedules.collect();
+    Ok(Checked { functions, http_apis, queues, schedules, missing: stack.missing, notes: stack.notes })
 }
 
 fn of_declared(declared: &Declared, layers: &BTreeMap<String, Result<()>>, place: &Path) -> CheckedFunction {
@@ -89,10 +100,14 @@ fn of_declared(declared: &Declared, layers: &BTreeMap<String, Result<()>>, place
     put("Timeout", settings.timeout_s.into());
     put("Environment", serde_json::to_value(&settings.environment).unwrap_or_default());
     put("Layers", settings.layers.clone().into());
-    if let Some(DeclaredUrl { auth_type, streams, .. }) = &declared.url {
-        let mode = if *streams { "RESPONSE_STREAM" } else { "BUFFERED" };
-        let url = [("AuthType", Value::from(auth_type.as_str())), ("InvokeMode", mode.into())];
-        put("FunctionUrlConfig", url.map(|(key, value)| (key.to_string(), value)).into_iter().collect());
+    if !declared.tags.is_empty() {
+        put("Tags", serde_json::to_value(&declared.tags).unwrap_or_default());
+    }
+    if let Some(alias) = &declared.alias {
+        put("AutoPublishAlias", alias.clone().into());
+    }
+    if let Some(url) = &declared.url {
+        put("FunctionUrlConfig", of_url(url));
     }
     let folder = match &declared.package {
         Package::Path(path) if path.is_dir() => Some(path),
@@ -113,6 +128,15 @@ fn of_declared(declared: &Declared, layers: &BTreeMap<String, Result<()>>, place
         installs: folder.and_then(|folder| python_packages::wanted(&settings.runtime, folder)),
         unbuilt: unbuilt.and_then(|folder| handler::missing(&settings.runtime, &settings.handler, folder)),
     }
+}
+
+fn of_url(DeclaredUrl { auth_type, streams, cors }: &DeclaredUrl) -> Value {
+    let mode = if *streams { "RESPONSE_STREAM" } else { "BUFFERED" };
+    let mut shown = serde_json::json!({ "AuthType": auth_type, "InvokeMode": mode });
+    if let Some(cors) = cors {
+        shown["Cors"] = serde_json::to_value(cors).unwrap_or_default();
+    }
+    shown
 }
 
 fn of_failed(failed: &Failed) -> CheckedFunction {
@@ -182,6 +206,12 @@ fn own_layers(declared: &Declared, layers: &BTreeMap<String, Result<()>>) -> Res
         }
     }
     Ok(())
+}
+
+fn of_queue(mapping: &Mapping) -> Value {
+    let mut shown = serde_json::to_value(&mapping.given).unwrap_or_default();
+    shown["Function"] = mapping.target.clone().into();
+    shown
 }
 
 fn of_api(api: &HttpApi) -> Value {
