@@ -7,7 +7,8 @@ of cookiecutter must be rendered (corpus_render.py). No template is run or kept:
     bench/worker/corpus FOLDER --build          # also what is served after `sam build` where code must be
                                                 # built: runs the build scripts of the checkouts
 
-`sam build` takes this host's compilers: JAVA_HOME names a JDK, cargo-lambda and esbuild are on the PATH.
+`sam build` takes this host's compilers: JAVA_HOME names a JDK, cargo-lambda and esbuild are on the PATH. What
+came of each build is kept in `--built`, and the next run goes on with those that were not tried.
 """
 
 import argparse
@@ -56,6 +57,7 @@ CAUSES = [
     ("InvalidConfiguration", r"Architectures|x86_64", "machine code for arm64"),
     ("InvalidConfiguration", r"DurableConfig", "durable executions"),
     ("InvalidConfiguration", r"", "a property that is wrong"),
+    (NOT_BUILT, r"no time for its build", "build that was not tried"),
     (NOT_BUILT, r"", "`sam build` fails"),
 ]
 
@@ -84,13 +86,18 @@ def of_worker(path: Path, options: list[str]) -> dict:
     return {"error": done.stderr.strip()[-400:]}
 
 
+def read(paths: list[Path], options: list[str]) -> list[dict]:
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:
+        return list(threads.map(lambda path: of_worker(path, options), paths))
+
+
 def of_sam(paths: list[Path], python: Path) -> list[dict]:
     """Two processes read them: its transform takes a second for a template."""
     if not python.exists():
         raise BenchError(f"{python}: there is no aws-sam-cli: worker/tests/run installs it")
     halves = [paths[::2], paths[1::2]]
 
-    def read(half: list[Path]) -> list[dict]:
+    def halved(half: list[Path]) -> list[dict]:
         done = subprocess.run(
             [python, HERE / "corpus_sam.py"],
             input="".join(f"{path}\n" for path in half),
@@ -102,13 +109,17 @@ def of_sam(paths: list[Path], python: Path) -> list[dict]:
         return [json.loads(line) for line in done.stdout.splitlines()]
 
     with concurrent.futures.ThreadPoolExecutor(2) as threads:
-        first, second = threads.map(read, halves)
+        first, second = threads.map(halved, halves)
     return [one for pair in zip(first, [*second, None], strict=False) for one in pair if one is not None]
 
 
 def cause_of(function: dict) -> str:
     code, reason = function["StateReasonCode"], function["StateReason"]
     return next(cause for of, words, cause in CAUSES if of == code and re.search(words, reason))
+
+
+def must_be_built(function: dict) -> bool:
+    return bool(function["Unbuilt"]) and not function["StateReason"]
 
 
 def owner_of(path: Path, folder: Path) -> str:
@@ -129,11 +140,12 @@ class Corpus:
         paths = templates(folder)
         if not paths:
             raise BenchError(f"{folder}: no template with functions is there")
-        say(f"{len(paths)} templates; sam local reads them first")
-        theirs = of_sam(paths, self.options.sam)
-        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:
-            own = list(threads.map(lambda path: of_worker(path, []), paths))
-            nearest = list(threads.map(lambda path: of_worker(path, ["--nearest-runtime"]), paths))
+        say(f"{len(paths)} templates")
+        nearest = read(paths, ["--nearest-runtime"])
+        if self.options.only_build:
+            self.built(paths, nearest)
+            return 0
+        theirs, own = of_sam(paths, self.options.sam), read(paths, [])
         for path, sam, mayfly in zip(paths, theirs, own, strict=True):
             self.one(path, sam, mayfly)
         for mayfly in nearest:
@@ -207,26 +219,38 @@ class Corpus:
         def check(template: Path) -> dict:
             return of_worker(template, ["--nearest-runtime"])
 
-        sam = self.options.sam.with_name("sam")
+        sam = self.options.sam.absolute().with_name("sam")
+        builds = corpus_build.Builds(self.options.built, self.options.minutes)
+        for _, cause in corpus_build.CAUSES:
+            self.count(f"build.cause.{cause}.templates", 0)  # the table has a row for each
         for path, mayfly in zip(paths, nearest, strict=True):
-            missing = [
-                one for one in mayfly.get("Functions", []) if one["Unbuilt"] and not one["StateReason"]
-            ]
+            missing = [one for one in mayfly.get("Functions", []) if must_be_built(one)]
             if missing:
-                self.count("built.tried.templates")
-                say(f"sam build {path.relative_to(self.options.folder.resolve())}")
-                found = corpus_build.built(path, sam, check)
-                reason = "the build lacks the handler"
-                if isinstance(found, dict) and found.get("Functions"):
-                    mayfly = found
-                else:
-                    reason = found if isinstance(found, str) else str(found)
-                    self.count("built.failed.templates")
-                for one in mayfly["Functions"]:
-                    if one["Unbuilt"] and not one["StateReason"]:
-                        one |= {"StateReasonCode": NOT_BUILT, "StateReason": reason}
-                        self.lines.append(f"{path}: {one['Id']}: {reason}")
+                name = str(path.relative_to(self.options.folder.resolve()))
+                say(f"sam build {name}")
+                found = builds.of(name, lambda path=path: corpus_build.built(path, sam, check))
+                mayfly = self.after_build(name, mayfly, found)
             self.served("built.", mayfly)
+
+    def after_build(self, name: str, mayfly: dict, found: dict | str | None) -> dict:
+        """What is served of a template that must be built; counts what came of the build."""
+        self.count("build.needed.templates")
+        if found is None:
+            outcome, reason = "not_tried", "there was no time for its build"
+        elif isinstance(found, dict) and found.get("Functions"):
+            outcome, reason = "built", "the build lacks the handler"
+            mayfly = found
+        else:
+            outcome, reason = "failed", str(found)
+            self.count(f"build.cause.{corpus_build.cause_of(reason)}.templates")
+        self.count(f"build.{outcome}.templates")
+        for one in mayfly["Functions"]:
+            if must_be_built(one):
+                one |= {"StateReasonCode": NOT_BUILT, "StateReason": reason}
+                self.lines.append(f"{name}: {one['Id']}: {reason}")
+        if outcome == "built" and not any(one["StateReason"] for one in mayfly["Functions"]):
+            self.count("build.whole.templates")
+        return mayfly
 
     def ways(self) -> dict[str, str]:
         return {way: title for way, title in WAYS.items() if way != "built." or self.options.build}
@@ -287,6 +311,17 @@ def arguments() -> argparse.Namespace:
         "--differences", action="store_true", help="show each difference and each failed function"
     )
     parser.add_argument("--build", action="store_true", help="run `sam build` where code must be built first")
+    parser.add_argument(
+        "--built",
+        type=Path,
+        default=ROOT / "target" / "corpus",
+        metavar="FOLDER",
+        help="where what came of builds is kept",
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=600, metavar="N", help="no build begins later (default: 600)"
+    )
+    parser.add_argument("--only-build", action="store_true", help="end after the builds, without results")
     parser.add_argument(
         "--json", action="store_true", help="print the results as one JSON object, not as tables"
     )
