@@ -223,7 +223,9 @@ class Corpus:
         builds = corpus_build.Builds(self.options.built, self.options.minutes)
         for _, cause in corpus_build.CAUSES:
             self.count(f"build.cause.{cause}.templates", 0)  # the table has a row for each
-        for path, mayfly in zip(paths, nearest, strict=True):
+        # In an order by chance, so that those of a run that is ended are a sample.
+        pairs = zip(paths, nearest, strict=True)
+        for path, mayfly in sorted(pairs, key=lambda pair: corpus_build.digest(str(pair[0]))):
             missing = [one for one in mayfly.get("Functions", []) if must_be_built(one)]
             if missing:
                 name = str(path.relative_to(self.options.folder.resolve()))

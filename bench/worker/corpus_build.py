@@ -34,6 +34,10 @@ CAUSES = [
 OTHER = CAUSES[-1][1]
 
 
+def digest(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()[:16]
+
+
 def cause_of(reason: str) -> str:
     return next(cause for words, cause in CAUSES if re.search(words, reason))
 
@@ -85,7 +89,7 @@ class Builds:
 
     def of(self, name: str, build: Callable[[], dict | str]) -> dict | str | None:
         """As `built` has it; none where there was no time for it."""
-        kept = self.folder / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.json"
+        kept = self.folder / f"{digest(name)}.json"
         if kept.exists():
             return json.loads(kept.read_text())["found"]
         if time.monotonic() > self.deadline:
