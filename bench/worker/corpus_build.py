@@ -20,7 +20,7 @@ TOO_LONG = f"it takes more than {SECONDS} s"
 CAUSES = [
     (TOO_LONG, "it takes longer than five minutes"),
     (r"[^\n]*container runtime", "a container is asked for"),
-    (r"[^\n]*[Dd]ot[Nn]et", "no .NET here"),
+    (r"Error: Dotnet", "no .NET here"),
     (r"[^\n]*(Binary validation failed|not on your PATH|valid executable)", "no such compiler here"),
     (r"Error: \w+Workflow:(.|\n)*(invalid target release|release version)", "a newer JDK is asked for"),
     (r"Error: JavaGradle", "Gradle fails, whose wrapper fetches Gradle from its own server"),
@@ -40,7 +40,7 @@ def digest(name: str) -> str:
 
 
 def cause_of(reason: str) -> str:
-    return next(cause for words, cause in CAUSES if re.search(words, reason))
+    return next(cause for words, cause in CAUSES if re.match(words, reason))
 
 
 def built(path: Path, sam: Path, check: Callable[[Path], dict]) -> dict | str:
