@@ -163,8 +163,8 @@ def asks_for_work():
 
 
 def report_rests():
-    """Speaks the worker's own protocol, as the runtime does. The worker refuses the second of two that ask for
-    work, upon which the runtime would end: so the runtime asks first."""
+    """Speaks the worker's own protocol, as the runtime does. The worker refuses the second of two that ask
+    for work, upon which the runtime would end: so the runtime asks first."""
     while not asks_for_work():
         time.sleep(0.001)
     time.sleep(0.03)
