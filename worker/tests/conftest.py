@@ -111,11 +111,24 @@ class Worker:
         return tree.stdout + self.get("/metrics") + self.log()[-3000:]
 
     def descendants(self):
-        """Processes below the worker without page stores: monitors and all processes of sandboxes."""
-        return [process for process in descendants(self.process.pid) if not is_store(process)]
+        """Processes below the worker without page stores and empty sandboxes: monitors and all processes of
+        sandboxes."""
+        others = set(self.ready_sandboxes())
+        below = descendants(self.process.pid)
+        return [process for process in below if process not in others and not is_store(process)]
 
     def stores(self):
         return [process for process in descendants(self.process.pid) if is_store(process)]
+
+    def ready_sandboxes(self):
+        """Processes of empty sandboxes: each one's monitor and process 1, one after the other."""
+        found = []
+        for process in descendants(self.process.pid):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                stat = pathlib.Path(f"/proc/{process}/stat").read_text()
+                if "(mayfly-ready)" in stat:
+                    found += [int(stat.rsplit(")", 1)[1].split()[1]), process]
+        return found
 
     def sample(self):
         """The latest sample of memory."""

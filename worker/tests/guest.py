@@ -2,6 +2,7 @@
 in it, and each check prints its result. Beside this file are `mayfly`, its libraries, and packages.
 """
 
+import contextlib
 import ctypes
 import fcntl
 import json
@@ -181,7 +182,13 @@ class Up:
         return sorted(self.group.glob("mayfly-worker-*"))
 
     def instances(self):
-        return sorted(self.group.glob("mayfly-worker-*/instance-*"))
+        """Of instances: an empty sandbox has no limits yet."""
+        found = []
+        for kind in ("instance", "ready"):
+            for group in self.group.glob(f"mayfly-worker-*/{kind}-*"):
+                with contextlib.suppress(FileNotFoundError):
+                    found += [group] if read(group, "memory.max") != "max" else []
+        return sorted(found)
 
     def stop(self):
         """Ends the worker, which leaves no cgroup and no process."""

@@ -18,11 +18,12 @@ WITHOUT_REST = ["--without", "heap,merge"]
 
 def texts(running, *names):
     """Of each instance: the contents of its cgroups' files of these names. An instance may end meanwhile."""
-    found = []
+    found, empty = [], set(running.ready_sandboxes())
     for folder in map(pathlib.Path, cgroups_of(running.process.pid)):
-        for file in [file for name in names for file in folder.glob(f"instance-*/{name}")]:
+        for group in [*folder.glob("instance-*"), *folder.glob("ready-*")]:
             with contextlib.suppress(OSError):
-                found.append(file.read_text())
+                if empty.isdisjoint(map(int, (group / "cgroup.procs").read_text().split())):
+                    found += [(group / name).read_text() for name in names if (group / name).exists()]
     return found
 
 

@@ -14,6 +14,7 @@ UNITS = ("_total", "_bytes", "_seconds", "_bucket", "_sum", "_count")
 THINGS = {
     "mayfly_instances",
     "mayfly_queued_requests",
+    "mayfly_ready_sandboxes",
     "mayfly_running_requests",
     "mayfly_stores",
     "mayfly_vm_partitions",

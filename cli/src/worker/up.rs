@@ -46,6 +46,8 @@ enum Layer {
     Merge,
     /// Instances that are restored from a snapshot; it needs merge.
     Snapshot,
+    /// Empty sandboxes that are made before the next instance needs one.
+    Ready,
     /// A partition of the VM's memory for each instance (with --sandbox vm).
     Partitions,
 }
@@ -277,7 +279,8 @@ fn layers(without: &[Layer], advise: AdviseName) -> Result<Libraries> {
         AdviseName::Whole => Advise::Whole,
     };
     let snapshot = !without.contains(&Layer::Snapshot);
-    let mut layers = Libraries { advise: advise_as, snapshot, ..Libraries::default() };
+    let ready = !without.contains(&Layer::Ready);
+    let mut layers = Libraries { advise: advise_as, snapshot, ready, ..Libraries::default() };
     if !without.contains(&Layer::Heap) {
         layers.heap = Some(libraries::heap().context("--without heap does without it")?);
     }

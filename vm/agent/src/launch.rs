@@ -15,7 +15,7 @@ use std::process::{Command, Stdio};
 use rustix::process::Pid;
 use rustix::thread::{CapabilitySet, CapabilitySets, UnshareFlags};
 use vm_sandbox::extensions::{self, Extensions};
-use vm_sandbox::syscalls::{self, Placement};
+use vm_sandbox::syscalls::{Filter, Placement};
 use vm_sandbox::termination;
 
 use crate::memory::{assign, bind_to_node};
@@ -116,7 +116,7 @@ fn confine(plan: &Plan) -> Result<(), String> {
     rustix::system::sethostname(plan.host().as_bytes()).map_err(at("host name"))?;
     drop_privileges(plan).map_err(at("privileges"))?;
     // Last: the filter forbids the calls above. It needs no privilege because no_new_privs is set.
-    syscalls::confine(Placement::Fixed).map_err(at("seccomp"))
+    Filter::new(Placement::Fixed).and_then(|filter| filter.apply()).map_err(at("seccomp"))
 }
 
 fn set_affinity(cpus: &[u32]) -> Result<(), String> {

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use libc::*;
 use seccompiler::{
     BpfProgram, Error, SeccompAction, SeccompCmpArgLen as Length, SeccompCmpOp as Compare,
-    SeccompCondition as Condition, SeccompFilter, SeccompRule as Rule, TargetArch,
+    SeccompCondition as Condition, SeccompFilter, SeccompRule as Rule, TargetArch, sock_filter,
 };
 
 /// Allowed with any arguments.
@@ -85,6 +85,9 @@ const TYPE_INTO_TERMINAL: u64 = 0x5412;
 /// instance's partition, which it must not leave.
 const PLACEMENT: &[i64] = &[SYS_set_mempolicy, SYS_mbind];
 
+/// `AUDIT_ARCH_X86_64` of linux/audit.h.
+const X86_64: u32 = 0xc000_003e;
+
 /// Whether an instance may choose the NUMA node of its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Placement {
@@ -94,39 +97,161 @@ pub enum Placement {
     Fixed,
 }
 
-/// Applies the filter to this process and all that it starts, irrevocably.
-///
-/// # Errors
-/// The kernel has no seccomp, or `no_new_privs` is not set.
-pub fn confine(placement: Placement) -> Result<(), Error> {
-    let placing = if placement == Placement::Free { PLACEMENT } else { &[] };
-    let rules: BTreeMap<i64, Vec<Rule>> = ALLOWED
-        .iter()
-        .chain(placing)
-        .map(|call| (*call, Vec::new()))
-        .chain([
-            (SYS_clone, vec![rule(0, Length::Qword, Compare::MaskedEq(NAMESPACES), 0)?]),
-            (
-                SYS_userfaultfd,
-                vec![rule(0, Length::Dword, Compare::MaskedEq(USER_MODE_ONLY), USER_MODE_ONLY)?],
-            ),
-            (SYS_ioctl, vec![rule(1, Length::Dword, Compare::Ne, TYPE_INTO_TERMINAL)?]),
-            (
-                SYS_socket,
-                vec![
-                    rule(0, Length::Dword, Compare::Eq, AF_UNIX as u64)?,
-                    rule(0, Length::Dword, Compare::Eq, AF_INET as u64)?,
-                    rule(0, Length::Dword, Compare::Eq, AF_INET6 as u64)?,
-                ],
-            ),
-        ])
+/// The filter as the kernel takes it.
+pub struct Filter(BpfProgram);
+
+impl Filter {
+    /// Compiles it.
+    ///
+    /// # Errors
+    /// None that depends on the machine.
+    pub fn new(placement: Placement) -> Result<Filter, Error> {
+        let placing = if placement == Placement::Free { PLACEMENT } else { &[] };
+        let mut program = allow(ALLOWED.iter().chain(placing).map(|call| *call as u32).collect());
+        program.extend(compiled(conditions()?)?);
+        Ok(Filter(program))
+    }
+
+    /// Applies it to this process and all that it starts, irrevocably.
+    ///
+    /// # Errors
+    /// The kernel has no seccomp, or `no_new_privs` is not set.
+    pub fn apply(&self) -> Result<(), Error> {
+        seccompiler::apply_filter(&self.0)
+    }
+}
+
+/// Instructions that allow calls of these numbers, by their ranges, and go on behind their end with all
+/// others, and with other architectures. One comparison for each call takes the kernel 0.6 ms to accept,
+/// ranges 0.1.
+fn allow(mut numbers: Vec<u32>) -> BpfProgram {
+    const LOAD: u32 = BPF_LD | BPF_W | BPF_ABS;
+    let instruction = |code: u32, k: u32, jt: u8, jf: u8| sock_filter { code: code as u16, jt, jf, k };
+    numbers.sort_unstable();
+    let mut ranges: Vec<(u32, u32)> = Vec::new();
+    for number in numbers {
+        match ranges.last_mut() {
+            Some((_, last)) if number <= *last + 1 => *last = number,
+            _ => ranges.push((number, number)),
+        }
+    }
+    let body: BpfProgram = ranges
+        .into_iter()
+        .flat_map(|(first, last)| {
+            [
+                instruction(BPF_JMP | BPF_JGT | BPF_K, last, 2, 0),
+                instruction(BPF_JMP | BPF_JGE | BPF_K, first, 0, 1),
+                instruction(BPF_RET | BPF_K, SECCOMP_RET_ALLOW, 0, 0),
+            ]
+        })
         .collect();
+    let mut program = vec![
+        instruction(LOAD, std::mem::offset_of!(seccomp_data, arch) as u32, 0, 0),
+        instruction(BPF_JMP | BPF_JEQ | BPF_K, X86_64, 1, 0),
+        instruction(BPF_JMP | BPF_JA, body.len() as u32 + 1, 0, 0),
+        instruction(LOAD, std::mem::offset_of!(seccomp_data, nr) as u32, 0, 0),
+    ];
+    program.extend(body);
+    program
+}
+
+/// Instructions that allow calls under these conditions, refuse all others, and kill a process of another
+/// architecture.
+fn compiled(rules: BTreeMap<i64, Vec<Rule>>) -> Result<BpfProgram, Error> {
     let refused = SeccompAction::Errno(ENOSYS as u32);
     let filter = SeccompFilter::new(rules, refused, SeccompAction::Allow, TargetArch::x86_64)?;
-    let program: BpfProgram = filter.try_into()?;
-    seccompiler::apply_filter(&program)
+    Ok(filter.try_into()?)
+}
+
+fn conditions() -> Result<BTreeMap<i64, Vec<Rule>>, Error> {
+    let all = [
+        (SYS_clone, vec![rule(0, Length::Qword, Compare::MaskedEq(NAMESPACES), 0)?]),
+        (SYS_userfaultfd, vec![rule(0, Length::Dword, Compare::MaskedEq(USER_MODE_ONLY), USER_MODE_ONLY)?]),
+        (SYS_ioctl, vec![rule(1, Length::Dword, Compare::Ne, TYPE_INTO_TERMINAL)?]),
+        (
+            SYS_socket,
+            vec![
+                rule(0, Length::Dword, Compare::Eq, AF_UNIX as u64)?,
+                rule(0, Length::Dword, Compare::Eq, AF_INET as u64)?,
+                rule(0, Length::Dword, Compare::Eq, AF_INET6 as u64)?,
+            ],
+        ),
+    ];
+    Ok(all.into())
 }
 
 fn rule(argument: u8, length: Length, compare: Compare, value: u64) -> Result<Rule, Error> {
     Ok(Rule::new(vec![Condition::new(argument, length, compare, value)?])?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the kernel does with a call: the program's result.
+    fn run(program: &[sock_filter], arch: u32, number: u32, arguments: [u64; 2]) -> u32 {
+        let data = |offset: u32| match offset {
+            0 => number,
+            4 => arch,
+            16 => arguments[0] as u32,
+            20 => (arguments[0] >> 32) as u32,
+            24 => arguments[1] as u32,
+            28 => (arguments[1] >> 32) as u32,
+            other => panic!("word {other}"),
+        };
+        let (mut at, mut loaded) = (0, 0);
+        loop {
+            let sock_filter { code, jt, jf, k } = program[at];
+            at += 1;
+            let branch = |taken: bool| usize::from(if taken { jt } else { jf });
+            match u32::from(code) {
+                code if code == BPF_LD | BPF_W | BPF_ABS => loaded = data(k),
+                code if code == BPF_RET | BPF_K => return k,
+                code if code == BPF_ALU | BPF_AND | BPF_K => loaded &= k,
+                code if code == BPF_JMP | BPF_JA => at += k as usize,
+                code if code == BPF_JMP | BPF_JEQ | BPF_K => at += branch(loaded == k),
+                code if code == BPF_JMP | BPF_JGT | BPF_K => at += branch(loaded > k),
+                code if code == BPF_JMP | BPF_JGE | BPF_K => at += branch(loaded >= k),
+                other => panic!("instruction {other:#x}"),
+            }
+        }
+    }
+
+    #[test]
+    fn ranges_decide_as_one_comparison_for_each_call_does() {
+        for (placement, placing) in [(Placement::Free, PLACEMENT), (Placement::Fixed, &[][..])] {
+            let filter = Filter::new(placement).unwrap();
+            let mut rules = conditions().unwrap();
+            rules.extend(ALLOWED.iter().chain(placing).map(|call| (*call, Vec::new())));
+            let each = compiled(rules).unwrap();
+            assert!(filter.0.len() < each.len() / 4, "{} {}", filter.0.len(), each.len());
+            const X32: u32 = 0x4000_0000;
+            for number in (0..1024).chain(X32..X32 + 1024).chain([u32::MAX]) {
+                for first in [0, 1, 2, 10, 16, 0x11, 0x5412, 1 << 28, 1 << 32, NAMESPACES, u64::MAX] {
+                    for second in [0, TYPE_INTO_TERMINAL, TYPE_INTO_TERMINAL | 1 << 32] {
+                        for arch in [X86_64, 0x4000_0003, 0] {
+                            let decide = |program| run(program, arch, number, [first, second]);
+                            let (ours, theirs) = (decide(&filter.0), decide(&each));
+                            assert_eq!(ours, theirs, "{number} {first:#x} {second:#x} {arch:#x}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn call_is_allowed_refused_or_of_another_architecture() {
+        let filter = Filter::new(Placement::Fixed).unwrap().0;
+        let decide = |arch, call: i64, first| run(&filter, arch, call as u32, [first, 0]);
+        let refused = SECCOMP_RET_ERRNO | ENOSYS as u32;
+        assert_eq!(decide(X86_64, SYS_read, 0), SECCOMP_RET_ALLOW);
+        assert_eq!(decide(X86_64, SYS_socket, AF_INET as u64), SECCOMP_RET_ALLOW);
+        assert_eq!(decide(X86_64, SYS_socket, AF_NETLINK as u64), refused);
+        for call in [SYS_ptrace, SYS_mount, SYS_unshare, SYS_setns, SYS_clone3, SYS_bpf, SYS_mbind, SYS_sync]
+        {
+            assert_eq!(decide(X86_64, call, 0), refused, "{call}");
+        }
+        assert_eq!(decide(0x4000_0003, SYS_read, 0), SECCOMP_RET_KILL_PROCESS);
+    }
 }

@@ -9,50 +9,19 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::freezer::{self, Freezer};
+use super::limits::{LEAST_SHARES, LEAST_WEIGHT, SHARES, Version, WEIGHT, settings};
+pub use super::limits::{Limits, share};
 use super::mounts::{enable, version_one, version_one_of, version_two};
 use worker_system::owned_folder::{self, Owned};
 
-/// Memory that stands for one processor: an instance's share of the processors is proportional to its memory.
-const MIB_PER_PROCESSOR: u32 = 1769;
-
 const PREFIX: &str = "mayfly-worker-";
-/// The kernel's default period of a processor quota.
-const PERIOD_US: u64 = 100_000;
 const HOW_TO_GET_ONE: &str =
     "systemd-run --scope -p Delegate=yes mayfly up TEMPLATE (not as root: systemd-run --user)";
 
-/// The version of the hierarchy, which decides the names of its files.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Version {
-    One,
-    Two,
-}
-
-/// The limits of one instance.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// `MemorySize`.
-    pub memory_mib: u32,
-    /// Its share of the processors is that of an instance with this much memory.
-    pub share_of_mib: u32,
-    /// Processes and threads.
-    pub processes: u64,
-    /// Processors it may use at most, if its function has a limit.
-    pub processors: Option<f64>,
-    /// Whether any of its memory may be in the host's swap, where it counts as well.
-    pub may_swap: bool,
-}
-
-/// The files with an instance's share of the processors, in version 1 and 2, and the least value that the
-/// kernel accepts.
-const SHARES: &str = "cpu.shares";
-const LEAST_SHARES: u64 = 2;
-const WEIGHT: &str = "cpu.weight";
-const LEAST_WEIGHT: u64 = 1;
 /// An instance that yields has 1/PART of its share.
 const PART: u64 = 8;
 
@@ -118,11 +87,26 @@ impl Hierarchy {
         Ok(Hierarchy { version, folders, freezer, _owned: owned })
     }
 
-    /// Makes the cgroup of an instance.
+    /// Makes a cgroup with these limits.
     ///
     /// # Errors
     /// A file that cannot be written, named.
     pub fn create(&self, name: &str, limits: Limits) -> Result<Cgroup> {
+        let mut cgroup = self.create_unlimited(name)?;
+        match cgroup.limit(limits) {
+            Ok(()) => Ok(cgroup),
+            Err(error) => {
+                cgroup.remove();
+                Err(error)
+            }
+        }
+    }
+
+    /// Makes the cgroup of a sandbox that is no function's yet, and in which no program of one runs.
+    ///
+    /// # Errors
+    /// A folder that cannot be made, named.
+    pub fn create_unlimited(&self, name: &str) -> Result<Cgroup> {
         let folders: Vec<PathBuf> = self.folders.iter().map(|folder| folder.join(name)).collect();
         let freezer = match (self.version, &self.freezer) {
             (Version::Two, _) => Some(Freezer::two(&folders[0])),
@@ -134,23 +118,6 @@ impl Hierarchy {
             if let Err(error) = fs::create_dir_all(folder) {
                 cgroup.remove();
                 return Err(error).with_context(|| format!("cannot make {}", folder.display()));
-            }
-        }
-        for (file, value, needed) in settings(self.version, limits) {
-            let places = cgroup.folders.iter().map(|folder| folder.join(file));
-            let Some(place) = places.into_iter().find(|place| place.exists()) else {
-                if needed {
-                    cgroup.remove();
-                    bail!("{}: there is no {file}", cgroup.folders[0].display());
-                }
-                continue;
-            };
-            if let Err(error) = fs::write(&place, &value) {
-                cgroup.remove();
-                return Err(error).with_context(|| format!("cannot write {}", place.display()));
-            }
-            if [SHARES, WEIGHT].contains(&file) {
-                cgroup.share = value.parse().ok().map(|share| (place, share));
             }
         }
         let peak = match self.version {
@@ -172,41 +139,40 @@ impl Drop for Hierarchy {
     }
 }
 
-/// File, value, and whether instances must not run without it.
-fn settings(version: Version, of: Limits) -> Vec<(&'static str, String, bool)> {
-    let memory = (u64::from(of.memory_mib) << 20).to_string();
-    let processes = of.processes.to_string();
-    let share = |of_one: u64, least: u64| share(of.share_of_mib, of_one).clamp(least, 10_000).to_string();
-    // A quota in each period, as Lambda's own ceiling works.
-    let quota = of.processors.map(|processors| (processors * PERIOD_US as f64).max(1000.0) as u64);
-    let mut settings = match version {
-        Version::One => vec![
-            ("memory.limit_in_bytes", memory.clone(), true),
-            // Absent where the kernel does not account for swap.
-            ("memory.memsw.limit_in_bytes", memory, false),
-            ("memory.swappiness", "0".into(), false),
-            ("pids.max", processes, true),
-            (SHARES, share(1024, LEAST_SHARES), false),
-        ],
-        Version::Two => vec![
-            ("memory.max", memory.clone(), true),
-            ("memory.swap.max", if of.may_swap { memory } else { "0".into() }, false),
-            ("memory.oom.group", "1".into(), false),
-            ("pids.max", processes, true),
-            (WEIGHT, share(100, LEAST_WEIGHT), false),
-        ],
-    };
-    settings.extend(quota.map(|quota| match version {
-        Version::One => ("cpu.cfs_quota_us", quota.to_string(), true),
-        Version::Two => ("cpu.max", format!("{quota} {PERIOD_US}"), true),
-    }));
-    settings
-}
-
 impl Cgroup {
-    /// The files to which a process writes to enter the cgroup.
-    pub fn procs_files(&self) -> Vec<PathBuf> {
+    /// Limits it. Its files have no limits before.
+    ///
+    /// # Errors
+    /// A file that cannot be written, named.
+    pub fn limit(&mut self, limits: Limits) -> Result<()> {
+        for (file, value, needed) in settings(self.version, limits) {
+            let places = self.folders.iter().map(|folder| folder.join(file));
+            let Some(place) = places.into_iter().find(|place| place.exists()) else {
+                ensure!(!needed, "{}: there is no {file}", self.folders[0].display());
+                continue;
+            };
+            fs::write(&place, &value).with_context(|| format!("cannot write {}", place.display()))?;
+            if [SHARES, WEIGHT].contains(&file) {
+                self.share = value.parse().ok().map(|share| (place, share));
+            }
+        }
+        Ok(())
+    }
+
+    /// The files by which a whole process enters the cgroup.
+    fn procs_files(&self) -> Vec<PathBuf> {
         self.folders.iter().map(|folder| folder.join("cgroup.procs")).collect()
+    }
+
+    /// The files by which a process of one thread enters the cgroup, which writes 0 to each.
+    pub fn entering_files(&self) -> Vec<PathBuf> {
+        match self.version {
+            // A thread that moves itself waits for no other: `cgroup.procs` waits for an RCU grace period of
+            // the whole host, 10 to 20 ms.
+            Version::One => self.folders.iter().map(|folder| folder.join(freezer::THREADS)).collect(),
+            // Threads of version 2 cannot enter a cgroup with a memory limit on their own.
+            Version::Two => self.procs_files(),
+        }
     }
 
     /// The freezer of its processes, if this host has one.
@@ -321,37 +287,9 @@ fn remove_with_instances(folder: &Path) -> io::Result<()> {
     fs::remove_dir(folder)
 }
 
-/// An instance's share of the processors, where `of_one` is one whole processor's.
-pub fn share(memory_mib: u32, of_one: u64) -> u64 {
-    of_one * u64::from(memory_mib) / u64::from(MIB_PER_PROCESSOR)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn limits_are_written_as_each_version_names_them() {
-        let limits = Limits {
-            memory_mib: 3000,
-            share_of_mib: 1769,
-            processes: 10,
-            processors: Some(0.5),
-            may_swap: false,
-        };
-        let value = |version, file| {
-            settings(version, limits).into_iter().find(|setting| setting.0 == file).map(|setting| setting.1)
-        };
-        assert_eq!(value(Version::One, "memory.limit_in_bytes").as_deref(), Some("3145728000"));
-        assert_eq!(value(Version::Two, "memory.max").as_deref(), Some("3145728000"));
-        assert_eq!(value(Version::One, "cpu.shares").as_deref(), Some("1024"));
-        assert_eq!(value(Version::Two, "cpu.weight").as_deref(), Some("100"));
-        assert_eq!(value(Version::Two, "memory.swap.max").as_deref(), Some("0"));
-        let swap = settings(Version::Two, Limits { may_swap: true, ..limits });
-        assert!(swap.contains(&("memory.swap.max", "3145728000".into(), false)));
-        assert_eq!(value(Version::One, "cpu.cfs_quota_us").as_deref(), Some("50000"));
-        assert_eq!(value(Version::Two, "cpu.max").as_deref(), Some("50000 100000"));
-    }
 
     const SMALL: Limits =
         Limits { memory_mib: 128, share_of_mib: 128, processes: 9, processors: None, may_swap: false };
@@ -380,7 +318,7 @@ mod tests {
         let cgroup = hierarchy.create("7", SMALL).unwrap();
         assert_eq!(fs::read_to_string(inside.join("memory.max")).unwrap(), "134217728");
         assert_eq!(fs::read_to_string(inside.join("pids.max")).unwrap(), "9");
-        assert_eq!(cgroup.procs_files(), [inside.join("cgroup.procs")]);
+        assert_eq!(cgroup.entering_files(), [inside.join("cgroup.procs")]);
         fs::write(inside.join("memory.events"), "oom 1\noom_kill 1\n").unwrap();
         assert!(cgroup.was_out_of_memory());
         fs::write(inside.join("memory.events"), "oom 0\noom_kill 0\n").unwrap();

@@ -12,6 +12,8 @@ use std::time::Duration;
 /// In version 1, the file that has a cgroup's state.
 const STATE: &str = "freezer.state";
 const THAWED: &str = "THAWED";
+/// In version 1, the file by which a thread enters a cgroup.
+pub(crate) const THREADS: &str = "tasks";
 /// How long processes that were killed while they were frozen may take to end.
 const ENDING: Duration = Duration::from_secs(5);
 
@@ -78,12 +80,12 @@ pub fn thaw(mut state: &fs::File) -> io::Result<()> {
     io::Write::write_all(&mut state, THAWED.as_bytes())
 }
 
-/// Moves this process into the freezer's cgroup.
+/// Moves this process, of one thread, into the freezer's cgroup.
 ///
 /// # Errors
 /// The cgroup is not there, or this process may not enter it.
 pub fn enter(folder: &Path) -> io::Result<()> {
-    fs::write(folder.join("cgroup.procs"), "0")
+    fs::write(folder.join(THREADS), "0")
 }
 
 /// Removes the cgroup of an instance whose worker and monitor have ended. Where it is frozen, what was killed

@@ -1,5 +1,6 @@
 //! The monitor and process 1 of a sandbox: what runs between the worker and the function's runtime.
 
+use std::ffi::CStr;
 use std::io::Read;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -17,23 +18,30 @@ use rustix::process::{
 };
 use rustix::system::sethostname;
 use rustix::thread::UnshareFlags;
-use vm_sandbox::syscalls::{Placement, confine};
+use vm_sandbox::syscalls::{Filter, Placement};
 use vm_sandbox::{extensions, network, termination};
 use worker_snapshot::{Entry, MappedFile};
 
+use super::proc::Proc;
 use super::rights::worker_is_root;
-use super::{Beginning, INSIDE_USER, OPEN_FILES, RUNTIME_PORT, Spec, freezer, root, syscalls};
+use super::steps::Steps;
+use super::{
+    Beginning, INSIDE_USER, OPEN_FILES, Preparation, RUNTIME_PORT, Spec, freezer, order, root, syscalls,
+};
 
+/// The name of process 1 while its sandbox is empty.
+const WAITS: &CStr = c"mayfly-ready";
 /// The descriptor of the control socket; 0 becomes the function's stdin.
 const CONTROL: RawFd = 3;
-/// First byte of a message to the worker: the listener comes with it, and the names of extensions, a line
-/// each.
-pub(super) const LISTENS: u8 = b'L';
+/// First byte of a message to the worker: the sandbox is empty, and process 1 waits for its order. The
+/// [`Steps`] come with it.
+pub(super) const READY: u8 = b'E';
+/// First byte of a message to the worker: the order is carried out, and the runtime starts next. The
+/// listener of the Runtime API comes with it, so no later message is received together with this one; the
+/// names of extensions, a line each; after a zero byte the [`Steps`].
+pub(super) const STARTS: u8 = b'L';
 /// First byte of a message to the worker: a listener of [`Spec::listen`] comes with it, in their order.
 pub(super) const REACHES: u8 = b'R';
-/// First byte of a message to the worker: the network namespace exists, and the monitor waits for its
-/// interfaces.
-pub(super) const CONNECTS: u8 = b'C';
 /// First byte of a message to the worker: the error follows, a line of text.
 pub(super) const FAILED: u8 = b'F';
 /// First byte of a message to the worker: a process has ended. Its wait status follows, four bytes, then the
@@ -62,31 +70,20 @@ pub fn launch() -> i32 {
 }
 
 fn keep() -> Result<()> {
+    let mut steps = Steps::default();
+    steps.done("monitor runs");
     // Before anything else: a monitor whose worker has died meanwhile must not go on.
     syscalls::die_with_parent()?;
     syscalls::duplicate_to(0, CONTROL, true).context("no control socket")?;
     let nothing = std::fs::File::open("/dev/null")?;
     syscalls::duplicate_to(nothing.as_raw_fd(), 0, false)?;
     // SAFETY: this process has just made the descriptor and owns it; it lives until the process ends.
-    let mut control = std::mem::ManuallyDrop::new(unsafe { UnixStream::from_raw_fd(CONTROL) });
-    let mut length = [0; 4];
-    let disk = match syscalls::receive_with(CONTROL, &mut length) {
-        Ok((4, disk)) => disk,
-        _ => bail!("`mayfly up` starts this, it is not a command of its own"),
+    let control = std::mem::ManuallyDrop::new(unsafe { UnixStream::from_raw_fd(CONTROL) });
+    let Some((spec, Some(orders))) = order::receive::<Preparation>(&control)? else {
+        bail!("`mayfly up` starts this, it is not a command of its own")
     };
-    let mut text = vec![0; u32::from_le_bytes(length) as usize];
-    control.read_exact(&mut text).context("the worker's order is cut short")?;
-    let spec: Spec = serde_json::from_slice(&text).context("the worker's order is wrong")?;
-    let Ok((1, Some(commands))) = syscalls::receive_with(CONTROL, &mut [0]) else {
-        bail!("the worker's order is cut short")
-    };
-    let mut handed = Vec::new();
-    for _ in 0..spec.beginning.descriptors() {
-        let Ok((1, Some(file))) = syscalls::receive_with(CONTROL, &mut [0]) else {
-            bail!("the worker's order is cut short")
-        };
-        handed.push(file);
-    }
+    let commands = order::receive_file(&control)?;
+    steps.done("order read");
     let thawing = match &spec.freezer {
         // It must thaw what it kills, so it must not be killed itself: it notices the worker's end by the
         // control socket.
@@ -97,24 +94,21 @@ fn keep() -> Result<()> {
         None => None,
     };
     ensure!(std::os::unix::process::parent_id() == spec.worker, "the worker has ended");
-    for file in &spec.cgroup_procs {
+    for file in &spec.cgroup_files {
         std::fs::write(file, "0").with_context(|| format!("cannot enter the cgroup {}", file.display()))?;
     }
+    steps.done("cgroup entered");
     setsid()?;
     enter_namespaces().context("cannot make namespaces")?;
-    if spec.resolvers.is_some() {
-        // The worker, which is outside, makes the interfaces, and answers when they are there.
-        syscalls::send_with(CONTROL, &[CONNECTS], None).context("the worker has ended")?;
-        control.read_exact(&mut [0]).context("the worker made no network")?;
-    }
+    steps.done("namespaces");
     match syscalls::fork()? {
         None => {
             syscalls::die_with_parent()?;
             drop(commands);
-            Err(run_inside(&spec, disk, handed).expect_err("process 1 ends by itself only when it fails"))
+            wait_inside(&spec, UnixStream::from(orders), steps)
         }
         Some(init) => {
-            drop((disk, handed));
+            drop(orders);
             if !obey_until_end(init, &control, commands)? {
                 let _ = kill_process(init, Signal::KILL);
                 if let Some(thawing) = thawing {
@@ -200,10 +194,10 @@ fn reach(addresses: &[SocketAddr]) -> Result<()> {
 }
 
 /// As root, the monitor keeps its user namespace: the function becomes a user that owns nothing. Otherwise
-/// a new user namespace gives the right to make the others.
+/// a new user namespace gives the right to make the others. The host's mounts are copied once there is an
+/// order: an empty sandbox must neither keep them in use nor miss those that are made meanwhile.
 fn enter_namespaces() -> Result<()> {
-    let namespaces = UnshareFlags::NEWNS
-        | UnshareFlags::NEWPID
+    let namespaces = UnshareFlags::NEWPID
         | UnshareFlags::NEWNET
         | UnshareFlags::NEWIPC
         | UnshareFlags::NEWUTS
@@ -219,72 +213,109 @@ fn enter_namespaces() -> Result<()> {
     Ok(())
 }
 
-/// Process 1: prepares the inside, starts the runtime and reaps. Returns only with an error.
-fn run_inside(spec: &Spec, disk: Option<OwnedFd>, handed: Vec<OwnedFd>) -> Result<()> {
-    let was_root = worker_is_root();
-    if let Some(folder) = &spec.freezer {
+/// Process 1: makes what is any function's, and waits for its order. Returns with an error, or where none
+/// comes.
+fn wait_inside(empty: &Preparation, orders: UnixStream, mut steps: Steps) -> Result<()> {
+    if let Some(folder) = &empty.freezer {
         freezer::enter(folder).with_context(|| format!("cannot enter the freezer {}", folder.display()))?;
     }
-    root::enter(spec, disk)?;
-    sethostname(spec.host_name.as_bytes())?;
     network::loopback_up().context("cannot bring up the loopback device")?;
     let listener = TcpListener::bind(("127.0.0.1", RUNTIME_PORT)).context("cannot listen")?;
-    reach(&spec.listen)?;
-    let names = extensions::names()?;
-    let mut message = vec![LISTENS];
-    message.extend(names.join("\n").bytes());
-    syscalls::send_with(CONTROL, &message, Some(listener.as_raw_fd())).context("the worker has ended")?;
-    drop(listener);
-    syscalls::limit(Resource::Core, 0)?;
-    syscalls::limit(Resource::Nofile, OPEN_FILES)?;
-    syscalls::drop_bounding_set()?;
-    if was_root {
-        syscalls::become_user(spec.user)?;
-    }
-    syscalls::drop_privileges()?;
-    // A change of user has cleared the parent-death signal.
-    syscalls::die_with_parent()?;
-    if spec.fixed_layout {
-        syscalls::fix_layout().context("cannot fix the layout")?;
-    }
-    confine(Placement::Free).context("cannot confine the system calls")?;
-    termination::pass_on().context("cannot handle signals")?;
-    let environment = spec.environment.iter().map(|(name, value)| (name.as_str(), value.as_str()));
-    let extensions = extensions::start(&names, environment, Some(std::io::stderr().as_fd()))?;
-    let Some(runtime) = syscalls::fork()? else {
-        setsid()?;
-        let folder = &spec.folder;
-        std::env::set_current_dir(folder).with_context(|| format!("cannot start in the folder {folder}"))?;
-        match (&spec.beginning, &handed[..]) {
-            (Beginning::Command, _) => {}
-            (Beginning::Taken, [line]) => {
-                worker_snapshot::wait_at(line.as_fd()).context("no line for a snapshot")?;
-            }
-            (Beginning::Restored { files, entries }, [program, pages, line]) => {
-                syscalls::duplicate_to(1, 2, false)?;
-                // Read by the worker, if it is more than an end.
-                let why = restore(files, entries, program.as_fd(), pages.as_fd(), line.as_fd());
-                let _ = rustix::io::write(line, why.as_bytes());
-                std::process::exit(worker_snapshot::FAILED)
-            }
-            _ => bail!("the worker's order is wrong"),
+    let filter = Filter::new(Placement::Free).context("no filter of system calls")?;
+    steps.done("sockets, filter");
+    let proc = Proc::new(&empty.mount_point)?;
+    let name = rustix::thread::name()?;
+    rustix::thread::set_name(WAITS)?;
+    steps.done("/proc");
+    let message = [&[READY], steps.to_text().as_bytes()].concat();
+    syscalls::send_with(CONTROL, &message, None).context("the worker has ended")?;
+    let Some((spec, disk)) = order::receive::<Spec>(&orders)? else { return Ok(()) };
+    let files = (0..spec.beginning.descriptors()).map(|_| order::receive_file(&orders));
+    let handed = files.collect::<Result<_>>()?;
+    drop(orders);
+    rustix::thread::set_name(&name)?;
+    let mut steps = Steps::default();
+    steps.done("order");
+    let inside = Inside { mount_point: &empty.mount_point, listener, filter, proc, steps };
+    Err(inside.run(&spec, disk, handed).expect_err("process 1 ends by itself only when it fails"))
+}
+
+/// The inside of an empty sandbox, for process 1.
+struct Inside<'a> {
+    mount_point: &'a Path,
+    listener: TcpListener,
+    filter: Filter,
+    proc: Proc,
+    steps: Steps,
+}
+
+impl Inside<'_> {
+    /// Prepares it for a function, starts the runtime and reaps. Returns only with an error.
+    fn run(self, spec: &Spec, disk: Option<OwnedFd>, handed: Vec<OwnedFd>) -> Result<()> {
+        let Inside { mount_point, listener, filter, proc, mut steps } = self;
+        let was_root = worker_is_root();
+        syscalls::unshare(UnshareFlags::NEWNS).context("cannot make a namespace of mounts")?;
+        root::enter(mount_point, spec, proc, disk)?;
+        steps.done("root");
+        sethostname(spec.host_name.as_bytes())?;
+        reach(&spec.listen)?;
+        let names = extensions::names()?;
+        syscalls::limit(Resource::Core, 0)?;
+        syscalls::limit(Resource::Nofile, OPEN_FILES)?;
+        syscalls::drop_bounding_set()?;
+        if was_root {
+            syscalls::become_user(spec.user)?;
         }
-        let (program, arguments) = spec.command.split_first().context("no program to run")?;
-        let mut command = Command::new(program);
-        command.args(arguments).env_clear().envs(spec.environment.clone());
-        // What is stderr here is the output of extensions.
-        let error = command.stderr(std::io::stdout().as_fd().try_clone_to_owned()?).exec();
-        return Err(error).with_context(|| format!("cannot run {program}"));
-    };
-    drop(handed);
-    termination::reap(runtime.as_raw_nonzero().get(), extensions, |status, extension| {
-        let name = extension.unwrap_or_default();
-        let mut message = vec![EXITED];
-        message.extend(status.to_le_bytes());
-        message.push(name.len() as u8);
-        message.extend(name.bytes());
-        // If the send fails, the worker has ended and so do we.
-        syscalls::send_with(CONTROL, &message, None)
-    })?;
-    std::process::exit(0)
+        syscalls::drop_privileges()?;
+        // A change of user has cleared the parent-death signal.
+        syscalls::die_with_parent()?;
+        if spec.fixed_layout {
+            syscalls::fix_layout().context("cannot fix the layout")?;
+        }
+        filter.apply().context("cannot confine the system calls")?;
+        termination::pass_on().context("cannot handle signals")?;
+        steps.done("confined");
+        let message = [&[STARTS], names.join("\n").as_bytes(), &[0], steps.to_text().as_bytes()].concat();
+        syscalls::send_with(CONTROL, &message, Some(listener.as_raw_fd())).context("the worker has ended")?;
+        drop(listener);
+        let environment = spec.environment.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+        let extensions = extensions::start(&names, environment, Some(std::io::stderr().as_fd()))?;
+        let Some(runtime) = syscalls::fork()? else {
+            setsid()?;
+            let folder = &spec.folder;
+            std::env::set_current_dir(folder)
+                .with_context(|| format!("cannot start in the folder {folder}"))?;
+            match (&spec.beginning, &handed[..]) {
+                (Beginning::Command, _) => {}
+                (Beginning::Taken, [line]) => {
+                    worker_snapshot::wait_at(line.as_fd()).context("no line for a snapshot")?;
+                }
+                (Beginning::Restored { files, entries }, [program, pages, line]) => {
+                    syscalls::duplicate_to(1, 2, false)?;
+                    // Read by the worker, if it is more than an end.
+                    let why = restore(files, entries, program.as_fd(), pages.as_fd(), line.as_fd());
+                    let _ = rustix::io::write(line, why.as_bytes());
+                    std::process::exit(worker_snapshot::FAILED)
+                }
+                _ => bail!("the worker's order is wrong"),
+            }
+            let (program, arguments) = spec.command.split_first().context("no program to run")?;
+            let mut command = Command::new(program);
+            command.args(arguments).env_clear().envs(spec.environment.clone());
+            // What is stderr here is the output of extensions.
+            let error = command.stderr(std::io::stdout().as_fd().try_clone_to_owned()?).exec();
+            return Err(error).with_context(|| format!("cannot run {program}"));
+        };
+        drop(handed);
+        termination::reap(runtime.as_raw_nonzero().get(), extensions, |status, extension| {
+            let name = extension.unwrap_or_default();
+            let mut message = vec![EXITED];
+            message.extend(status.to_le_bytes());
+            message.push(name.len() as u8);
+            message.extend(name.bytes());
+            // If the send fails, the worker has ended and so do we.
+            syscalls::send_with(CONTROL, &message, None)
+        })?;
+        std::process::exit(0)
+    }
 }

@@ -4,9 +4,12 @@
 //! ```text
 //!   worker ──spawn──► monitor ──unshare, fork──► init, process 1 inside ──fork──► the function's runtime
 //!      │                │ dies with the worker      │ dies with the monitor
-//!      └── control ─────┘ and ends init when        └ everything inside dies with process 1
-//!          socket         the socket closes
+//!      ├── control ─────┘ and ends init when        ├ everything inside dies with process 1
+//!      │   socket         the socket closes         │
+//!      └── order ───────────────────────────────────┘ root, user and limits of one function
 //! ```
+//! Until process 1 has its order the sandbox is empty, and any function's.
+//!
 //! The monitor is this same program, started under [`LAUNCHER_VERB`]. The Runtime API's socket is made
 //! inside the instance's own network namespace and handed out to the worker, so the function reaches it on
 //! its loopback device and reaches nothing else.
@@ -16,12 +19,16 @@ pub mod disk;
 mod ending;
 pub mod freezer;
 mod launcher;
+mod limits;
 mod mounts;
+mod order;
 pub mod page_out;
 pub mod page_store;
+mod proc;
 pub mod rights;
 mod root;
 pub mod spawn;
+pub mod steps;
 mod syscalls;
 
 pub use ending::Ending;
@@ -81,13 +88,22 @@ impl Beginning {
     }
 }
 
-/// The worker's order to the monitor.
+/// The worker's order to the monitor: an empty sandbox.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Spec {
+pub struct Preparation {
     /// The worker's process id.
     pub worker: u32,
     /// An empty folder on which the root is assembled; only the sandbox sees what is mounted there.
     pub mount_point: PathBuf,
+    /// The files of cgroups that the monitor writes itself into.
+    pub cgroup_files: Vec<PathBuf>,
+    /// The freezer's cgroup that process 1 enters and the monitor does not, in version 1.
+    pub freezer: Option<PathBuf>,
+}
+
+/// The worker's order to process 1 of an empty sandbox: what it is for.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Spec {
     /// In place of the system's own programs and libraries: the root of an image.
     pub image: Option<PathBuf>,
     /// In place of the host's own programs and libraries, where there is no image: a root with folders as the
@@ -105,10 +121,6 @@ pub struct Spec {
     pub user: u32,
     /// Host name inside.
     pub host_name: String,
-    /// The `cgroup.procs` files that the monitor writes itself into.
-    pub cgroup_procs: Vec<PathBuf>,
-    /// The freezer's cgroup that process 1 enters and the monitor does not, in version 1.
-    pub freezer: Option<PathBuf>,
     /// Whether all instances have the same addresses (no ASLR), so that pages with pointers are alike.
     pub fixed_layout: bool,
     /// Whether there is a network beside the loopback device, which the worker makes: the contents of

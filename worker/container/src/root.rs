@@ -1,5 +1,5 @@
 //! The root that a function sees: /usr of the host or of an installed system, read-only, and its own code, or
-//! an image. An empty /tmp, and little else; of /proc its own processes, and little of the machine.
+//! an image. An empty /tmp, and little else.
 
 use std::ffi::CString;
 use std::fs;
@@ -16,6 +16,7 @@ use rustix::mount::{
 };
 use rustix::process::pivot_root;
 
+use super::proc::Proc;
 use super::rights::worker_is_root;
 use super::{Bind, INSIDE_USER, Spec, syscalls};
 
@@ -24,37 +25,19 @@ const DEVICES: [&str; 5] = ["null", "zero", "full", "random", "urandom"];
 const ETC: [&str; 6] = ["ld.so.cache", "ssl/certs", "ca-certificates", "alternatives", "mime.types", "fonts"];
 /// The files of /etc that are each instance's own.
 const OWN_ETC: [&str; 5] = ["group", "hosts", "nsswitch.conf", "passwd", "resolv.conf"];
-/// The entries of /proc that programs need, beside processes. The others would reveal the machine, its
-/// owner and its other guests.
-const PROC: [&str; 13] = [
-    "cpuinfo",
-    "filesystems",
-    "loadavg",
-    "meminfo", // the instance's own
-    "mounts",
-    "net",
-    "self",
-    "stat",
-    "sys",
-    "thread-self",
-    "uptime",
-    "version",
-    "cgroups",
-];
-/// The files that are mounted over hidden entries.
+/// The files that are mounted over those of an image.
 const MASK: &str = ".mask";
 /// The entries of a root that are not the image's.
 const OWN: [&str; 4] = ["dev", "proc", "tmp", MASK];
 /// Top folders that are links into /usr on most systems, folders on others.
 const USR_LINKS: [&str; 5] = ["bin", "sbin", "lib", "lib32", "lib64"];
 
-/// Assembles the root on `spec.mount_point`, with the disk as its /tmp, and changes into it. Runs as
+/// Assembles the root on `root`, with this /proc and the disk as its /tmp, and changes into it. Runs as
 /// process 1 of the new namespaces.
 ///
 /// # Errors
 /// What could not be mounted, and why.
-pub fn enter(spec: &Spec, disk: Option<OwnedFd>) -> Result<()> {
-    let root = &spec.mount_point;
+pub fn enter(root: &Path, spec: &Spec, proc: Proc, disk: Option<OwnedFd>) -> Result<()> {
     mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)
         .context("cannot make the mounts private")?;
     let flags = MountFlags::NOSUID | MountFlags::NODEV;
@@ -75,13 +58,9 @@ pub fn enter(spec: &Spec, disk: Option<OwnedFd>) -> Result<()> {
     for folder in ["tmp", "proc"] {
         fs::create_dir(root.join(folder))?;
     }
-    let mask = root.join(MASK);
-    fs::create_dir_all(mask.join("folder"))?;
-    fs::write(mask.join("file"), "")?;
-    fs::write(mask.join("meminfo"), meminfo(spec.memory_mib))?;
     match &spec.image {
-        Some(image) => image_etc(spec, image, &mask)?,
-        None => system_etc(spec)?,
+        Some(image) => image_etc(root, spec, image)?,
+        None => system_etc(root, spec)?,
     }
     for Bind { source, target } in &spec.binds {
         bind(source, &root.join(target.strip_prefix("/").unwrap_or(target)))?;
@@ -109,9 +88,7 @@ pub fn enter(spec: &Spec, disk: Option<OwnedFd>) -> Result<()> {
             mount("none", &tmp, "tmpfs", flags, &*options).context("cannot mount /tmp")?;
         }
     }
-    mount("none", root.join("proc"), "proc", flags | MountFlags::NOEXEC, c"")
-        .context("cannot mount /proc")?;
-    mask_proc(&root.join("proc"), &mask)?;
+    proc.show(&root.join("proc"), spec.memory_mib)?;
     std::env::set_current_dir(root)?;
     // The old root is stacked upon the new one, where the second call finds it (pivot_root(2)).
     pivot_root(".", ".")
@@ -135,8 +112,7 @@ fn show_system(system: &Path, root: &Path) -> Result<()> {
 }
 
 /// Shows the files of /etc that programs need, and writes the function's own user into others.
-fn system_etc(spec: &Spec) -> Result<()> {
-    let root = &spec.mount_point;
+fn system_etc(root: &Path, spec: &Spec) -> Result<()> {
     let shown: Vec<(PathBuf, PathBuf)> = match &spec.system {
         None => ETC.iter().map(|name| (Path::new("/etc").join(name), root.join("etc").join(name))).collect(),
         Some(system) => fs::read_dir(system.join("etc"))?
@@ -195,7 +171,9 @@ fn show_image(image: &Path, root: &Path) -> Result<()> {
 }
 
 /// Mounts the instance's own hosts and resolv.conf over the image's files, which unpacking has made.
-fn image_etc(spec: &Spec, image: &Path, mask: &Path) -> Result<()> {
+fn image_etc(root: &Path, spec: &Spec, image: &Path) -> Result<()> {
+    let mask = root.join(MASK);
+    fs::create_dir(&mask)?;
     let etc = image.join("etc");
     let is =
         |path: &Path, what: fn(&fs::Metadata) -> bool| fs::symlink_metadata(path).is_ok_and(|it| what(&it));
@@ -203,38 +181,10 @@ fn image_etc(spec: &Spec, image: &Path, mask: &Path) -> Result<()> {
     for (name, text) in files {
         if is(&etc, fs::Metadata::is_dir) && is(&etc.join(name), fs::Metadata::is_file) {
             fs::write(mask.join(name), text)?;
-            mount_at(&mask.join(name), &spec.mount_point.join("etc").join(name))?;
+            mount_at(&mask.join(name), &root.join("etc").join(name))?;
         }
     }
     Ok(())
-}
-
-/// Hides the machine's entries of /proc.
-fn mask_proc(proc: &Path, mask: &Path) -> Result<()> {
-    for entry in fs::read_dir(proc)? {
-        let entry = entry?;
-        let name = entry.file_name();
-        let name = name.to_str().unwrap_or_default();
-        let is_process = name.bytes().all(|byte| byte.is_ascii_digit());
-        let shown = match name {
-            "meminfo" => "meminfo",
-            _ if is_process || PROC.contains(&name) => continue,
-            _ if entry.file_type()?.is_dir() => "folder",
-            _ => "file",
-        };
-        mount_at(&mask.join(shown), &entry.path())?;
-    }
-    Ok(())
-}
-
-/// The contents of /proc/meminfo on a machine of this size that has nothing else to do.
-fn meminfo(memory_mib: u32) -> String {
-    let all = u64::from(memory_mib) << 10;
-    let line = |(name, kib): (&str, u64)| format!("{:<15} {kib:>8} kB\n", format!("{name}:"));
-    let empty =
-        ["Buffers", "Cached", "SwapCached", "Active", "Inactive", "SwapTotal", "SwapFree", "Shmem", "Slab"];
-    let full = ["MemTotal", "MemFree", "MemAvailable"].map(|name| (name, all));
-    full.into_iter().chain(empty.map(|name| (name, 0))).map(line).collect()
 }
 
 /// Shows a part of the host's system, with the mounts below it.

@@ -2,7 +2,8 @@
 
 use std::collections::VecDeque;
 use std::io::{Error, ErrorKind};
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::net::TcpListener;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -10,6 +11,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::net::TcpSocket;
@@ -17,8 +19,9 @@ use tokio::net::unix::pipe;
 use tokio::sync::oneshot;
 use worker_system::lock::lock;
 
-use super::launcher::{CONNECT, CONNECTS, EXITED, FAILED, LISTENS, REACHES, TERMINATE};
-use super::{Ending, LAUNCHER_VERB, Spec, syscalls};
+use super::launcher::{CONNECT, EXITED, FAILED, REACHES, READY, STARTS, TERMINATE};
+use super::steps::Steps;
+use super::{Ending, LAUNCHER_VERB, Preparation, Spec, order, syscalls};
 
 /// The longest that the namespaces and mounts of one sandbox may take.
 const PREPARATION: Duration = Duration::from_secs(20);
@@ -27,6 +30,8 @@ const GRACE: Duration = Duration::from_secs(3);
 
 /// How long the worker waits for a message that was sent before the monitor ended.
 const LAST_MESSAGE: Duration = Duration::from_millis(100);
+
+const ENDED: &str = "the sandbox's monitor ended at once";
 
 /// Kept for as long as the sandbox has its network.
 pub type Network = Box<dyn Send + Sync>;
@@ -67,21 +72,14 @@ impl Spawner {
         Ok(answer.await.context("the spawner has ended")??)
     }
 
-    /// Starts a sandbox; the function's runtime runs when this returns. `disk` is the mount that its /tmp
-    /// is, `handed` what [`Spec::beginning`] asks for. Where the order wants a network, `connect` makes it,
-    /// for the namespace of the process that it is given; what it returns lives as long as the sandbox.
+    /// Makes an empty sandbox, in which no program of a function runs.
     ///
     /// # Errors
     /// What could not be set up.
-    pub async fn spawn(
-        &self,
-        spec: &Spec,
-        disk: Option<OwnedFd>,
-        handed: &[BorrowedFd<'_>],
-        connect: impl AsyncFnOnce(u32) -> Result<Network>,
-    ) -> Result<(Container, std::net::TcpListener)> {
-        let (ours, theirs) = UnixStream::pair().context("no socket for a new sandbox")?;
-        let (commands, obeyed) = UnixStream::pair().context("no socket for a new sandbox")?;
+    pub async fn prepare(&self, preparation: &Preparation) -> Result<Empty> {
+        let (ours, theirs) = pair()?;
+        let (commands, obeyed) = pair()?;
+        let (orders, order) = pair()?;
         commands.set_nonblocking(true)?;
         let (output, output_in) = pipe_pair().context("no pipe for a new sandbox")?;
         let (of_extensions, extensions_in) = pipe_pair().context("no pipe for a new sandbox")?;
@@ -96,7 +94,7 @@ impl Spawner {
         let mut sandbox = Container {
             ended: syscalls::ending_of(&child)?,
             child,
-            user: spec.user,
+            user: 0,
             control: None,
             commands: Arc::new(Commands(tokio::sync::Mutex::new(tokio::net::UnixStream::from_std(
                 commands,
@@ -105,43 +103,26 @@ impl Spawner {
             output: Some(output),
             of_extensions: Some(of_extensions),
             network: None,
+            steps: Steps::default(),
             extensions: Vec::new(),
             listening: Vec::new(),
         };
-        if let Err(error) = sandbox.order(&ours, spec, disk, obeyed, handed) {
-            sandbox.end().await;
-            return Err(error);
-        }
-        sandbox.control = Some(tokio::net::UnixStream::from_std(ours)?);
-        if spec.resolvers.is_some()
-            && let Err(error) = sandbox.connect(connect).await
-        {
-            sandbox.end().await;
-            return Err(error);
-        }
-        let mut listening = Vec::new();
+        // The monitor reads it at once, so this does not block for long.
+        let sent = order::send(&ours, preparation, Some(order.as_fd()), &[obeyed.as_fd()]);
+        drop((order, obeyed));
         let prepared = async {
-            loop {
-                match sandbox.message().await? {
-                    (REACHES, _, Some(socket)) => listening.push(std::net::TcpListener::from(socket)),
-                    other => return anyhow::Ok(other),
-                }
+            sent.context(ENDED)?;
+            ours.set_nonblocking(true)?;
+            sandbox.control = Some(tokio::net::UnixStream::from_std(ours)?);
+            match sandbox.expected(&mut Vec::new()).await? {
+                (READY, steps, _) => Ok(steps),
+                _ => bail!(ENDED),
             }
         };
-        let preparation = tokio::time::timeout(PREPARATION, prepared);
-        match preparation.await.unwrap_or_else(|_| Err(anyhow!("the sandbox was not ready in time"))) {
-            Ok((LISTENS, names, Some(socket))) => {
-                sandbox.listening = listening;
-                sandbox.extensions = String::from_utf8_lossy(&names).lines().map(String::from).collect();
-                Ok((sandbox, std::net::TcpListener::from(socket)))
-            }
-            Ok((FAILED, text, _)) => {
-                sandbox.end().await;
-                bail!("{}", String::from_utf8_lossy(&text))
-            }
-            Ok(_) => {
-                sandbox.end().await;
-                bail!("the sandbox's monitor ended at once")
+        match prepared.await {
+            Ok(steps) => {
+                sandbox.steps.append(&String::from_utf8_lossy(&steps));
+                Ok(Empty { sandbox, orders })
             }
             Err(error) => {
                 sandbox.end().await;
@@ -149,6 +130,78 @@ impl Spawner {
             }
         }
     }
+}
+
+/// A sandbox in which no program of a function has run yet. Dropping it ends it, but only [`Empty::end`]
+/// waits until it has.
+pub struct Empty {
+    sandbox: Container,
+    /// To process 1.
+    orders: UnixStream,
+}
+
+impl Empty {
+    /// Makes it a function's, whose runtime runs when this returns. `disk` is the mount that its /tmp is,
+    /// `handed` what [`Spec::beginning`] asks for. Where the order wants a network, `connect` makes it, for
+    /// the namespace of the process that it is given; what it returns lives as long as the sandbox.
+    ///
+    /// # Errors
+    /// What could not be set up. The sandbox has ended.
+    pub async fn begin(
+        self,
+        spec: &Spec,
+        disk: Option<OwnedFd>,
+        handed: &[BorrowedFd<'_>],
+        connect: impl AsyncFnOnce(u32) -> Result<Network>,
+    ) -> Result<(Container, TcpListener)> {
+        let Empty { mut sandbox, orders } = self;
+        sandbox.user = spec.user;
+        let mut listening = Vec::new();
+        let begun = async {
+            if spec.resolvers.is_some() {
+                let network = connect(sandbox.child.id()).await;
+                sandbox.network = Some(network.context("no network for the sandbox")?);
+            }
+            // Process 1 reads it at once, so this does not block for long.
+            let disk = disk.as_ref().map(AsFd::as_fd);
+            order::send(&orders, spec, disk, handed).context(ENDED)?;
+            drop(orders);
+            match sandbox.expected(&mut listening).await? {
+                (STARTS, text, Some(socket)) => Ok((text, TcpListener::from(socket))),
+                _ => bail!(ENDED),
+            }
+        };
+        match begun.await {
+            Ok((text, listener)) => {
+                let text = String::from_utf8_lossy(&text);
+                let (names, steps) = text.split_once('\0').unwrap_or((&text, ""));
+                sandbox.extensions = names.lines().map(String::from).collect();
+                sandbox.steps.append(steps);
+                sandbox.listening = listening;
+                Ok((sandbox, listener))
+            }
+            Err(error) => {
+                sandbox.end().await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Whether it has ended by itself.
+    pub fn has_ended(&self) -> bool {
+        let mut polled = [PollFd::new(self.sandbox.ended.get_ref(), PollFlags::IN)];
+        !matches!(poll(&mut polled, Some(&Timespec::default())), Ok(0))
+    }
+
+    /// Ends it and waits until it has.
+    pub async fn end(self) {
+        drop(self.orders);
+        self.sandbox.end().await;
+    }
+}
+
+fn pair() -> Result<(UnixStream, UnixStream)> {
+    UnixStream::pair().context("no socket for a new sandbox")
 }
 
 /// Our end is read without blocking, the sandbox's blocks as programs expect.
@@ -170,10 +223,12 @@ pub struct Container {
     network: Option<Network>,
     /// [`Spec::user`].
     pub user: u32,
+    /// What was done inside, when, until the runtime was started.
+    pub steps: Steps,
     /// The extensions that start with the runtime.
     pub extensions: Vec<String>,
     /// The sockets of [`Spec::listen`], in their order.
-    pub listening: Vec<std::net::TcpListener>,
+    pub listening: Vec<TcpListener>,
 }
 
 /// What the worker has a sandbox's monitor do.
@@ -218,40 +273,20 @@ fn ends(mut message: &[u8]) -> VecDeque<Ending> {
 }
 
 impl Container {
-    /// Makes the network when the monitor waits for it, and has it go on.
-    async fn connect(&mut self, connect: impl AsyncFnOnce(u32) -> Result<Network>) -> Result<()> {
-        match self.message().await? {
-            (CONNECTS, ..) => {}
-            (FAILED, text, _) => bail!("{}", String::from_utf8_lossy(&text)),
-            _ => bail!("the sandbox's monitor ended at once"),
-        }
-        self.network = Some(connect(self.child.id()).await.context("no network for the sandbox")?);
-        let control = self.control.as_mut().context("the control socket is there until the end")?;
-        tokio::io::AsyncWriteExt::write_all(control, &[0])
-            .await
-            .context("the sandbox's monitor ended at once")
-    }
-
-    /// Sends the monitor its order.
-    fn order(
-        &self,
-        control: &UnixStream,
-        spec: &Spec,
-        disk: Option<OwnedFd>,
-        commands: UnixStream,
-        handed: &[BorrowedFd<'_>],
-    ) -> Result<()> {
-        let text = serde_json::to_vec(spec)?;
-        let mut order = (text.len() as u32).to_le_bytes().to_vec();
-        order.extend(text);
-        // The monitor reads it at once, so this does not block for long.
-        let disk = disk.as_ref().map(AsRawFd::as_raw_fd);
-        let with = |file: RawFd| syscalls::send_with(control.as_raw_fd(), &[0], Some(file));
-        syscalls::send_with(control.as_raw_fd(), &order, disk)
-            .and_then(|()| with(commands.as_raw_fd()))
-            .and_then(|()| handed.iter().try_for_each(|file| with(file.as_raw_fd())))
-            .context("the sandbox's monitor ended at once")?;
-        Ok(control.set_nonblocking(true)?)
+    /// The next message that is no listener of [`Spec::listen`]: those are appended. An error, if it says
+    /// that something has failed, or does not come in time.
+    async fn expected(&self, listening: &mut Vec<TcpListener>) -> Result<(u8, Vec<u8>, Option<OwnedFd>)> {
+        let message = async {
+            loop {
+                match self.message().await? {
+                    (REACHES, _, Some(socket)) => listening.push(TcpListener::from(socket)),
+                    (FAILED, text, _) => bail!("{}", String::from_utf8_lossy(&text)),
+                    other => return Ok(other),
+                }
+            }
+        };
+        let timed = tokio::time::timeout(PREPARATION, message).await;
+        timed.unwrap_or_else(|_| Err(anyhow!("the sandbox was not ready in time")))
     }
 
     /// What its extensions print, stdout and stderr in one.
@@ -312,7 +347,7 @@ impl Container {
     /// none.
     async fn message(&self) -> Result<(u8, Vec<u8>, Option<OwnedFd>)> {
         let Some(control) = &self.control else { return Ok((0, Vec::new(), None)) };
-        let mut buffer = [0; 2048];
+        let mut buffer = [0; 4096];
         let (length, descriptor) = control
             .async_io(Interest::READABLE, || syscalls::receive_with(control.as_raw_fd(), &mut buffer))
             .await

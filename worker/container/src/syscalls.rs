@@ -80,17 +80,26 @@ pub fn wait(process: Pid) -> Result<()> {
 
 /// Adds attributes (`MOUNT_ATTR_*`) to a mount and all below it.
 pub fn restrict_mount(target: &Path, attributes: u64) -> Result<()> {
+    change_mount(target, attributes, 0, libc::AT_RECURSIVE)
+}
+
+/// Removes `MOUNT_ATTR_RDONLY` from a mount, and not from those below it.
+pub fn allow_writing(target: &Path) -> Result<()> {
+    change_mount(target, 0, libc::MOUNT_ATTR_RDONLY, 0)
+}
+
+fn change_mount(target: &Path, set: u64, clear: u64, flags: libc::c_int) -> Result<()> {
     let target = CString::new(target.as_os_str().as_bytes())?;
     // SAFETY: an all-zero mount_attr is valid and asks for nothing.
     let mut change: libc::mount_attr = unsafe { zeroed() };
-    change.attr_set = attributes;
+    (change.attr_set, change.attr_clr) = (set, clear);
     // SAFETY: a zero-terminated path and a structure whose size is passed, both outlive the call.
     let outcome = unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,
             libc::AT_FDCWD,
             target.as_ptr(),
-            libc::AT_RECURSIVE,
+            flags,
             &raw const change,
             size_of::<libc::mount_attr>(),
         )

@@ -32,6 +32,8 @@ pub struct Layers {
     pub merge: bool,
     /// Instances may be restored from snapshots.
     pub snapshot: bool,
+    /// Empty sandboxes are kept ready.
+    pub ready: bool,
     /// How a VM's memory grows and shrinks: `hotmem`, `nodes`, `plain`, `static`, or `none` without a VM.
     pub partitions: String,
 }
@@ -46,6 +48,8 @@ pub struct Sample {
     pub host: Host,
     /// The page store.
     pub store: Store,
+    /// Empty sandboxes.
+    pub ready: Ready,
     /// The virtual machine, if instances run in one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vm: Option<Vm>,
@@ -89,6 +93,16 @@ pub struct Store {
     pub bytes: u64,
     /// Their number: one for each function.
     pub stores: u64,
+}
+
+/// Empty sandboxes, which the next starts take.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Ready {
+    /// Their number.
+    pub sandboxes: u64,
+    /// Their memory, as their cgroups count it.
+    pub bytes: u64,
 }
 
 /// A virtual machine and its partitions.
@@ -187,6 +201,9 @@ pub struct Event {
     /// How long it took.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ms: Option<f64>,
+    /// What was done in that time, in order, each with its milliseconds.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub steps: Vec<(String, f64)>,
     /// Of that, until the device had released the memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device_ms: Option<f64>,

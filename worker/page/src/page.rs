@@ -88,6 +88,7 @@ pub fn layer_states(layers: &Layers) -> Vec<(String, bool)> {
         ("heap".into(), layers.heap),
         ("merge".into(), layers.merge),
         ("snapshot".into(), layers.snapshot),
+        ("ready".into(), layers.ready),
         partitions,
         (format!("sandbox: {sandbox}"), true),
     ]
@@ -102,7 +103,12 @@ fn tiles(view: &View) -> String {
         0 => String::new(),
         restores => format!(", {restores} restored (P50 {})", time(counts.restore.p50_ms)),
     };
-    let starts = format!("{} started, P99 {}{restored}", counts.cold_starts, time(counts.cold_start.p99_ms));
+    let ready = match view.samples.last().map_or(0, |sample| sample.ready.sandboxes) {
+        0 => String::new(),
+        sandboxes => format!("; {sandboxes} sandboxes ready"),
+    };
+    let p99 = time(counts.cold_start.p99_ms);
+    let starts = format!("{} started, P99 {p99}{restored}{ready}", counts.cold_starts);
     let alive = phase("idle") + phase("busy");
     let density = if now.used > 0.0 && alive > 0 {
         format!("{} instances per GiB", count((alive as f64 / (now.used / GIB) * 10.0).round() / 10.0))

@@ -34,6 +34,7 @@ pub fn layers(worker: &Worker) -> Layers {
         merge: layers.merge.is_some(),
         // VMs have none, and what is not shared is not restored.
         snapshot: layers.snapshot && layers.merge.is_some() && kind.sandbox == "process",
+        ready: layers.ready && kind.sandbox == "process",
         partitions: kind.partitions.into(),
     }
 }

@@ -113,6 +113,10 @@ fn memory(text: &mut Metrics, worker: &Worker, sample: &Sample) {
         "Memory of the page stores, each page once",
         sample.store.bytes,
     );
+    let ready = &sample.ready;
+    let help = "Empty sandboxes that the next starts take";
+    text.alone("mayfly_ready_sandboxes", "gauge", help, ready.sandboxes);
+    text.alone("mayfly_ready_sandbox_bytes", "gauge", "Memory of those sandboxes", ready.bytes);
     text.alone("mayfly_merge_saved_bytes", "gauge", "Memory that merging saves", memory.saved());
     text.alone(
         "mayfly_host_available_bytes",

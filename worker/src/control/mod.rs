@@ -265,6 +265,12 @@ impl Worker {
         let actions = state.pool.tick(now);
         self.carry_out(&mut state, actions);
         self.forget_unused_tenants(&mut state);
+        let counts = state.pool.counts(None);
+        let is_idle = counts.starting == 0 && counts.queued == 0 && !state.closing;
+        drop(state);
+        if is_idle {
+            self.context().maker.clone().idle();
+        }
     }
 
     /// What the instances may use.

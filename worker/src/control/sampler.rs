@@ -54,6 +54,7 @@ fn sample(worker: &Worker) -> Sample {
         at_ms: worker.history.now_ms(),
         host: Host { available_bytes: process_memory::available_bytes() },
         store: reading.overall.store,
+        ready: reading.overall.ready,
         vm: reading.overall.vm,
         latency: worker.history.take_latency(),
         queued: worker.counts().queued.into(),

@@ -107,6 +107,8 @@ pub struct Libraries {
     pub advise: Advise,
     /// Whether instances are restored from snapshots, where that is wanted and pages are shared.
     pub snapshot: bool,
+    /// Whether empty sandboxes are kept ready for the next starts.
+    pub ready: bool,
 }
 
 /// What an idle instance advises to merge.

@@ -35,6 +35,7 @@ use crate::invocation::request::{Figures, Invocation, Outcome};
 use crate::sandbox::history::{self, History};
 use crate::sandbox::interface::{Handler, Maker, Order, Sandbox};
 use requests::{Requests, Stage, Work};
+use worker_container::steps::now_ns;
 use worker_pool::{InstanceId, RequestId};
 use worker_system::lock::lock;
 
@@ -75,6 +76,7 @@ pub struct Instance {
     scheduler: Arc<dyn Scheduler>,
     context: Arc<InstanceContext>,
     started: Instant,
+    started_ns: u64,
     requests: Mutex<Requests>,
     /// Set when it first asks for work, taken by the first report.
     init: Mutex<Option<Duration>>,
@@ -127,6 +129,7 @@ impl Instance {
             scheduler,
             context,
             started: Instant::now(),
+            started_ns: now_ns(),
             requests,
             init: Mutex::new(None),
             started_in: OnceLock::new(),
@@ -212,8 +215,9 @@ impl Instance {
                 let restored = self.was_restored();
                 self.context.count.started(init, restored);
                 let kind = if restored { "restored" } else { "ready" };
-                self.note(Event { ms: history::ms(init), ..self.event(kind) });
-                tracing::debug!("{}: started in {:.1} ms", self.label(), init.as_secs_f64() * 1e3);
+                let steps = self.steps_until_now();
+                tracing::debug!("{}: {kind} in {:.1} ms: {steps:?}", self.label(), init.as_secs_f64() * 1e3);
+                self.note(Event { ms: history::ms(init), steps, ..self.event(kind) });
             }
             self.runtime_waits(asked.timer);
             (asked.receiver, asked.is_first)
@@ -223,6 +227,13 @@ impl Instance {
         }
         self.ready_if_all_wait();
         Ok(receiver)
+    }
+
+    /// The steps of its start, and the milliseconds that each took.
+    fn steps_until_now(&self) -> Vec<(String, f64)> {
+        let mut steps = self.sandbox.get().map(|sandbox| sandbox.steps()).unwrap_or_default();
+        steps.done("asks for work");
+        steps.since(self.started_ns)
     }
 
     /// Sends it a request. False if the runtime cannot have received it.

@@ -12,6 +12,7 @@ use worker_container::freezer::Freezer;
 use worker_container::page_out;
 use worker_container::page_store::PageStores;
 use worker_container::spawn::{Commands, Container};
+use worker_container::steps::Steps;
 use worker_pool::FunctionId;
 use worker_system::lock::lock;
 
@@ -45,6 +46,8 @@ pub(super) struct Instance {
     pub store: Option<(Arc<PageStores>, FunctionId)>,
     /// Whether its runtime was restored from a snapshot.
     pub restored: bool,
+    /// What was done when, until its runtime was started or restored.
+    pub steps: Steps,
     /// The most connections to the Runtime API at once.
     pub connections: usize,
 }
@@ -103,6 +106,10 @@ impl Sandbox for Instance {
 
     fn was_restored(&self) -> bool {
         self.restored
+    }
+
+    fn steps(&self) -> Steps {
+        self.steps.clone()
     }
 
     fn has_way_inside(&self) -> bool {

@@ -15,8 +15,9 @@ use hyper::Request;
 use hyper::body::Incoming;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::unix::pipe;
+use worker_container::steps::Steps;
 pub use worker_container::{Bind, Ending, RUNTIME_PORT};
-use worker_page::data::{Store, Vm};
+use worker_page::data::{Ready, Store, Vm};
 
 use crate::base::process_memory::Memory;
 use crate::function::definition::Deployment;
@@ -113,6 +114,9 @@ pub(crate) trait Maker: Send + Sync {
     /// The kind of sandbox, and how memory grows and shrinks with instances.
     fn kind(&self) -> Kind;
 
+    /// No instance starts, and no request waits: it may prepare for the next start. Called often.
+    fn idle(self: Arc<Self>) {}
+
     /// No instance will be started any more.
     fn closing(&self) {}
 
@@ -131,6 +135,7 @@ pub(crate) struct Kind {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Overall {
     pub store: Store,
+    pub ready: Ready,
     pub vm: Option<Vm>,
 }
 
@@ -184,6 +189,11 @@ pub(crate) trait Sandbox: Send + Sync {
     /// Whether its runtime was restored from a snapshot.
     fn was_restored(&self) -> bool {
         false
+    }
+
+    /// What was done when, until its runtime was started or restored.
+    fn steps(&self) -> Steps {
+        Steps::default()
     }
 
     /// Whether it can connect to servers inside.

@@ -1,5 +1,7 @@
 //! Starts instances as containers: a cgroup, the page store's socket, a network if wanted, the processes.
 
+mod preparing;
+mod ready;
 mod taking;
 
 use std::net::TcpListener;
@@ -8,7 +10,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Once};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
+use ready::{Prepared, Ready};
 use tokio::sync::watch;
 use worker_page::data;
 
@@ -23,12 +26,12 @@ use crate::sandbox::interface::{BoxFuture, Kind, Maker, Order, Overall, Sandbox,
 use crate::sandbox::network::{self, Outside};
 use crate::sandbox::reach;
 use crate::sandbox::snapshots::{self, Line, Snapshots};
-use worker_container::cgroup::{Cgroup, Hierarchy, Limits};
+use worker_container::cgroup::{Hierarchy, Limits};
 use worker_container::disk::Disks;
-use worker_container::freezer::Freezer;
 use worker_container::page_store::{Endpoint, PageStores};
 use worker_container::rights::{run_folder, worker_is_root};
-use worker_container::spawn::{Container, Network, Spawner};
+use worker_container::spawn::{Container, Empty, Network, Spawner};
+use worker_container::steps::Steps;
 use worker_container::{Beginning, Spec};
 use worker_pool::FunctionId;
 use worker_snapshot::Snapshot;
@@ -57,6 +60,7 @@ pub(crate) struct Containers {
     no_snapshot: Once,
     long_heads: Arc<LongHeads>,
     snapshots: Snapshots,
+    ready: Ready,
     /// Whether the worker ends.
     closing: watch::Sender<bool>,
 }
@@ -89,6 +93,7 @@ impl Containers {
         let disks = worker_is_root().then(|| Arc::new(Disks::new(folder.clone())));
         // Together as much as one function's store at most.
         let snapshots = Snapshots::new((options.capacity.memory_mib << 20) / 4);
+        let ready = Ready::new(options.libraries.ready, options.capacity.starting);
         Ok(Containers {
             options,
             folder,
@@ -102,6 +107,7 @@ impl Containers {
             no_snapshot: Once::new(),
             long_heads: Arc::default(),
             snapshots,
+            ready,
             closing: watch::Sender::new(false),
         })
     }
@@ -149,14 +155,41 @@ impl Containers {
             processors: settings.processors,
             may_swap: settings.page_out_after_s.is_some(),
         };
-        let cgroup = self.cgroups.create(&format!("instance-{}", order.id), limits)?;
-        if order.id == snapshots::SPARE {
-            cgroup.give_way(true);
-        }
-        let mount_point = self.folder.join(format!("root-{}", order.id));
         let restored = matches!(start, Start::Restored(_));
-        match self.make_in(order, &cgroup, &mount_point, start).await {
+        let endpoint = match self.shares(order) {
+            true => Some(self.stores.prepare(order.deployment.store())?),
+            false => None,
+        };
+        let mut spec = self.spec(order, endpoint.as_ref());
+        let disk = self.disk(spec.tmp_mib).await;
+        let mut steps = Steps::default();
+        steps.done("disk");
+        // One that serves no request leaves those that are ready to others.
+        let ready = if order.id == snapshots::SPARE { None } else { self.ready.take() };
+        let prepared = match ready {
+            Some(prepared) => {
+                steps.done("ready sandbox");
+                prepared
+            }
+            None => self.empty(&format!("instance-{}", order.id)).await?,
+        };
+        let Prepared { empty, mut cgroup, mount_point } = prepared;
+        let begun = match cgroup.limit(limits) {
+            Ok(()) => {
+                if order.id == snapshots::SPARE {
+                    cgroup.give_way(true);
+                }
+                steps.done("limits");
+                self.begin(order, empty, &mut spec, disk, start, &mut steps).await
+            }
+            Err(error) => {
+                empty.end().await;
+                Err(error)
+            }
+        };
+        match begun {
             Ok((mut container, listener, line)) => {
+                steps.append(&container.steps.to_text());
                 let store = self.shares(order).then(|| (self.stores.clone(), order.deployment.store()));
                 let output = Mutex::new(Some(container.take_output()));
                 let of_extensions = Mutex::new(container.take_extensions_output());
@@ -181,46 +214,45 @@ impl Containers {
                     reached,
                     store,
                     restored,
+                    steps,
                     connections: order.connections(),
                 };
                 Ok((instance, line))
             }
             Err(error) => {
-                cgroup.remove_when_empty().await;
-                let _ = std::fs::remove_dir(&mount_point);
+                ready::remove(&cgroup, &mount_point).await;
                 Err(error)
             }
         }
     }
 
-    async fn make_in(
+    /// Starts or restores the runtime in an empty sandbox, which has ended if this fails.
+    async fn begin(
         &self,
         order: &Order,
-        cgroup: &Cgroup,
-        mount_point: &Path,
+        empty: Empty,
+        spec: &mut Spec,
+        disk: Option<OwnedFd>,
         start: Start,
+        steps: &mut Steps,
     ) -> Result<(Container, TcpListener, Option<Line>)> {
-        std::fs::create_dir(mount_point).with_context(|| format!("cannot make {}", mount_point.display()))?;
-        let endpoint = match self.shares(order) {
-            true => Some(self.stores.prepare(order.deployment.store())?),
-            false => None,
-        };
-        let mut spec = self.spec(order, mount_point.to_path_buf(), cgroup, endpoint.as_ref());
         let connect = async |monitor| {
             let network = self.outside.network().await?;
             let pair = tokio::task::spawn_blocking(move || network.connect(monitor)).await??;
             anyhow::Ok(Box::new(pair) as Network)
         };
-        if order.id == snapshots::SPARE {
-            spec.user = snapshots::USER;
-        }
-        let disk = self.disk(spec.tmp_mib).await;
         let (line, theirs) = match start {
             Start::Fresh => {
-                let (container, listener) = self.spawner.spawn(&spec, disk, &[], connect).await?;
+                let (container, listener) = empty.begin(spec, disk, &[], connect).await?;
                 return Ok((container, listener, None));
             }
-            Start::Taken | Start::Restored(_) => Line::pair()?,
+            Start::Taken | Start::Restored(_) => match Line::pair() {
+                Ok(pair) => pair,
+                Err(error) => {
+                    empty.end().await;
+                    return Err(error);
+                }
+            },
         };
         let Start::Restored(snapshot) = start else {
             spec.beginning = Beginning::Taken;
@@ -228,19 +260,22 @@ impl Containers {
             let why = if is_asked { snapshots::ASKED } else { snapshots::BY_DEFAULT };
             spec.environment.push((snapshots::VARIABLE.into(), why.into()));
             let handed = [theirs.as_fd()];
-            let (container, listener) = self.spawner.spawn(&spec, disk, &handed, connect).await?;
+            let (container, listener) = empty.begin(spec, disk, &handed, connect).await?;
             return Ok((container, listener, Some(line)));
         };
         spec.beginning =
             Beginning::Restored { files: snapshot.files().to_vec(), entries: snapshot.entries().to_vec() };
         let handed = [snapshot.program(), snapshot.pages(), theirs.as_fd()];
-        let (container, listener) = self.spawner.spawn(&spec, disk, &handed, connect).await?;
+        let (container, listener) = empty.begin(spec, disk, &handed, connect).await?;
         drop(theirs);
         let mut line = line;
         // One on trial yields to others.
         let limit = if order.id == snapshots::SPARE { snapshots::START } else { snapshots::RESTORE };
         match line.begin(&spec.environment, limit).await {
-            Ok(()) => Ok((container, listener, None)),
+            Ok(()) => {
+                steps.done("restored");
+                Ok((container, listener, None))
+            }
             Err(error) => {
                 container.end().await;
                 Err(error)
@@ -258,8 +293,8 @@ impl Containers {
         self.options.libraries.merge.is_some() && environment::may_share(order)
     }
 
-    /// The monitor's order.
-    fn spec(&self, order: &Order, mount_point: PathBuf, cgroup: &Cgroup, store: Option<&Endpoint>) -> Spec {
+    /// The order to process 1.
+    fn spec(&self, order: &Order, store: Option<&Endpoint>) -> Spec {
         let settings = &order.deployment.settings;
         let sharing = store.map_or(Sharing::No, Sharing::Store);
         let ProgramSpec { binds, command, environment, user, root, system, folder, fixed_layout } =
@@ -278,18 +313,14 @@ impl Containers {
             hidden.push(LOCAL.into());
         }
         Spec {
-            worker: std::process::id(),
-            mount_point,
             image: root,
             system,
             binds,
             hidden,
             tmp_mib: settings.ephemeral_mib,
             memory_mib: settings.memory_mib,
-            user,
+            user: if order.id == snapshots::SPARE { snapshots::USER } else { user },
             host_name: format!("instance-{}", order.id),
-            cgroup_procs: cgroup.procs_files(),
-            freezer: cgroup.freezer().and_then(Freezer::own_folder).cloned(),
             fixed_layout,
             beginning: Beginning::Command,
             resolvers: order.reaches_out(&self.options).then(network::resolvers),
@@ -332,15 +363,21 @@ impl Maker for Containers {
     fn memory(&self) -> Overall {
         let (stores, bytes) = self.stores.figures();
         let bytes = bytes + self.snapshots.bytes();
-        Overall { store: data::Store { bytes, stores }, vm: None }
+        Overall { store: data::Store { bytes, stores }, ready: self.ready.figures(), vm: None }
+    }
+
+    fn idle(self: Arc<Self>) {
+        self.make_ready();
     }
 
     fn closing(&self) {
         self.closing.send_replace(true);
+        self.ready.close();
     }
 
     fn close(&self) {
         self.end_taking();
+        self.ready.wait_until_ended();
     }
 
     fn kind(&self) -> Kind {

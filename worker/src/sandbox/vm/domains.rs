@@ -168,7 +168,7 @@ impl Maker for VmDomains {
 
     fn memory(&self) -> Overall {
         let all = self.each(PartitionedVm::memory_now).into_iter().flatten();
-        Overall { store: data::Store::default(), vm: all.reduce(together) }
+        Overall { vm: all.reduce(together), ..Overall::default() }
     }
 
     fn kind(&self) -> Kind {
