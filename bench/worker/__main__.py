@@ -6,7 +6,7 @@ import sys
 
 from bench import command
 from bench.outcome import Shown, at_least, at_most, figure, grid, table
-from bench.worker import experiments, in_vm, page_contents, paging, times
+from bench.worker import experiments, in_vm, page_contents, paging, steps, times
 from bench.worker.experiments import ADVISED, LIFETIMES, MODELS, SHIPPED, VARIANTS
 from bench.worker.in_vm import INSTANCES, MODES
 
@@ -18,6 +18,7 @@ PARTS = {
     "cold": "cold starts (UPM Fig. 8)",
     "latency": "warm requests, plain and on Mayfly in turn",
     "starts": "the milliseconds of a cold start, by layer",
+    "steps": "where those of a restored instance go, with an empty sandbox ready and without",
     "state": "pages of a starting instance that its function's page store has, and their cost",
     "rates": "requests a second of a function that does nothing, beside gunicorn",
     "rests": "the cost of resting and merging for functions that are called now and then",
@@ -112,6 +113,10 @@ class Run(command.Run):
         for function in ("shell", "noop", *self.options.functions):
             rounds = 2 if self.options.quick else 11
             self.measure(f"starts.{function}", times.starts, function, rounds)
+
+    def steps(self) -> None:
+        for function in ("shell", "noop", *self.options.functions):
+            self.measure(f"steps.{function}", steps.steps, function, 3 if self.options.quick else 21)
 
     def state(self) -> None:
         for function in ("noop", *self.options.functions):
@@ -227,6 +232,7 @@ def print_tables(flat: dict) -> None:
 
 
 def print_times(flat: dict) -> None:
+    steps.print_steps(flat, ("shell", "noop", *MODELS))
     rows = [["ms until it asks for work", *VARIANTS, "mayfly / plain"]]
     for function in ("shell", "noop", *MODELS):
         values = [flat.get(f"starts.{function}.{variant}.start_ms") for variant in VARIANTS]

@@ -19,8 +19,8 @@ SHIPPED = ("image", "text", "bfs", "page", "thumbnail", "dna")
 # By layer; `started` has all but snapshots, so that every instance starts.
 VARIANTS = {
     "plain": PLAIN,
-    "heap": ["--without", "merge"],
-    "merge": ["--without", "heap,snapshot"],
+    "heap": ["--without", "merge,ready"],
+    "merge": ["--without", "heap,snapshot,ready"],
     "started": ["--without", "snapshot"],
     "mayfly": [],
 }

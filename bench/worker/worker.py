@@ -21,7 +21,7 @@ BEFORE = os.environ.get("MAYFLY_BEFORE")
 MAYFLY = Path(os.environ.get("MAYFLY_COMMAND") or ROOT / "target" / "release" / "mayfly")
 TEMPLATE = ROOT / "functions" / "template.yaml"
 # The same worker without Mayfly's layers.
-PLAIN = ["--without", "heap,merge"]
+PLAIN = ["--without", "heap,merge,ready"]
 # The first start installs the functions' packages.
 START_S = 600
 
