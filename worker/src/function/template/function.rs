@@ -15,10 +15,11 @@ use crate::function::capacity_provider::{self, Several};
 use crate::function::event_config::EventConfig;
 use crate::function::failed::{ReasonCode, Refused};
 use crate::function::http_api::Cors;
-use crate::function::settings::{Settings, Wanted};
+use crate::function::settings::Settings;
 use crate::function::snap_start;
 use crate::function::tenancy;
 use crate::function::variables;
+use crate::function::wanted::Wanted;
 use crate::function::worker_options::TemplateOptions;
 
 /// A VM's whole name has 40 characters, of which the worker takes some.

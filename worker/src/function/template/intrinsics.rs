@@ -10,7 +10,7 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use serde_json::{Map, Value as Json, json};
 
 use super::scope::Scope;
-use super::yaml::text_of;
+use super::yaml::{measure, text_of, weight_of};
 use crate::base::name;
 
 /// Zones of a region, as accounts have them.
@@ -24,9 +24,17 @@ impl Scope {
     /// # Errors
     /// A function is used wrongly, or names what is not there.
     pub fn resolve(&self, value: &Json, place: &str) -> Result<Option<Json>> {
+        self.deeper(|| self.evaluated(value, place))
+    }
+
+    fn evaluated(&self, value: &Json, place: &str) -> Result<Option<Json>> {
         Ok(Some(match value {
             Json::Object(map) => match call_of(map) {
-                Some((function, argument)) => return self.call(function, argument, place),
+                Some((function, argument)) => {
+                    let made = self.call(function, argument, place)?;
+                    self.spend(made.as_ref().map_or(0, |made| measure(made).0))?;
+                    return Ok(made);
+                }
                 None => Json::Object(self.mapping(map, place)?),
             },
             Json::Array(list) => {
@@ -34,6 +42,7 @@ impl Scope {
                 items.into_iter().flatten().collect()
             }
             plain => {
+                self.spend(measure(plain).0)?;
                 if plain.as_str().is_some_and(|text| text.contains("{{resolve:")) {
                     self.note(format!(
                         "{place}: there are no secrets and parameters of AWS here: {plain} stays as it is"
@@ -93,14 +102,18 @@ impl Scope {
             "Join" => {
                 let [between, list] = self.arguments(function, value, place)?;
                 let list = list.as_array().context("!Join needs a text and a list")?;
-                let texts: Vec<String> = list.iter().map(text_of).collect();
-                Ok(Some(texts.join(&text_of(&between)).into()))
+                let (texts, between): (Vec<String>, _) =
+                    (list.iter().map(text_of).collect(), text_of(&between));
+                self.spend(weight_of(texts.len().saturating_mul(between.len())))?;
+                Ok(Some(texts.join(&between).into()))
             }
             "Split" => {
                 let [between, text] = self.arguments(function, value, place)?;
                 let between = text_of(&between);
                 ensure!(!between.is_empty(), "!Split needs a text to split at");
-                Ok(Some(text_of(&text).split(&between).map(Json::from).collect()))
+                let text = text_of(&text);
+                self.spend(text.matches(&between).count())?;
+                Ok(Some(text.split(&between).map(Json::from).collect()))
             }
             "Select" => {
                 let [index, list] = self.arguments(function, value, place)?;
@@ -146,7 +159,11 @@ impl Scope {
         let found =
             self.template.get("Mappings").and_then(|maps| maps.get(&keys[0])?.get(&keys[1])?.get(&keys[2]));
         let default = parts.get(3).and_then(|options| options.get("DefaultValue"));
-        if let Some(value) = found.or(default) {
+        if let Some(value) = found {
+            // CloudFormation has no functions there; a value of a template may have one, even itself.
+            return self.guarded(&format!("the mapping {}", keys.join(".")), || self.resolve(value, place));
+        }
+        if let Some(value) = default {
             return self.resolve(value, place);
         }
         self.note(format!(
@@ -167,6 +184,10 @@ impl Scope {
     }
 
     fn truth(&self, value: &Json, place: &str) -> Result<bool> {
+        self.deeper(|| self.is_true(value, place))
+    }
+
+    fn is_true(&self, value: &Json, place: &str) -> Result<bool> {
         let single = value.as_object().and_then(|map| map.iter().next().filter(|_| map.len() == 1));
         let Some((function, argument)) = single else {
             return Ok(value == true || value == "true");
@@ -313,5 +334,28 @@ mod tests {
         ] {
             assert!(resolved(value).is_err(), "{value}");
         }
+    }
+
+    /// What is wrong with a value, evaluated in this template.
+    fn refusal(template: &str, value: &str) -> String {
+        let scope = Scope::new(yaml::read(template).unwrap(), Path::new("/"), "mayfly", &BTreeMap::new());
+        format!("{:#}", scope.unwrap().resolve(&yaml::read(value).unwrap(), "here").unwrap_err())
+    }
+
+    #[test]
+    fn names_that_multiply_or_lie_too_deep_are_refused() {
+        let chain = |line: &dyn Fn(usize) -> String| (0..2000).map(line).collect::<String>();
+        let twice = |n| format!("  C{n}: !And [!Condition C{0}, !Condition C{0}]\n", n + 1);
+        let twice = format!("Conditions:\n{}  C60: true\n", (0..60).map(twice).collect::<String>());
+        assert!(refusal(&twice, "!If [C0, 1, 2]").contains("more than 1000000 values"));
+        let deep = chain(&|n| format!("  C{n}: !Not [!Condition C{}]\n", n + 1));
+        assert!(refusal(&format!("Conditions:\n{deep}"), "!If [C0, 1, 2]").contains("too deep"));
+        let itself = "Mappings: { M: { a: { b: !FindInMap [M, a, b] } } }";
+        assert!(refusal(itself, "!FindInMap [M, a, b]").contains("needs itself"));
+        let large = format!("Parameters: {{ P: {{ Default: {} }} }}", "x".repeat(100_000));
+        let many = format!("!Sub '{}'", "${P}".repeat(1000));
+        assert!(refusal(&large, &many).contains("more than 1000000 values"));
+        let quoted = "{'Fn::ToJsonString': ".repeat(40) + "'\"'" + &"}".repeat(40);
+        assert!(refusal("{}", &quoted).contains("more than 1000000 values"));
     }
 }

@@ -17,6 +17,7 @@ mod loops;
 mod mappings;
 mod nested;
 mod parameters;
+mod properties;
 mod scalars;
 mod schedules;
 mod scope;
@@ -30,6 +31,7 @@ use serde_json::{Map, Value as Json};
 
 pub use self::function::{DeclaredUrl, Package};
 pub use self::layer::DeclaredLayer;
+use self::properties::{KNOWN, NEEDLESS, note_unknown};
 use self::scope::Scope;
 use crate::base::name::Target;
 use crate::function::event_config::EventConfig;
@@ -45,45 +47,6 @@ const LAMBDA: &str = "AWS::Lambda::Function";
 const LAYERS: [&str; 2] = ["AWS::Serverless::LayerVersion", "AWS::Lambda::LayerVersion"];
 /// The name of the stack.
 const STACK: &str = "mayfly";
-/// Properties that the worker reads.
-const KNOWN: [&str; 26] = [
-    "FunctionName",
-    "CodeUri",
-    "InlineCode",
-    "ImageUri",
-    "ImageConfig",
-    "Handler",
-    "Runtime",
-    "MemorySize",
-    "Timeout",
-    "Environment",
-    "Description",
-    "EphemeralStorage",
-    "Architectures",
-    "ReservedConcurrentExecutions",
-    "FunctionUrlConfig",
-    "Role",
-    "PackageType",
-    "Layers",
-    "AutoPublishAlias",
-    "Tags",
-    "Events",
-    "EventInvokeConfig",
-    "LoggingConfig",
-    "TenancyConfig",
-    "CapacityProviderConfig",
-    // Refused: without it the function would lose what it relies on.
-    "DurableConfig",
-];
-
-/// Properties that change nothing for a function on one machine: what it may do in an account, and how SAM
-/// builds it.
-const MEANINGLESS: [&str; 4] =
-    ["Policies", "PermissionsBoundary", "AssumeRolePolicyDocument", "PropagateTags"];
-
-/// Properties without which a function is served as with them.
-const NEEDLESS: [&str; 3] = ["Description", "Role", "Tags"];
-
 /// Why an event is not served.
 const NO_TENANT: &str = "it is not served: it names no tenant, which a function with TenancyConfig needs";
 
@@ -151,6 +114,19 @@ pub fn read(path: &Path, options: &TemplateOptions) -> Result<Template> {
     let read = || Reader::read(&Scope::new(load(path)?, folder, STACK, &given)?, options, variables);
     read().with_context(|| path.display().to_string())
 }
+
+/// Reads a template as if it lay in a folder, in which nothing is.
+///
+/// # Errors
+/// As [`read`].
+#[cfg(any(test, fuzzing))]
+pub(crate) fn of_text(text: &str, options: &TemplateOptions) -> Result<Template> {
+    let scope = Scope::new(yaml::read(text)?, Path::new("/templates"), STACK, &BTreeMap::new())?;
+    Reader::read(&scope, options, BTreeMap::new())
+}
+
+#[cfg(fuzzing)]
+pub(crate) use self::yaml::read as values;
 
 /// The values of a template's file.
 fn load(path: &Path) -> Result<Json> {
@@ -384,15 +360,6 @@ impl Reader<'_> {
                     )),
                 }
             }
-        }
-    }
-}
-
-/// Logs the properties that the worker does not read.
-fn note_unknown(properties: &Map<String, Json>, scope: &Scope, place: &str) {
-    for key in properties.keys() {
-        if !KNOWN.contains(&key.as_str()) && !MEANINGLESS.contains(&key.as_str()) {
-            scope.note(format!("{place}.{key} is not supported and passed over"));
         }
     }
 }

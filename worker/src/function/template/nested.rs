@@ -8,6 +8,7 @@ use serde_json::Value as Json;
 
 use super::load;
 use super::scope::Scope;
+use super::yaml::measure;
 
 /// Templates within one another, at most.
 const DEPTH: usize = 8;
@@ -46,7 +47,12 @@ impl Scope {
         };
         let path = self.folder.join(location);
         let folder = path.parent().unwrap_or(Path::new("."));
-        let read = || Scope::new(load(&path)?, folder, &format!("{}-{id}", self.stack()), &given);
+        let stack = format!("{}-{id}", self.stack());
+        let read = || {
+            let template = load(&path)?;
+            self.spend(measure(&template).0)?;
+            Scope::within(template, folder, &stack, &given, self.effort())
+        };
         let mut inner = read().with_context(|| path.display().to_string())?;
         inner.depth = self.depth + 1;
         Ok(Some(inner))

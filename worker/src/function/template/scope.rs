@@ -7,12 +7,13 @@
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Map, Value as Json, json};
 use sha2::{Digest, Sha256};
 
-use super::yaml::text_of;
+use super::yaml::{measure, text_of, weight_of};
 use super::{LATEST_OF_LAYER, is_function, is_layer, loops, parameters};
 use crate::base::{limits, name};
 
@@ -20,6 +21,11 @@ use crate::base::{limits, name};
 const STACK_ID: &str = "00000000-0000-0000-0000-000000000000";
 /// Ids of resources that SAM makes for events of a function.
 const IMPLICIT: [&str; 2] = ["ServerlessRestApi", "ServerlessHttpApi"];
+
+/// Values that evaluation may make, in a template and all within it: names of names multiply, as texts do.
+const WORK: usize = 1_000_000;
+/// How deep evaluation may be: a value, and the names that it needs.
+const LEVELS: usize = 250;
 
 /// The values of names in a template.
 pub struct Scope {
@@ -36,6 +42,17 @@ pub struct Scope {
     /// Names that are being evaluated: one that needs itself has no value.
     busy: RefCell<BTreeSet<String>>,
     notes: RefCell<Vec<String>>,
+    /// The same lines, which are kept once.
+    noted: RefCell<BTreeSet<String>>,
+    effort: Rc<Effort>,
+}
+
+/// What evaluation has taken so far, of a template and all within it.
+#[derive(Default)]
+pub(super) struct Effort {
+    /// Values that were made.
+    work: Cell<usize>,
+    level: Cell<usize>,
 }
 
 impl Scope {
@@ -43,11 +60,17 @@ impl Scope {
     ///
     /// # Errors
     /// A loop in it is wrong.
-    pub fn new(
+    pub fn new(template: Json, folder: &Path, stack: &str, given: &BTreeMap<String, Json>) -> Result<Scope> {
+        Scope::within(template, folder, stack, given, Rc::default())
+    }
+
+    /// As [`Scope::new`], of a template that lies in one whose evaluation has taken so much.
+    pub(super) fn within(
         mut template: Json,
         folder: &Path,
         stack: &str,
         given: &BTreeMap<String, Json>,
+        effort: Rc<Effort>,
     ) -> Result<Scope> {
         let loops = template.as_object_mut().map(std::mem::take).unwrap_or_default();
         let mut scope = Scope {
@@ -59,6 +82,8 @@ impl Scope {
             takes_nearest: Cell::new(false),
             busy: RefCell::default(),
             notes: RefCell::default(),
+            noted: RefCell::default(),
+            effort,
         };
         let mut values = BTreeMap::new();
         for (name, declared) in scope.part("Parameters") {
@@ -79,7 +104,7 @@ impl Scope {
             Some(Json::Array(list)) => Ok(list.iter().map(text_of).collect()),
             _ => bail!("its collection is no list"),
         };
-        let expanded = loops::expand(Json::Object(loops), &list)?;
+        let expanded = loops::expand(Json::Object(loops), &list, &|work| scope.spend(work))?;
         scope.template = expanded;
         Ok(scope)
     }
@@ -96,14 +121,14 @@ impl Scope {
 
     /// Keeps a line for the log.
     pub fn note(&self, line: String) {
-        let mut notes = self.notes.borrow_mut();
-        if !notes.contains(&line) {
-            notes.push(line);
+        if self.noted.borrow_mut().insert(line.clone()) {
+            self.notes.borrow_mut().push(line);
         }
     }
 
     /// The lines for the log.
     pub fn take_notes(&self) -> Vec<String> {
+        self.noted.take();
         self.notes.take()
     }
 
@@ -124,8 +149,35 @@ impl Scope {
         if !self.busy.borrow_mut().insert(name.to_string()) {
             bail!("{name} needs itself");
         }
-        let value = of();
+        let value = self.deeper(of);
         self.busy.borrow_mut().remove(name);
+        value
+    }
+
+    /// Counts values that are made.
+    ///
+    /// # Errors
+    /// They are too many.
+    pub(super) fn spend(&self, values: usize) -> Result<()> {
+        let work = &self.effort.work;
+        work.set(work.get().saturating_add(values));
+        ensure!(work.get() <= WORK, "evaluating it makes more than {WORK} values");
+        Ok(())
+    }
+
+    /// For a template within this one.
+    pub(super) fn effort(&self) -> Rc<Effort> {
+        self.effort.clone()
+    }
+
+    /// Evaluates a part of what is being evaluated.
+    pub(super) fn deeper<T>(&self, of: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.spend(1)?;
+        let level = self.effort.level.get();
+        ensure!(level < LEVELS, "values and names lie too deep in one another");
+        self.effort.level.set(level + 1);
+        let value = of();
+        self.effort.level.set(level);
         value
     }
 
@@ -190,6 +242,7 @@ impl Scope {
             return Ok(Some(pseudo));
         }
         if let Some(value) = self.parameters.get(name) {
+            self.spend(measure(value).0)?;
             return Ok(Some(value.clone()));
         }
         if self.part("Parameters").any(|(declared, _)| declared == name) {
@@ -293,7 +346,9 @@ impl Scope {
                 (None, None, Some((id, attribute))) => Some(self.attribute(id, attribute, place)),
                 (None, None, None) => self.reference(name, place)?,
             };
-            made.push_str(&value.as_ref().map(text_of).unwrap_or_default());
+            let value = value.as_ref().map(text_of).unwrap_or_default();
+            self.spend(weight_of(value.len()))?;
+            made.push_str(&value);
             rest = &rest[end + 1..];
         }
         Ok(Json::String(made + rest))

@@ -6,14 +6,8 @@ use super::*;
 use crate::base::name;
 use crate::function::failed::ReasonCode;
 
-/// Reads a template as if it lay in a folder, in which nothing is.
-fn parse_with(text: &str, options: &TemplateOptions) -> Result<Template> {
-    let scope = Scope::new(yaml::read(text)?, Path::new("/templates"), STACK, &BTreeMap::new())?;
-    Reader::read(&scope, options, BTreeMap::new())
-}
-
 fn parse(text: &str) -> Result<Template> {
-    parse_with(text, &TemplateOptions::default())
+    of_text(text, &TemplateOptions::default())
 }
 
 fn refusal(text: &str) -> String {
@@ -249,7 +243,7 @@ Resources:
 fn code_comes_from_a_folder_in_place_of_a_bucket() {
     let text = TEMPLATE.replace("CodeUri: hello/", "CodeUri: s3://b/k.zip");
     let buckets = [("b".into(), "/own".into())].into();
-    let template = parse_with(&text, &TemplateOptions { buckets, ..TemplateOptions::default() }).unwrap();
+    let template = of_text(&text, &TemplateOptions { buckets, ..TemplateOptions::default() }).unwrap();
     assert_eq!(template.functions[0].package, Package::Path("/own/k.zip".into()));
 }
 

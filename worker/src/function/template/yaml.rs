@@ -14,7 +14,7 @@ use super::{indentation, scalars};
 
 /// Lists and mappings in one another, at most; evaluation recurses as deep.
 const DEPTH: usize = 100;
-/// Values of a template, at most: aliases of aliases multiply.
+/// Values of a template, at most: aliases of aliases multiply. What an alias copies counts by its text, too.
 const VALUES: usize = 1_000_000;
 
 /// Reads a template's text.
@@ -110,6 +110,7 @@ impl Builder {
                 }
                 let (values, depth) = measure(&value);
                 self.values += values;
+                ensure!(self.values <= VALUES, "there are more than {VALUES} values");
                 ensure!(depth + self.open.len() <= DEPTH, "values lie too deep in one another");
                 self.add(value, 0)
             }
@@ -193,14 +194,23 @@ fn called(function: Option<String>, value: Json) -> Json {
     Json::Object(Map::from_iter([(name, value)]))
 }
 
-/// How many values there are, and how deep they lie.
-fn measure(value: &Json) -> (usize, usize) {
+/// How many values a text of this length counts as: a long one takes as much memory as several.
+pub fn weight_of(bytes: usize) -> usize {
+    bytes / 16
+}
+
+/// How many values there are, with their texts, and how deep they lie.
+pub fn measure(value: &Json) -> (usize, usize) {
     let of = |values: &mut dyn Iterator<Item = &Json>| {
         values.map(measure).fold((1, 1), |(count, deep), (more, depth)| (count + more, deep.max(depth + 1)))
     };
     match value {
         Json::Array(list) => of(&mut list.iter()),
-        Json::Object(map) => of(&mut map.values()),
+        Json::Object(map) => {
+            let (count, deep) = of(&mut map.values());
+            (count + map.keys().map(|key| weight_of(key.len())).sum::<usize>(), deep)
+        }
+        Json::String(text) => (1 + weight_of(text.len()), 0),
         _ => (1, 0),
     }
 }
@@ -265,6 +275,8 @@ mod tests {
         let deep = format!("{}{}", "[".repeat(300), "]".repeat(300));
         // The parser may have a lower limit.
         assert!(read(&deep).is_err());
+        let long = format!("a: &a {}\nb: [{}]", "x".repeat(100_000), "*a, ".repeat(1000));
+        assert!(format!("{:#}", read(&long).unwrap_err()).contains("more than 1000000 values"));
         let chain: String = (1..300).map(|n| format!("- &a{n} [*a{}]\n", n - 1)).collect();
         let chain = format!("- &a0 x\n{chain}");
         assert!(format!("{:#}", read(&chain).unwrap_err()).contains("too deep"));
