@@ -12,7 +12,7 @@ pub(crate) mod public_layers;
 pub(crate) mod python_packages;
 pub(crate) mod runtime;
 pub(crate) mod runtime_files;
-mod unpack;
+pub(crate) mod unpack;
 mod unpacked;
 
 pub(crate) use image::Images;

@@ -23,9 +23,14 @@ const TARGET: u64 = 1024;
 pub fn unpack(zip: &[u8], folder: &Path) -> Result<(), ApiError> {
     let invalid =
         |reason: String| ApiError::invalid_parameter(format!("Could not unzip uploaded file: {reason}"));
+    let too_many = |entries: u64| invalid(format!("it has {entries} entries, at most {ENTRIES} are allowed"));
+    let claimed = claimed_entries(zip);
+    if claimed > ENTRIES as u64 {
+        return Err(too_many(claimed));
+    }
     let mut archive = zip::ZipArchive::new(Cursor::new(zip)).map_err(|error| invalid(error.to_string()))?;
     if archive.len() > ENTRIES {
-        return Err(invalid(format!("it has {} entries, at most {ENTRIES} are allowed", archive.len())));
+        return Err(too_many(archive.len() as u64));
     }
     // The headers' sizes are not trusted: bytes are counted as they are unpacked.
     let mut left = limits::UNZIPPED_BYTES;
@@ -75,6 +80,26 @@ pub fn unpack(zip: &[u8], folder: &Path) -> Result<(), ApiError> {
         made.map_err(|error| invalid(format!("{shown}: {}", plain_reason(&error))))?;
     }
     Ok(())
+}
+
+/// The most entries that an end of the archive claims. Reading keeps some hundred bytes of each, and 50 MiB
+/// can list a million: so they are counted before.
+fn claimed_entries(zip: &[u8]) -> u64 {
+    /// The end of an archive, with the longest comment; and what names the larger end before it, which has 20
+    /// bytes.
+    const END: usize = 22 + u16::MAX as usize;
+    const LOCATOR: usize = 20;
+    let number = |at: usize, bytes: usize| {
+        let part = zip.get(at..at + bytes).unwrap_or_default();
+        part.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
+    };
+    let begins = |at: usize, sign: &[u8]| zip.get(at..).is_some_and(|rest| rest.starts_with(sign));
+    let ends = || (zip.len().saturating_sub(END)..zip.len()).filter(|at| begins(*at, b"PK\x05\x06"));
+    // All bits are set where the larger end has the number.
+    let claimed = ends().map(|end| number(end + 8, 2)).filter(|entries| *entries < u16::MAX.into());
+    let has_larger = ends().filter_map(|end| end.checked_sub(LOCATOR)).any(|at| begins(at, b"PK\x06\x07"));
+    let larger = (0..zip.len()).filter(|at| has_larger && begins(*at, b"PK\x06\x06"));
+    claimed.chain(larger.map(|at| number(at + 24, 8))).max().unwrap_or(0)
 }
 
 /// Whether a link leads to a place below the archive's root: up from its own folder as far as the root, and
@@ -160,5 +185,31 @@ mod tests {
         writer.start_file(deep, zip::write::SimpleFileOptions::default()).unwrap();
         let zip = writer.finish().unwrap().into_inner();
         assert!(unpack(&zip, &root).unwrap_err().message.contains("too deep"));
+    }
+
+    #[test]
+    fn entries_are_counted_before_they_are_read() {
+        let mut writer = zip::ZipWriter::new(Cursor::new(Vec::new()));
+        writer.start_file("a", zip::write::SimpleFileOptions::default()).unwrap();
+        let small = writer.finish().unwrap().into_inner();
+        assert_eq!((claimed_entries(&small), claimed_entries(b"")), (1, 0));
+        let end = |entries: u16| {
+            let mut end = b"PK\x05\x06\0\0\0\0".to_vec();
+            end.extend([entries.to_le_bytes(), entries.to_le_bytes()].concat());
+            end.extend([0; 10]);
+            end
+        };
+        assert_eq!(claimed_entries(&end(60_000)), 60_000);
+        let mut larger = b"PK\x06\x06".to_vec();
+        larger.resize(24, 0);
+        larger.extend(1_000_000_u64.to_le_bytes());
+        larger.resize(56, 0);
+        let mut locator = b"PK\x06\x07".to_vec();
+        locator.resize(20, 0);
+        assert_eq!(claimed_entries(&[&larger[..], &locator, &end(u16::MAX)].concat()), 1_000_000);
+        assert_eq!(claimed_entries(&[&larger[..], &end(1)].concat()), 1, "nothing names it");
+        let folder = tempfile::tempdir().unwrap();
+        let many = [&larger[..], &locator, &end(1)].concat();
+        assert!(unpack(&many, folder.path()).unwrap_err().message.contains("has 1000000 entries"));
     }
 }
