@@ -196,13 +196,11 @@ pub async fn url(api: &Api, call: &Call, target: Target, invocation: Invocation)
         Next::Piece(Piece::Data(_)) => return Err(ApiError::service("the answer has no beginning")),
     };
     let mut begun = BytesMut::new();
-    let end = |begun: &BytesMut| begun.windows(END.len()).position(|window| window == END);
     let prelude = if kind == INTEGRATION {
+        let mut searched = 0;
         loop {
-            if let Some(at) = end(&begun) {
-                let prelude = begun.split_to(at);
-                let _ = begun.split_to(END.len());
-                break Some(prelude.freeze());
+            if let Some(prelude) = take_prelude(&mut begun, &mut searched) {
+                break Some(prelude);
             }
             match coming.next().await? {
                 Next::Piece(Piece::Data(data))
@@ -256,10 +254,39 @@ pub async fn url(api: &Api, call: &Call, target: Target, invocation: Invocation)
     Ok(answer)
 }
 
+/// Status and headers, if all of them are there; what follows stays. The bytes before `searched` are not
+/// searched again: a function may send each byte alone.
+fn take_prelude(begun: &mut BytesMut, searched: &mut usize) -> Option<Bytes> {
+    let found = begun[*searched..].windows(END.len()).position(|window| window == END);
+    let Some(at) = found else {
+        *searched = (begun.len() + 1).saturating_sub(END.len());
+        return None;
+    };
+    let prelude = begun.split_to(*searched + at);
+    let _ = begun.split_to(END.len());
+    Some(prelude.freeze())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::http::connections::Connections;
+
+    #[test]
+    fn a_prelude_is_found_however_it_is_divided() {
+        let whole = b"{\"a\": 1}\0\0\0\0\0\0\0\0body\0\0\0\0\0\0\0\0";
+        for size in 1..=whole.len() {
+            let (mut begun, mut searched, mut prelude) = (BytesMut::new(), 0, None);
+            for part in whole.chunks(size) {
+                begun.put_slice(part);
+                prelude = prelude.or_else(|| take_prelude(&mut begun, &mut searched));
+            }
+            assert_eq!(prelude.as_deref(), Some(&b"{\"a\": 1}"[..]), "{size}");
+            assert_eq!(begun, whole[16..], "{size}");
+        }
+        let (mut begun, mut searched) = (BytesMut::from(&[0; 7][..]), 0);
+        assert_eq!((take_prelude(&mut begun, &mut searched), searched), (None, 0));
+    }
 
     #[tokio::test]
     async fn a_request_that_waits_is_taken_back_when_its_caller_goes_away() {

@@ -9,6 +9,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 const MINUTE: u64 = 60;
 const DAY: u64 = 24 * 60 * MINUTE;
+/// The most bytes of an expression, as EventBridge has it: each of its days is looked for in every day to come.
+const EXPRESSION_BYTES: usize = 256;
 /// The years that a schedule may name.
 const YEARS: std::ops::RangeInclusive<u64> = 1970..=2199;
 const MONTHS: [&str; 12] =
@@ -74,6 +76,9 @@ impl Schedule {
     /// # Errors
     /// It is wrong, and why.
     pub fn parse(text: &str) -> Result<Schedule, String> {
+        if text.len() > EXPRESSION_BYTES {
+            return Err(format!("a schedule may have {EXPRESSION_BYTES} bytes and has {}", text.len()));
+        }
         let inner = |kind: &str| text.trim().strip_prefix(kind)?.strip_prefix('(')?.strip_suffix(')');
         if let Some(rate) = inner("rate") {
             return every(rate).map(Schedule::Every);
@@ -319,5 +324,9 @@ mod tests {
         ] {
             assert!(Schedule::parse(wrong).is_err(), "{wrong}");
         }
+        // Each of the days would be looked for in each day of 174 years.
+        let long = |days: usize| format!("cron(0 12 {}31 FEB ? *)", "31,".repeat(days));
+        assert!(Schedule::parse(&long(70)).is_ok());
+        assert!(Schedule::parse(&long(100_000)).unwrap_err().contains("256 bytes"));
     }
 }
