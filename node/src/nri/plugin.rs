@@ -140,6 +140,17 @@ struct Plugin {
     parts: Parts,
 }
 
+/// The agent's responses to requests, by method and message, for `fuzz/`.
+#[cfg(fuzzing)]
+pub fn respond_to(handler: Arc<dyn RuntimeHandler>, requests: &[(&str, Vec<u8>)]) -> Vec<Response> {
+    let plugin = Plugin { handler, parts: Parts::default() };
+    let request = |(method, payload): &(&str, Vec<u8>)| {
+        let (service, method) = (PLUGIN_SERVICE.into(), (*method).into());
+        plugin.respond(&Request { service, method, payload: payload.clone(), timeout_ns: 0 })
+    };
+    requests.iter().map(request).collect()
+}
+
 impl Plugin {
     fn respond(&self, request: &Request) -> Response {
         let method = request.method.as_str();

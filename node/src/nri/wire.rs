@@ -90,15 +90,22 @@ fn invalid(reason: impl std::fmt::Display) -> io::Error {
 /// The reading end.
 pub struct Reader<R> {
     from: R,
-    /// By connection, the bytes received of a message that is not complete yet.
-    partial: HashMap<u32, Vec<u8>>,
+    /// By connection.
+    partial: HashMap<u32, Partial>,
+}
+
+/// The bytes received that are no message yet. Of those before `start` a message was made.
+#[derive(Default)]
+struct Partial {
+    bytes: Vec<u8>,
+    start: usize,
 }
 
 impl<R: AsyncRead + Unpin> Reader<R> {
     /// Reads messages from a connection.
     pub fn new(from: R) -> Self {
         let connections = [PLUGIN_SERVICE_CONNECTION, RUNTIME_SERVICE_CONNECTION];
-        Reader { from, partial: connections.map(|connection| (connection, Vec::new())).into() }
+        Reader { from, partial: connections.map(|connection| (connection, Partial::default())).into() }
     }
 
     /// The next message; none when the runtime has closed the connection.
@@ -108,7 +115,7 @@ impl<R: AsyncRead + Unpin> Reader<R> {
     pub async fn next(&mut self) -> io::Result<Option<Received>> {
         loop {
             for partial in self.partial.values_mut() {
-                if let Some(message) = take_first(partial)? {
+                if let Some(message) = partial.take_first()? {
                     return Ok(Some(message));
                 }
             }
@@ -124,29 +131,38 @@ impl<R: AsyncRead + Unpin> Reader<R> {
             self.from.read_exact(&mut frame).await?;
             // A later version of NRI may have other connections, too.
             if let Some(partial) = self.partial.get_mut(&connection) {
-                partial.extend(frame);
+                partial.extend(&frame);
             }
         }
     }
 }
 
-/// Removes the first message from the buffer, if it is complete.
-fn take_first(buffer: &mut Vec<u8>) -> io::Result<Option<Received>> {
-    let Some((header, rest)) = buffer.split_first_chunk::<HEADER_BYTES>() else { return Ok(None) };
-    let [l0, l1, l2, l3, s0, s1, s2, s3, kind, _] = *header;
-    let length = u32::from_be_bytes([l0, l1, l2, l3]) as usize;
-    if length > MAX_BODY_BYTES {
-        return Err(invalid(format_args!("a message of {length} bytes")));
+impl Partial {
+    /// Appends bytes of a frame. Only here are earlier ones moved: a frame can hold many messages.
+    fn extend(&mut self, frame: &[u8]) {
+        self.bytes.drain(..std::mem::take(&mut self.start));
+        self.bytes.extend_from_slice(frame);
     }
-    let Some(body) = rest.get(..length) else { return Ok(None) };
-    let stream = u32::from_be_bytes([s0, s1, s2, s3]);
-    let message = match kind {
-        REQUEST => Received::Request(stream, Request::decode(body).map_err(invalid)?),
-        RESPONSE => Received::Response(stream, Response::decode(body).map_err(invalid)?),
-        other => Received::Unknown(stream, other),
-    };
-    buffer.drain(..HEADER_BYTES + length);
-    Ok(Some(message))
+
+    /// Takes the first message, if it is complete.
+    fn take_first(&mut self) -> io::Result<Option<Received>> {
+        let pending = &self.bytes[self.start..];
+        let Some((header, rest)) = pending.split_first_chunk::<HEADER_BYTES>() else { return Ok(None) };
+        let [l0, l1, l2, l3, s0, s1, s2, s3, kind, _] = *header;
+        let length = u32::from_be_bytes([l0, l1, l2, l3]) as usize;
+        if length > MAX_BODY_BYTES {
+            return Err(invalid(format_args!("a message of {length} bytes")));
+        }
+        let Some(body) = rest.get(..length) else { return Ok(None) };
+        let stream = u32::from_be_bytes([s0, s1, s2, s3]);
+        let message = match kind {
+            REQUEST => Received::Request(stream, Request::decode(body).map_err(invalid)?),
+            RESPONSE => Received::Response(stream, Response::decode(body).map_err(invalid)?),
+            other => Received::Unknown(stream, other),
+        };
+        self.start += HEADER_BYTES + length;
+        Ok(Some(message))
+    }
 }
 
 /// Sends a request.
@@ -244,6 +260,23 @@ mod tests {
         let mut reader = Reader::new(&bytes[..]);
         assert_eq!(block_on(reader.next()).unwrap(), Some(Received::Unknown(5, 3)));
         assert_eq!(block_on(reader.next()).unwrap(), Some(Received::Response(7, response)));
+    }
+
+    #[test]
+    fn many_messages_of_one_frame_are_read_without_moving_the_rest_for_each() {
+        let count = MAX_FRAME_BYTES / HEADER_BYTES;
+        let mut bytes = PLUGIN_SERVICE_CONNECTION.to_be_bytes().to_vec();
+        bytes.extend(((count * HEADER_BYTES) as u32).to_be_bytes());
+        (0..count).for_each(|_| bytes.extend([0, 0, 0, 0, 0, 0, 0, 1, 3, 0]));
+        // It would take minutes, if the rest moved each time.
+        let read = block_on(async {
+            let (mut reader, mut read) = (Reader::new(&bytes[..]), 0);
+            while reader.next().await.unwrap().is_some() {
+                read += 1;
+            }
+            read
+        });
+        assert_eq!(read, count);
     }
 
     #[test]
