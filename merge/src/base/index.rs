@@ -140,7 +140,9 @@ impl Reader {
         let memory = Mapping::shared(file, bytes, false)?;
         let mut table = Table { memory, lines: 0 };
         let lines = table.header().lines as usize;
-        if table.header().magic != MAGIC || !lines.is_power_of_two() || bytes_for(lines) > bytes {
+        // The bytes of too many lines would be more than a number holds.
+        let fits = lines.is_power_of_two() && lines <= MAX_LINES && bytes_for(lines) <= bytes;
+        if table.header().magic != MAGIC || !fits {
             return Err(io::Errno::INVAL);
         }
         table.lines = lines;
@@ -344,6 +346,16 @@ mod tests {
         }
         assert_eq!(taken, MIN_LINES * ENTRIES_PER_LINE * 3 / 4);
         assert_eq!(Writer::lines_for(taken), MIN_LINES);
+    }
+
+    #[test]
+    fn a_file_with_more_lines_than_bytes_is_no_index() {
+        for (lines, fits) in [(MIN_LINES, true), (2 * MIN_LINES, false), (1 << 58, false), (3, false)] {
+            let file = std::fs::File::from(crate::base::segment::create().unwrap());
+            file.set_len(bytes_for(MIN_LINES) as u64).unwrap();
+            rustix::io::pwrite(&file, &[MAGIC.to_le_bytes(), lines.to_le_bytes()].concat(), 0).unwrap();
+            assert_eq!(Reader::open(&file).is_ok(), fits, "{lines}");
+        }
     }
 
     #[test]
