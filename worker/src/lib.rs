@@ -80,6 +80,7 @@ pub mod function {
     pub(crate) mod template;
     pub(crate) mod tenancy;
     pub(crate) mod variables;
+    pub(crate) mod wanted;
     pub mod worker_options;
 }
 

@@ -8,7 +8,7 @@
 //! | [`data`] | what a worker publishes about itself, as types and as JSON |
 //! | [`chart`], [`lanes`] | charts over time: stacked areas and lines; events |
 //! | [`errors`] | calls that fail: how many over time, and why |
-//! | [`figures`] | figures computed from samples and events |
+//! | [`figures`], [`events`] | figures computed from samples; from events |
 //! | [`view`], [`page`] | the input of the page at `/`; the page |
 //! | [`run`] | a run kept in a file, and its figures |
 //! | [`report`] | runs beside one another, as one file |
@@ -17,6 +17,7 @@
 pub mod chart;
 pub mod data;
 pub mod errors;
+pub mod events;
 pub mod figures;
 pub mod lanes;
 pub mod page;

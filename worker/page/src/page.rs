@@ -5,10 +5,8 @@ use std::fmt::Write;
 use crate::chart::Span;
 use crate::data::{Event, Instance, Layers, Sample};
 use crate::errors::{errors, reasons};
-use crate::figures::{
-    Memory, TROUBLE, describe, event_lanes, instances_chart, is_empty, latency, memory, memory_of_each,
-    requests, returned_memory,
-};
+use crate::events::{TROUBLE, describe, event_lanes, is_empty, returned_memory};
+use crate::figures::{Memory, instances_chart, latency, memory, memory_of_each, requests};
 use crate::text::{Unit, count, escape, span};
 use crate::view::View;
 

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::data::{Events, FunctionSample, History, Sample};
-use crate::figures::{Memory, returned_memory};
+use crate::events::returned_memory;
+use crate::figures::Memory;
 use crate::text::Unit;
 
 const GIB: f64 = (1_u64 << 30) as f64;

@@ -20,7 +20,8 @@ use crate::code::Code;
 use crate::code::lambda_layers::OptMount;
 use crate::code::runtime::Runtime;
 use crate::function::definition::Deployment;
-use crate::function::settings::{self, Settings, Wanted};
+use crate::function::settings::Settings;
+use crate::function::wanted::{self, Wanted};
 use crate::http::{self, Answer};
 
 /// `Code` of CreateFunction, and the body of UpdateFunctionCode.
@@ -229,7 +230,7 @@ pub async fn update_configuration(api: &Api, call: &Call, name: &str) -> Result<
 
 pub async fn update_code(api: &Api, call: &Call, name: &str) -> Result<Answer, ApiError> {
     let (wanted, expected): (WantedCode, Expected) = (call.json()?, call.json()?);
-    settings::refuse("PublishTo", &expected.publish_to)?;
+    wanted::refuse("PublishTo", &expected.publish_to)?;
     let known = api.worker.function(name)?;
     check_revision(expected.revision_id.as_deref(), &known.deployment.revision)?;
     let dry_run = wanted.dry_run;

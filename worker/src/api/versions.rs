@@ -8,7 +8,7 @@ use super::{Api, Call};
 use crate::base::error::ApiError;
 use crate::base::name;
 use crate::function::definition::Alias;
-use crate::function::settings;
+use crate::function::wanted::refuse;
 use crate::http::{self, Answer};
 
 /// The body of PublishVersion.
@@ -30,7 +30,7 @@ pub fn list(api: &Api, name: &str) -> Result<Answer, ApiError> {
 
 pub fn publish(api: &Api, call: &Call, name: &str) -> Result<Answer, ApiError> {
     let wanted: Publish = call.json()?;
-    settings::refuse("PublishTo", &wanted.publish_to)?;
+    refuse("PublishTo", &wanted.publish_to)?;
     let version = api.worker.publish(name, wanted.description, |now| {
         check_revision(wanted.revision_id.as_deref(), &now.revision)?;
         match wanted.code_sha256.filter(|sha256| *sha256 != now.code.sha256) {
