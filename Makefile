@@ -35,7 +35,8 @@ flaky: lint build ## tests again and again, half of the rounds under load: ROOM=
 suites: build ## other projects' test suites, with and without the heap (long)
 	heap/tests/suites
 
-soak: build ## random operations for long: heap, page store, and VMs on kernels that check themselves (hours)
+soak: build ## random operations for long, fuzzing, and VMs on kernels that check themselves (hours)
+	fuzz/run
 	heap/tests/stress --seconds 1800
 	MAYFLY_SOAK=1 heap/tests/run -k random_events
 	merge/tests/run --soak

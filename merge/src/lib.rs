@@ -52,6 +52,8 @@ pub mod daemon {
     mod upload_claims;
 
     pub use metrics_http::Endpoint;
+    #[cfg(fuzzing)]
+    pub use metrics_http::answer_to;
     pub use page_budget::Charge;
     pub use server::{Configuration, Server};
     pub use trust_domain::{Rule, cgroup_of_process};

@@ -137,5 +137,8 @@ pub mod service {
     pub(crate) mod systemd;
 }
 
+#[cfg(fuzzing)]
+pub mod fuzzing;
+
 pub use service::serve::{Service, run};
 pub use worker_container::{LAUNCHER_VERB, RUNTIME_PORT, launch};

@@ -128,6 +128,17 @@ fn check(file: &[u8]) -> Result<impl Iterator<Item = TableEntry>, Option<&'stati
         .map(|entry| unsafe { entry.as_ptr().cast::<TableEntry>().read_unaligned() }))
 }
 
+/// Has the sites learn what a file says, as [`read`] does, for `fuzz/`; returns how many entries it can use.
+///
+/// # Errors
+/// See [`check`].
+#[cfg(fuzzing)]
+pub fn learn(file: &[u8]) -> Result<usize, Option<&'static str>> {
+    let sound = || check(file).map(|kept| kept.filter(|kept| kept.is_sound()));
+    sound()?.take(64).for_each(|kept| sites::recall(&kept));
+    Ok(sound()?.count())
+}
+
 /// A number that changes whenever a site learns.
 fn learned() -> u64 {
     u64::from(sites::count()) << 32 | u64::from(sites::epoch())

@@ -44,7 +44,7 @@ impl PerfMap {
 
     /// Lines of beginning and bytes, in hexadecimal, and a name. Of two that overlap the later counts: it
     /// reused the place.
-    fn read(mut lines: impl BufRead) -> Self {
+    pub(crate) fn read(mut lines: impl BufRead) -> Self {
         let (mut map, mut line) = (Self::default(), Vec::new());
         while lines.read_until(b'\n', &mut line).is_ok_and(|bytes| bytes > 0) {
             if let Some((start, end, name)) = parsed(String::from_utf8_lossy(&line).trim_end()) {
@@ -53,6 +53,16 @@ impl PerfMap {
             line.clear();
         }
         map
+    }
+
+    /// Checks that no two overlap.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn check(&self) {
+        let mut free = 0;
+        for (start, (end, _)) in &self.code {
+            assert!(*start >= free && start < end, "code overlaps");
+            free = *end;
+        }
     }
 
     fn add(&mut self, start: u64, end: u64, name: String) {
@@ -88,6 +98,7 @@ mod tests {
         let text = "1000 20 JS:*serve server.js:3:1\n1020 10 Builtin:Call\nnonsense\n2000 zz bad\n\n3000 0 none\n0x1018 0x10 JS:~later\n\
                     ffffffffffffffff 2 beyond\n";
         let map = PerfMap::read(text.as_bytes());
+        map.check();
         assert_eq!(map.at(0x1018), Some("JS:~later"));
         assert_eq!(map.at(0x1027), Some("JS:~later"));
         for unnamed in [0x1000, 0x1017, 0x1028, 0x2000, 0x3000, u64::MAX] {

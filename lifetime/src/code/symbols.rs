@@ -50,6 +50,12 @@ pub struct Symbols<'a> {
     pub missing: Vec<String>,
 }
 
+/// Reads a map of code made at run time, for `fuzz/`.
+#[cfg(fuzzing)]
+pub fn made_code(map: &[u8]) {
+    PerfMap::read(map).check();
+}
+
 impl<'a> Symbols<'a> {
     /// Names from the files of a profile's modules, on this machine.
     pub fn new(profile: &'a Profile) -> Self {

@@ -178,6 +178,12 @@ fn is_early(error: &std::io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }
 
+/// The answer to a request that has arrived whole, for `fuzz/`.
+#[cfg(fuzzing)]
+pub fn answer_to(request: &[u8]) -> String {
+    respond(request, request.windows(4).any(|end| end == b"\r\n\r\n"), || "metrics\n".to_owned())
+}
+
 fn respond(request: &[u8], is_whole: bool, metrics: impl FnOnce() -> String) -> String {
     let line = request.split(|&b| b == b'\r').next().unwrap_or_default();
     let mut words = std::str::from_utf8(line).unwrap_or_default().split(' ');

@@ -88,7 +88,8 @@ fn heap(artifacts: &Artifacts, stub_root: &Path, model: Option<&Path>) -> Inject
     injection
 }
 
-fn specification(class: &str, devices: &[(String, Injection)]) -> Value {
+/// The specification of a class of devices, each with its name and what it injects.
+pub fn specification(class: &str, devices: &[(String, Injection)]) -> Value {
     let devices: Vec<Value> = devices
         .iter()
         .map(|(name, injection)| json!({"name": name, "containerEdits": edits(class, name, injection)}))

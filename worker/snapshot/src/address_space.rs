@@ -82,7 +82,14 @@ impl MappedFile {
 /// It has ended.
 pub fn mappings(process: libc::pid_t) -> Result<Vec<Mapping>, Error> {
     let text = std::fs::read(format!("/proc/{process}/smaps")).during("its mappings cannot be read")?;
-    let root = status::root(process)?;
+    parse(&text, &status::root(process)?)
+}
+
+/// The mappings that such a text lists, of a process with this root folder.
+///
+/// # Errors
+/// There is none.
+pub fn parse(text: &[u8], root: &Path) -> Result<Vec<Mapping>, Error> {
     let mut all: Vec<Mapping> = Vec::new();
     for line in text.split(|&byte| byte == b'\n') {
         if let Some(area) = mappings::parse(line) {
@@ -95,7 +102,7 @@ pub fn mappings(process: libc::pid_t) -> Result<Vec<Mapping>, Error> {
                 shared: area.shared,
                 offset: area.offset,
                 file: area.file,
-                name: inside(&root, area.name),
+                name: inside(root, area.name),
                 flags: Vec::new(),
                 has_pages: false,
             });
@@ -161,10 +168,14 @@ impl Stat {
     /// # Errors
     /// It has ended.
     pub fn read(process: libc::pid_t) -> Result<Stat, Error> {
-        let stat = status::text(process, "stat")?;
+        Ok(Stat::of(&status::text(process, "stat")?))
+    }
+
+    /// Those of such a text.
+    pub fn of(stat: &str) -> Stat {
         // The name, in parentheses, may hold anything; the third field follows it.
         let (_, rest) = stat.rsplit_once(')').unwrap_or_default();
-        Ok(Stat(rest.split_ascii_whitespace().map(|field| field.parse().unwrap_or(0)).collect()))
+        Stat(rest.split_ascii_whitespace().map(|field| field.parse().unwrap_or(0)).collect())
     }
 
     /// One of them.
@@ -174,6 +185,6 @@ impl Stat {
 
     /// The pages that hold arguments and environment.
     pub fn words(&self) -> Range<u64> {
-        self.field(48) & !(PAGE - 1)..self.field(51).next_multiple_of(PAGE)
+        self.field(48) & !(PAGE - 1)..self.field(51).checked_next_multiple_of(PAGE).unwrap_or(u64::MAX)
     }
 }

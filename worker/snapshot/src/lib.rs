@@ -30,6 +30,8 @@ compile_error!("snapshots support Linux on x86-64 only");
 mod address_space;
 mod channels;
 mod files;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod memory;
 mod own_folder;
 mod plan;

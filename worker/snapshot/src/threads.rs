@@ -186,7 +186,7 @@ impl State {
 }
 
 /// The extended registers as a frame has them: without what a fresh process may not load.
-fn extended_part(all: &[u8]) -> Result<Vec<u8>, Error> {
+pub fn extended_part(all: &[u8]) -> Result<Vec<u8>, Error> {
     const SOFTWARE: usize = 464;
     const HEADER: usize = 512;
     const LEGACY_AND_HEADER: usize = 576;

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 const MINUTE: u64 = 60;
 const DAY: u64 = 24 * 60 * MINUTE;
-/// The most bytes of an expression, as EventBridge has it: each of its days is looked for in every day to come.
+/// The most bytes of an expression, as EventBridge has it: each of its days is looked for in all to come.
 const EXPRESSION_BYTES: usize = 256;
 /// The years that a schedule may name.
 const YEARS: std::ops::RangeInclusive<u64> = 1970..=2199;

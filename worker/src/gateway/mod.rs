@@ -5,7 +5,7 @@ pub mod answer;
 mod authorizers;
 pub mod cors;
 pub mod events;
-mod policy;
+pub mod policy;
 pub mod request;
 mod routes;
 

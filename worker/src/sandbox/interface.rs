@@ -256,10 +256,10 @@ pub(crate) struct Ended {
 }
 
 /// Makes sandboxes that never start.
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 pub(crate) struct Never;
 
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 impl Maker for Never {
     fn start(self: Arc<Self>, _: Order) -> BoxFuture<'static, Result<Arc<dyn Sandbox>>> {
         Box::pin(std::future::pending())

@@ -11,6 +11,9 @@ mod rule;
 #[cfg(test)]
 mod tests;
 
+#[cfg(fuzzing)]
+pub use rule::{Frame, Rule, Saved, at as rule_at};
+
 use core::ffi::{c_char, c_int, c_void};
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 

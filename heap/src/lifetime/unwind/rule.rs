@@ -296,7 +296,7 @@ impl Entry {
         }
         let (base, bytes) = row.end?;
         let words = |bytes: i64| {
-            let words = u16::try_from(-bytes / 8).ok()?;
+            let words = u16::try_from(bytes.checked_neg()? / 8).ok()?;
             (bytes < 0 && bytes % 8 == 0 && words <= MOST_WORDS).then_some(words)
         };
         let Location::At(return_address) = row.return_address else { return None };
@@ -411,6 +411,19 @@ mod tests {
             assert_ne!(rule.packed(), 0);
             assert_eq!(Rule::unpacked(rule.packed()), rule);
         }
+    }
+
+    #[test]
+    fn a_place_that_no_number_can_be_below_has_no_rule() {
+        let of =
+            |bytes: &[u8]| Reader { at: bytes.as_ptr() as usize, end: bytes.as_ptr_range().end as usize };
+        // The end is 8 above the stack pointer, the return address one step below it.
+        let code = [0x0C, 7, 8, 0x90, 1];
+        let rule = |data_step| {
+            Entry { function: 0, code_step: 1, data_step, shared: of(&[]), own: of(&code) }.rule(0)
+        };
+        assert!(matches!(rule(-8), Some(Rule::Frame(Frame { bytes: 8, return_below: 1, .. }))));
+        assert_eq!((rule(i64::MIN), rule(8)), (None, None));
     }
 
     #[test]

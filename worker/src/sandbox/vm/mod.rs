@@ -16,7 +16,7 @@ mod lifecycle;
 mod order;
 mod output;
 mod partition;
-mod relay;
+pub(crate) mod relay;
 mod tunnel;
 
 use std::collections::BTreeMap;
