@@ -21,7 +21,8 @@ fn trace(fix: bool, body: &[u8]) -> Vec<u8> {
             record[13..16].fill(0); // addresses of 40 bits
             record[8] |= 16;
             record[19..24].fill(0); // sizes of 24 bits
-            record[40..44].copy_from_slice(&[1 + (record[40] & 1), 0, 0, 0]);
+            let kind = 1 + (record[40] & 1);
+            record[40..44].copy_from_slice(&[kind, 0, 0, 0]);
         }
         trace.extend(record);
     }
