@@ -16,13 +16,20 @@ from conftest import TEMPLATE, Worker, cgroups_of, descendants, is_alive
 WITHOUT_REST = ["--without", "heap,merge"]
 
 
+def holds_a_runtime(group, mayfly):
+    """Whether a cgroup has processes of other programs than the worker's: an empty sandbox has none, neither when
+    it is ready nor while it is prepared."""
+    processes = (group / "cgroup.procs").read_text().split()
+    return any(os.readlink(f"/proc/{process}/exe") != mayfly for process in processes)
+
+
 def texts(running, *names):
     """Of each instance: the contents of its cgroups' files of these names. An instance may end meanwhile."""
-    found, empty = [], set(running.ready_sandboxes())
+    found, mayfly = [], os.readlink(f"/proc/{running.process.pid}/exe")
     for folder in map(pathlib.Path, cgroups_of(running.process.pid)):
         for group in [*folder.glob("instance-*"), *folder.glob("ready-*")]:
             with contextlib.suppress(OSError):
-                if empty.isdisjoint(map(int, (group / "cgroup.procs").read_text().split())):
+                if holds_a_runtime(group, mayfly):
                     found += [(group / name).read_text() for name in names if (group / name).exists()]
     return found
 
@@ -54,7 +61,7 @@ def shares_at_work(running):
 
 
 def wait_until_frozen(running, instances=1):
-    until(lambda: states(running) == [True] * instances, lambda: f"{states(running)} {running.log()[-3000:]}")
+    until(lambda: states(running) == [True] * instances, lambda: f"{states(running)} {running.state()}")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -92,7 +99,8 @@ def test_instance_thaws_to_rest_with_a_reduced_cpu_share():
         whole = shares_at_work(running)
         assert whole
         # It rests with a part of its share, and is then frozen again.
-        until(lambda: shares(running) == [share // 8 for share in whole])
+        rests = [share // 8 for share in whole]
+        until(lambda: shares(running) == rests, lambda: f"{whole} {shares(running)} {running.state()}")
         until(lambda: running.figure("mayfly_rests_total") >= 1)
         wait_until_frozen(running)
         answer, error = invoke(client, "probe", {"do": "count"})

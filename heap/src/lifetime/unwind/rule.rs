@@ -418,7 +418,7 @@ mod tests {
         let of =
             |bytes: &[u8]| Reader { at: bytes.as_ptr() as usize, end: bytes.as_ptr_range().end as usize };
         // The end is 8 above the stack pointer, the return address one step below it.
-        let code = [0x0C, 7, 8, 0x90, 1];
+        let code = [0x0C, register::STACK as u8, 8, 0x80 | register::RETURN as u8, 1];
         let rule = |data_step| {
             Entry { function: 0, code_step: 1, data_step, shared: of(&[]), own: of(&code) }.rule(0)
         };
