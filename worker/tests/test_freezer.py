@@ -17,8 +17,8 @@ WITHOUT_REST = ["--without", "heap,merge"]
 
 
 def holds_a_runtime(group, mayfly):
-    """Whether a cgroup has processes of other programs than the worker's: an empty sandbox has none, neither when
-    it is ready nor while it is prepared."""
+    """Whether a cgroup has processes of other programs than the worker's: an empty sandbox has none, neither
+    when it is ready nor while it is prepared."""
     processes = (group / "cgroup.procs").read_text().split()
     return any(os.readlink(f"/proc/{process}/exe") != mayfly for process in processes)
 
