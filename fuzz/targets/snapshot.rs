@@ -8,7 +8,7 @@ use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use object::read::elf::ElfFile64;
 use object::{Endianness, Object, ObjectSegment};
-use worker_snapshot::fuzzing::{Order, areas, extended, program, stat, value};
+use worker_snapshot::fuzzing::{Order, areas, extended, program, sockets, stat, value};
 
 #[derive(Debug, Arbitrary)]
 enum Input {
@@ -57,6 +57,7 @@ fuzz_target!(|input: Input| match input {
     Input::Lines { areas } => check_areas(&smaps(&areas), false, true),
     Input::Stat(text) => stat(&text),
     Input::Status(text) => {
+        sockets(&text, 7);
         for name in ["Uid", "PPid", "Umask", "Seccomp_filters", ""] {
             if let Some(value) = value(&text, name) {
                 assert!(!value.contains('\n') && value == value.trim());

@@ -99,9 +99,11 @@ pub mod sandbox {
     mod container;
     pub(crate) mod containers;
     pub(crate) mod environment;
+    mod first_request;
     pub(crate) mod history;
     pub(crate) mod interface;
     pub(crate) mod interpreters;
+    mod line;
     pub(crate) mod network;
     pub(crate) mod reach;
     mod snapshots;

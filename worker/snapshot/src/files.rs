@@ -1,14 +1,18 @@
 //! Open files. Standard streams and the descriptor that the process waits at are the launcher's to give.
 //! Files that are open for reading are opened anew, by the paths that they have inside, and all files of the
-//! folder that each process has for itself. Channels inside of the process are made anew.
+//! folder that each process has for itself. Channels and pairs of sockets inside of the process are made
+//! anew, and so is the connection on which it waits for an answer.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::channels::{self, Channel, Pipe};
+use crate::connection::{self, Connection, Request};
 use crate::plan::{FREE, Operation, Plan, Slot, moved_away};
-use crate::{Error, PAGES, WAITS, While, status};
+use crate::socket_pairs::{self, End};
+use crate::tracee::Tracee;
+use crate::{Error, Limits, PAGES, WAITS, While, status};
 
 /// The first descriptor behind the standard streams.
 const FIRST: u64 = 3;
@@ -29,9 +33,12 @@ struct Open {
 enum What {
     File { path: PathBuf, position: u64 },
     Channel(Channel),
+    Connection(Connection),
+    Socket(End),
 }
 
-fn read(process: libc::pid_t, own: Option<&Path>) -> Result<Vec<Open>, Error> {
+fn read(tracee: &Tracee, own: Option<&Path>, request: Option<Request<'_>>) -> Result<Vec<Open>, Error> {
+    let process = tracee.process;
     let mut all = Vec::new();
     let root = status::root(process)?;
     for entry in fs::read_dir(format!("/proc/{process}/fd")).during("its files cannot be listed")? {
@@ -50,13 +57,16 @@ fn read(process: libc::pid_t, own: Option<&Path>) -> Result<Vec<Open>, Error> {
         let (Some(flags), true) = (flags, descriptor < FREE) else {
             return Err(Error::Unsupported(format!("the open file {descriptor} ({shown})")));
         };
-        let what = match channels::parse(&shown, &about, flags)? {
-            Some(channel) => What::Channel(channel),
-            None => {
-                let is_regular = metadata.as_ref().is_ok_and(|about| about.is_file());
-                let path = status::inside(&root, link);
-                file(path, descriptor, flags, &about, is_regular, own)?
-            }
+        let what = if let Some(channel) = channels::parse(&shown, &about, flags)? {
+            What::Channel(channel)
+        } else if let Some(connection) = connection::find(process, &shown, flags, request)? {
+            What::Connection(connection)
+        } else if let Some(end) = socket_pairs::find(tracee, descriptor, &shown, flags)? {
+            What::Socket(end)
+        } else {
+            let is_regular = metadata.as_ref().is_ok_and(|about| about.is_file());
+            let path = status::inside(&root, link);
+            file(path, descriptor, flags, &about, is_regular, own)?
         };
         if all.len() == MOST {
             return Err(Error::Unsupported(format!("more than {MOST} open files")));
@@ -94,15 +104,28 @@ fn file(
 /// mapping's file is valid.
 ///
 /// # Errors
-/// It has a file that cannot be opened anew.
-pub fn plan(process: libc::pid_t, plan: &mut Plan, own: Option<&Path>) -> Result<(), Error> {
+/// It has a file that cannot be opened anew, or not the connection of the request.
+pub fn plan(
+    tracee: &Tracee,
+    plan: &mut Plan,
+    limits: Limits<'_>,
+    request: Option<Request<'_>>,
+) -> Result<(), Error> {
     let waits = WAITS as u64;
     const { assert!(PAGES > WAITS) };
     plan.push(Operation::call(libc::SYS_close_range, &[FIRST, waits - 1, 0]))?;
     plan.push(Operation::call(libc::SYS_close_range, &[waits + 1, u32::MAX.into(), 0]))?;
-    let all = read(process, own)?;
-    // Pipes first, while their numbers are known.
-    for (open, end) in pipes(process, &all, plan)? {
+    let all = read(tracee, limits.own_folder, request)?;
+    let connections = all.iter().filter(|open| matches!(open.what, What::Connection(_))).count();
+    if connections != request.iter().len() {
+        return Err(Error::Unsupported(
+            "a connection to the Runtime API that is open twice or closed".into(),
+        ));
+    }
+    // Pairs first, while their numbers are known.
+    let mut made = pipes(tracee.process, &all, plan)?;
+    made.extend(sockets(tracee, &all, plan)?);
+    for (open, end) in made {
         put(plan, open, end)?;
     }
     for open in &all {
@@ -110,14 +133,18 @@ pub fn plan(process: libc::pid_t, plan: &mut Plan, own: Option<&Path>) -> Result
             What::File { path, .. } => {
                 let path = plan.text(path.as_os_str().as_encoded_bytes())?;
                 let opening = open.flags & !(libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC) | libc::O_CLOEXEC;
-                Operation::call(libc::SYS_open, &[path, opening as u64])
+                plan.push_kept(Operation::call(libc::SYS_open, &[path, opening as u64]))?
             }
             What::Channel(channel) => match channels::making(channel, open.flags) {
-                Some(making) => making,
+                Some(making) => plan.push_kept(making)?,
                 None => continue,
             },
+            What::Connection(connection) => {
+                let request = request.expect("one is found for a request alone");
+                connection::making(plan, *connection, open.flags, request)?
+            }
+            What::Socket(_) => continue,
         };
-        let made = plan.push_kept(made)?;
         // Away from the numbers that are still to be given.
         let away = plan.push_kept(moved_away(0).plus(0, made))?;
         plan.push(Operation::call(libc::SYS_close, &[0]).plus(0, made))?;
@@ -156,6 +183,26 @@ fn pipes<'a>(process: libc::pid_t, all: &'a [Open], plan: &mut Plan) -> Result<V
         let both = [of(reading), of(writing)];
         let slots = channels::plan_pipe(plan, FIRST, both.map(|open| open.flags), &unread)?;
         made.extend(both.into_iter().zip(slots));
+    }
+    Ok(made)
+}
+
+/// Makes all pairs of sockets; returns what is to be put where.
+fn sockets<'a>(tracee: &Tracee, all: &'a [Open], plan: &mut Plan) -> Result<Vec<(&'a Open, Slot)>, Error> {
+    let of = |end: End| all.iter().filter(move |open| matches!(open.what, What::Socket(it) if it == end));
+    let mut made = Vec::new();
+    for open in of(End::Closed) {
+        made.push((open, socket_pairs::making(plan, FIRST, open.flags, None)?.0));
+    }
+    let descriptors: Vec<u64> = of(End::Open).map(|open| open.descriptor).collect();
+    for [first, second] in socket_pairs::pair(tracee, &descriptors)? {
+        let find =
+            |descriptor| of(End::Open).find(|open| open.descriptor == descriptor).expect("one of them");
+        let (first, second) = (find(first), find(second));
+        let (one, other) = socket_pairs::making(plan, FIRST, first.flags, Some(second.flags))?;
+        made.extend(
+            [(first, Some(one)), (second, other)].into_iter().filter_map(|(open, slot)| Some((open, slot?))),
+        );
     }
     Ok(made)
 }

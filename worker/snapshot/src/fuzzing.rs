@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use crate::plan::{Operation, Plan, VDSO, Window};
-use crate::{Error, address_space, memory, program, status, threads};
+use crate::{Error, address_space, connection, memory, program, socket_pairs, status, threads};
 
 /// The window that a process with these mappings leaves free, and their addresses; `None` if it cannot be
 /// taken.
@@ -21,6 +21,12 @@ pub fn areas(smaps: &[u8], root: &Path, own: Option<&Path>) -> Option<(Range<u64
 pub fn stat(text: &str) {
     let words = address_space::Stat::of(text).words();
     assert_eq!(words.start % 4096, 0);
+}
+
+/// Reads tables of sockets.
+pub fn sockets(text: &str, inode: u64) {
+    connection::parse(text, inode);
+    socket_pairs::is_nameless(text, inode);
 }
 
 pub use status::value;
@@ -63,7 +69,7 @@ pub fn program(window: u64, orders: &[Order], data: &[Vec<u8>], threads: u8) -> 
         }
     }
     let begun = (0..threads).map(|_| plan.push_thread([0; 5])).collect::<Result<Vec<_>, _>>()?;
-    begun.into_iter().for_each(|thread| plan.thread_begins(thread));
+    begun.iter().for_each(|thread| plan.thread_begins(thread));
     let (mut file, mut bytes) = (std::fs::File::from(program::make(&plan)?), Vec::new());
     file.read_to_end(&mut bytes).map_err(|error| Error::System("its program cannot be read", error))?;
     Ok(bytes)

@@ -21,6 +21,7 @@
 //! | [`address_space`] | its mappings, and their properties |
 //! | [`memory`] | which of their pages are its own, and how they are mapped again |
 //! | [`files`], [`channels`], [`own_folder`] | its open files, pipes and epolls; the folder that it has for itself |
+//! | [`connection`], [`socket_pairs`] | the connection on which it waits for an answer; sockets inside of it |
 //! | [`threads`] | its threads, and the frames by which rt_sigreturn continues them |
 //! | [`plan`], [`program`], [`restorer`] | the list of system calls, and the program that makes them |
 
@@ -29,6 +30,7 @@ compile_error!("snapshots support Linux on x86-64 only");
 
 mod address_space;
 mod channels;
+mod connection;
 mod files;
 #[cfg(fuzzing)]
 pub mod fuzzing;
@@ -38,6 +40,7 @@ mod plan;
 mod program;
 mod restore;
 mod restorer;
+mod socket_pairs;
 mod status;
 mod take;
 mod threads;
@@ -48,7 +51,8 @@ pub use own_folder::{Entry, lay_out};
 pub use restore::{restore, wait_at};
 pub use restorer::FAILED;
 
-pub use take::{Limits, PAGES, Snapshot, WAITS, take};
+pub use connection::Request;
+pub use take::{Limits, PAGES, RUNS, Snapshot, WAITS, Waiting, take};
 
 /// Why there is no snapshot.
 #[derive(Debug, thiserror::Error)]

@@ -197,7 +197,7 @@ impl Plan {
     }
 
     /// The next operation is the thread's first.
-    pub fn thread_begins(&mut self, thread: Thread) {
+    pub fn thread_begins(&mut self, thread: &Thread) {
         let first = self.window.list() + (self.operations.len() * OPERATION_BYTES) as u64;
         self.operations[thread.0].arguments[5] = first;
     }

@@ -46,7 +46,7 @@ pub fn inside(root: &Path, path: PathBuf) -> PathBuf {
 ///
 /// # Errors
 /// It does not, or has ended.
-pub fn waits(process: libc::pid_t) -> Result<(), Error> {
+pub fn waits_at_line(process: libc::pid_t) -> Result<(), Error> {
     let call = text(process, "syscall")?;
     let mut words = call.split_ascii_whitespace();
     if (words.next(), words.next()) == (Some("0"), Some(&format!("{WAITS:#x}"))) {

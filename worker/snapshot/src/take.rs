@@ -6,15 +6,18 @@ use std::path::Path;
 use libc::pid_t;
 
 use crate::address_space::{MappedFile, mappings};
+use crate::connection::Request;
 use crate::memory;
 use crate::own_folder::{self, Entry};
 use crate::plan::{Operation, Plan};
 use crate::threads::{State, below_stack};
 use crate::tracee::Tracee;
-use crate::{Error, files, program, status};
+use crate::{Error, files, program, status, threads};
 
 /// The descriptor at which a process waits to be taken, and at which a restored one reads what differs.
 pub const WAITS: RawFd = 9;
+/// What a restored process that waited for an answer writes at [`WAITS`] before it goes on, and closes it.
+pub const RUNS: u8 = b'K';
 /// The descriptor of the snapshot's pages in a process that is to be restored.
 pub const PAGES: RawFd = 10;
 /// Signals have these numbers.
@@ -32,6 +35,15 @@ pub struct Limits<'a> {
     pub own_folder: Option<&'a Path>,
 }
 
+/// How a process waits to be taken. It has a line at [`WAITS`] in any case.
+#[derive(Clone, Copy, Debug)]
+pub enum Waiting<'a> {
+    /// Its main thread reads from the line.
+    AtLine,
+    /// It has sent a request, whose answer it waits for.
+    ForAnswer(Request<'a>),
+}
+
 /// A process that waited. Both files are sealed.
 #[derive(Debug)]
 pub struct Snapshot {
@@ -42,6 +54,7 @@ pub struct Snapshot {
     bytes: u64,
     size: u64,
     mappings: usize,
+    reads_its_line: bool,
 }
 
 impl Snapshot {
@@ -66,6 +79,11 @@ impl Snapshot {
         &self.entries
     }
 
+    /// Whether a restored process reads from its line what differs. It writes [`RUNS`] there otherwise.
+    pub fn reads_its_line(&self) -> bool {
+        self.reads_its_line
+    }
+
     /// Bytes of memory, which all restored processes share.
     pub fn bytes(&self) -> u64 {
         self.bytes
@@ -82,20 +100,26 @@ impl Snapshot {
     }
 }
 
-/// Takes a process whose main thread waits in `read` at [`WAITS`]. It continues afterwards, whatever the
-/// outcome.
+/// Takes a process that waits. It continues afterwards, whatever the outcome.
 ///
 /// # Errors
 /// It has something that cannot be restored, has ended, or may not be traced.
-pub fn take(process: pid_t, limits: Limits<'_>) -> Result<Snapshot, Error> {
+pub fn take(process: pid_t, waiting: Waiting<'_>, limits: Limits<'_>) -> Result<Snapshot, Error> {
+    let request = match waiting {
+        Waiting::AtLine => None,
+        Waiting::ForAnswer(request) => Some(request),
+    };
     // A thread in a timed call, stopped twice, would no longer show which call that is.
-    status::waits(process)?;
+    match request {
+        None => status::waits_at_line(process)?,
+        Some(_) => threads::all_wait(process)?,
+    }
     let tracee = Tracee::stop(process)?;
     status::check(process)?;
-    let states: Vec<State> =
-        tracee.threads().iter().map(|thread| State::read(&tracee, thread)).collect::<Result<_, _>>()?;
+    let read = |thread| State::read(&tracee, thread, request.is_none());
+    let states: Vec<State> = tracee.threads().iter().map(read).collect::<Result<_, _>>()?;
     let actions = signal_actions(&tracee)?;
-    let brk = tracee.call(&tracee.threads()[0], libc::SYS_brk, [0; 4])? as u64;
+    let brk = tracee.call(&tracee.threads()[0], libc::SYS_brk, &[0])? as u64;
     let all = mappings(process)?;
     let mut plan = Plan::new(memory::free_window(&all)?);
     let pages = program::memory_file()?;
@@ -119,11 +143,24 @@ pub fn take(process: pid_t, limits: Limits<'_>) -> Result<Snapshot, Error> {
     let mask =
         status::value(&own, "Umask").and_then(|text| u64::from_str_radix(text, 8).ok()).unwrap_or(0o22);
     plan.push(Operation::call(libc::SYS_umask, &[mask]))?;
-    files::plan(process, &mut plan, limits.own_folder)?;
-    let started =
-        states[1..].iter().map(|state| state.plan_start(&mut plan)).collect::<Result<Vec<_>, _>>()?;
+    files::plan(&tracee, &mut plan, limits, request)?;
+    let (mut started, mut missing) = (Vec::new(), Vec::new());
+    for pair in states.windows(2) {
+        missing.extend(pair[1].plan_missing(&pair[0], &mut plan)?);
+        started.push(pair[1].plan_start(&mut plan)?);
+    }
+    if request.is_some() {
+        let at = plan.data(&[RUNS])?;
+        plan.push(Operation::call(libc::SYS_write, &[WAITS as u64, at, 1]))?;
+        plan.push(Operation::call(libc::SYS_close, &[WAITS as u64]))?;
+    }
     states[0].plan_end(&mut plan, true)?;
-    for (state, thread) in states[1..].iter().zip(started) {
+    // They share one operation.
+    for thread in &missing {
+        plan.thread_begins(thread);
+    }
+    plan.push(Operation::call(libc::SYS_exit, &[0]))?;
+    for (state, thread) in states[1..].iter().zip(&started) {
         plan.thread_begins(thread);
         state.plan_end(&mut plan, false)?;
     }
@@ -136,6 +173,7 @@ pub fn take(process: pid_t, limits: Limits<'_>) -> Result<Snapshot, Error> {
         bytes: memory.bytes,
         size,
         mappings: memory.mappings,
+        reads_its_line: request.is_none(),
     })
 }
 
@@ -144,14 +182,14 @@ fn signal_actions(tracee: &Tracee) -> Result<Vec<(u64, [u8; ACTION_BYTES])>, Err
     let main = &tracee.threads()[0];
     let at = below_stack(main);
     for timer in ITIMERS {
-        let is_read = tracee.call(main, libc::SYS_getitimer, [timer, at, 0, 0])? == 0;
+        let is_read = tracee.call(main, libc::SYS_getitimer, &[timer, at])? == 0;
         if !is_read || (tracee.read_word(at + 16)?, tracee.read_word(at + 24)?) != (0, 0) {
             return Err(Error::Unsupported("a timer".into()));
         }
     }
     let mut actions = Vec::new();
     for signal in SIGNALS {
-        if tracee.call(main, libc::SYS_rt_sigaction, [signal, 0, at, 8])? != 0 {
+        if tracee.call(main, libc::SYS_rt_sigaction, &[signal, 0, at, 8])? != 0 {
             continue;
         }
         let mut action = [0; ACTION_BYTES];

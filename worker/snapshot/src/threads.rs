@@ -2,6 +2,10 @@
 //!
 //! Each thread must be in a system call that waits and may be begun again: the restored one begins it again.
 //! Waits that end after a time begin that anew.
+//!
+//! A restored process is in a PID namespace of its own, which gives out ids in order. So its threads are started
+//! in the order of their ids, and for ids that are missing others, which end at once: each has the id that it
+//! had. glibc keeps the id where the kernel writes it, so another would do; Go and musl keep it elsewhere.
 
 use std::arch::x86_64::__cpuid_count;
 
@@ -10,12 +14,14 @@ use libc::{c_long, user_regs_struct};
 use crate::plan::{Operation, Plan};
 use crate::restorer::special;
 use crate::tracee::{Rseq, Thread, Tracee};
-use crate::{Error, WAITS, status};
+use crate::{Error, WAITS, While, status};
 
-/// System calls in which a thread beside the main one may wait: they hold no descriptor that is unknown here,
-/// since files are looked at on their own.
-const WAITING: [c_long; 13] = [
+/// System calls in which a thread may wait: they hold no descriptor that is unknown here, since files are
+/// looked at on their own.
+const WAITING: [c_long; 15] = [
     libc::SYS_read,
+    libc::SYS_recvfrom,
+    libc::SYS_recvmsg,
     libc::SYS_epoll_wait,
     libc::SYS_epoll_pwait,
     libc::SYS_epoll_pwait2,
@@ -35,7 +41,7 @@ const SYSCALL: u64 = 0x050f;
 const PR_GET_TID_ADDRESS: u64 = 40;
 const ARCH_SET_GS: u64 = 0x1001;
 const ARCH_SET_FS: u64 = 0x1002;
-/// What glibc and musl start threads with.
+/// What glibc and musl start threads with, but for the place that the id is written to.
 const THREAD_FLAGS: libc::c_int = libc::CLONE_VM
     | libc::CLONE_FS
     | libc::CLONE_FILES
@@ -43,8 +49,9 @@ const THREAD_FLAGS: libc::c_int = libc::CLONE_VM
     | libc::CLONE_THREAD
     | libc::CLONE_SYSVSEM
     | libc::CLONE_SETTLS
-    | libc::CLONE_PARENT_SETTID
     | libc::CLONE_CHILD_CLEARTID;
+/// Ids that are missing between two threads' are passed over, up to so many.
+const MOST_MISSING: u64 = 64;
 /// Bits of XCR0 for AMX, whose state a fresh process may not load before it has asked for it.
 const AMX: u64 = 3 << 17;
 /// Begin and end of the extended registers in a frame (linux: asm/sigcontext.h).
@@ -62,6 +69,10 @@ pub struct State {
     rseq: Rseq,
     robust_list: (u64, u64),
     id_address: u64,
+    /// In its own PID namespace.
+    id: u64,
+    /// Whether its C library keeps the id at `id_address` alone.
+    may_have_another: bool,
     /// `stack_t`: the alternate stack of its signal handlers.
     alternate_stack: [u8; 24],
     blocked_signals: u64,
@@ -73,16 +84,36 @@ pub fn below_stack(thread: &Thread) -> u64 {
     thread.registers.rsp.wrapping_sub(4096) & !15
 }
 
+/// Whether all threads wait, as far as /proc tells.
+///
+/// # Errors
+/// One does not, or the process has ended.
+pub fn all_wait(process: libc::pid_t) -> Result<(), Error> {
+    for task in std::fs::read_dir(format!("/proc/{process}/task")).during("it has ended")? {
+        let name = task.during("it has ended")?.file_name();
+        let call = status::text(process, &format!("task/{}/syscall", name.display()))?;
+        let number = call.split_ascii_whitespace().next().and_then(|word| word.parse().ok());
+        if !number.is_some_and(|number| WAITING.contains(&number)) {
+            return Err(does_not_wait("thread", call.trim()));
+        }
+    }
+    Ok(())
+}
+
+fn does_not_wait(what: &str, call: impl std::fmt::Display) -> Error {
+    Error::Unsupported(format!("a {what} that does not wait (system call {call})"))
+}
+
 impl State {
-    /// Reads a stopped thread.
+    /// Reads a stopped thread; `at_line` if the main one must wait there.
     ///
     /// # Errors
     /// It does not wait, or has something that is unknown here.
-    pub fn read(tracee: &Tracee, thread: &Thread) -> Result<State, Error> {
+    pub fn read(tracee: &Tracee, thread: &Thread, at_line: bool) -> Result<State, Error> {
         let registers = thread.registers;
         let is_main = thread.id == tracee.process;
         let call = registers.orig_rax as c_long;
-        let waits = match is_main {
+        let waits = match is_main && at_line {
             true => call == libc::SYS_read && registers.rdi == WAITS as u64,
             false => WAITING.contains(&call),
         };
@@ -90,16 +121,21 @@ impl State {
         tracee.read(registers.rip.wrapping_sub(2), &mut instruction)?;
         if !waits || u64::from(u16::from_le_bytes(instruction)) != SYSCALL {
             let what = if is_main { "main thread" } else { "thread" };
-            return Err(Error::Unsupported(format!("a {what} that does not wait (system call {call})")));
+            return Err(does_not_wait(what, call));
         }
         let at = below_stack(thread);
-        let told = |number: c_long, arguments: [u64; 4]| match tracee.call(thread, number, arguments)? {
+        let told = |number: c_long, arguments: &[u64]| match tracee.call(thread, number, arguments)? {
             0 => Ok(()),
             error => Err(Error::Unsupported(format!("a thread whose system call {number} gives {error}"))),
         };
-        told(libc::SYS_prctl, [PR_GET_TID_ADDRESS, at, 0, 0])?;
+        told(libc::SYS_prctl, &[PR_GET_TID_ADDRESS, at])?;
         let id_address = tracee.read_word(at)?;
-        told(libc::SYS_sigaltstack, [0, at, 0, 0])?;
+        let about = status::text(tracee.process, &format!("task/{}/status", thread.id))?;
+        let ids = status::value(&about, "NSpid").unwrap_or_default();
+        let id: u64 = ids.split_ascii_whitespace().last().and_then(|id| id.parse().ok()).unwrap_or_default();
+        let mut kept = [0; 4];
+        let is_read = id_address != 0 && tracee.read(id_address, &mut kept).is_ok();
+        told(libc::SYS_sigaltstack, &[0, at])?;
         let mut alternate_stack = [0; 24];
         tracee.read(at, &mut alternate_stack)?;
         let extended = extended_part(&tracee.extended_registers(thread)?)?;
@@ -110,6 +146,8 @@ impl State {
             rseq: tracee.rseq(thread)?,
             robust_list: tracee.robust_list(thread)?,
             id_address,
+            id,
+            may_have_another: is_read && u64::from(u32::from_ne_bytes(kept)) == id,
             alternate_stack,
             blocked_signals: tracee.blocked_signals(thread)?,
             name: name.trim_end_matches('\n').to_string(),
@@ -121,7 +159,19 @@ impl State {
     /// # Errors
     /// The plan has too many operations.
     pub fn plan_start(&self, plan: &mut Plan) -> Result<crate::plan::Thread, Error> {
-        plan.push_thread([THREAD_FLAGS as u64, 0, self.id_address, self.id_address, self.registers.fs_base])
+        let writes = if self.may_have_another { libc::CLONE_PARENT_SETTID } else { 0 };
+        let flags = (THREAD_FLAGS | writes) as u64;
+        plan.push_thread([flags, 0, self.id_address, self.id_address, self.registers.fs_base])
+    }
+
+    /// Starts threads that end at once, so that this one, after `previous`, has the id that it had.
+    ///
+    /// # Errors
+    /// The plan has too many operations.
+    pub fn plan_missing(&self, previous: &State, plan: &mut Plan) -> Result<Vec<crate::plan::Thread>, Error> {
+        let missing = Some(self.id.saturating_sub(previous.id + 1)).filter(|count| *count <= MOST_MISSING);
+        let missing = missing.unwrap_or_default();
+        (0..missing).map(|_| plan.push_thread([THREAD_FLAGS as u64, 0, 0, 0, 0])).collect()
     }
 
     /// What a thread does last: it sets its own state, and becomes what it was.
@@ -135,9 +185,14 @@ impl State {
             plan.push(Operation::call(libc::SYS_arch_prctl, &[ARCH_SET_FS, self.registers.fs_base]))?;
             if self.id_address != 0 {
                 plan.push(Operation::call(libc::SYS_set_tid_address, &[self.id_address]))?;
-                // The C library keeps the id there.
+            }
+            if self.may_have_another {
                 plan.push(Operation::call(special::TID, &[self.id_address]))?;
             }
+        }
+        if !self.may_have_another {
+            // The call takes no argument, and its result must be this one.
+            plan.push(Operation::call(libc::SYS_gettid, &[self.id]).at_its_place())?;
         }
         if self.registers.gs_base != 0 {
             plan.push(Operation::call(libc::SYS_arch_prctl, &[ARCH_SET_GS, self.registers.gs_base]))?;

@@ -139,13 +139,14 @@ impl Tracee {
     ///
     /// # Errors
     /// It has ended.
-    pub fn call(&self, thread: &Thread, number: c_long, arguments: [u64; 4]) -> Result<i64, Error> {
+    pub fn call(&self, thread: &Thread, number: c_long, arguments: &[u64]) -> Result<i64, Error> {
         let mut changed = thread.registers;
+        let mut all = [0; 6];
+        all[..arguments.len()].copy_from_slice(arguments);
         changed.rip -= 2;
         changed.rax = number as u64;
         changed.orig_rax = u64::MAX; // not in a system call that could be begun again
-        (changed.rdi, changed.rsi, changed.rdx, changed.r10) =
-            (arguments[0], arguments[1], arguments[2], arguments[3]);
+        [changed.rdi, changed.rsi, changed.rdx, changed.r10, changed.r8, changed.r9] = all;
         let result = self.step(thread.id, &changed);
         set_registers(thread.id, &thread.registers).during("it has ended")?;
         result.during("it cannot make a system call")

@@ -10,8 +10,7 @@ use crate::code::lambda_layers;
 use crate::code::runtime::Runtime;
 use crate::function::capacity_provider::Several;
 use crate::function::logging::Logging;
-use crate::function::snap_start;
-use crate::function::tenancy::TenancyConfig;
+use crate::function::tenancy::{self, TenancyConfig};
 use crate::function::variables;
 use crate::function::wanted::Wanted;
 use worker_image::ImageConfig;
@@ -184,7 +183,7 @@ impl Settings {
             settings.snap_start = snap_start.applies()?;
         }
         if settings.snap_start || settings.snapshot {
-            snap_start::check(&settings.runtime, settings.per_tenant)?;
+            tenancy::refuse(settings.per_tenant, "SnapStart")?;
         }
         wanted.refuse_others()?;
         Ok(settings)

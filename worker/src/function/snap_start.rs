@@ -3,8 +3,6 @@
 use serde::Deserialize;
 
 use crate::base::error::ApiError;
-use crate::code::runtime::Runtime;
-use crate::function::tenancy;
 use worker_system::text::shown;
 
 /// `SnapStart`.
@@ -29,20 +27,5 @@ impl SnapStart {
                 shown(other)
             ))),
         }
-    }
-}
-
-/// Whether a function can be restored: its runtime's client must wait to be taken. Lambda has no SnapStart
-/// for functions of tenants.
-///
-/// # Errors
-/// It cannot.
-pub fn check(runtime: &Runtime, per_tenant: bool) -> Result<(), ApiError> {
-    tenancy::refuse(per_tenant, "SnapStart")?;
-    match runtime {
-        Runtime::Python(..) | Runtime::Node(..) => Ok(()),
-        _ => Err(ApiError::invalid_parameter(
-            "SnapStart is for functions in Python and Node.js that are no images",
-        )),
     }
 }

@@ -1,7 +1,7 @@
 //! Lambda's Runtime API, as the runtime inside an instance sees it on AWS_LAMBDA_RUNTIME_API.
 //!
 //! `GET /2018-06-01/runtime/invocation/next`, `POST .../invocation/ID/response`, `.../ID/error`,
-//! `.../init/error`. An answer may be streamed.
+//! `.../init/error`, `GET .../restore/next`, `POST .../restore/error`. An answer may be streamed.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -63,11 +63,16 @@ pub(crate) async fn handle(instance: Arc<Instance>, request: Request<Incoming>) 
         (&Method::GET, ["invocation", "next"]) => next(&instance, &request).await,
         (&Method::POST, ["invocation", id, "response"]) => response(&instance, id, request).await,
         (&Method::POST, ["invocation", id, "error"]) => error(&instance, id, request).await,
-        (&Method::POST, ["init", "error"]) => init_error(&instance, request).await,
+        // A runtime that was taken while it asked asks again once it is restored.
+        (&Method::GET, ["restore", "next"]) => http::answer(200, "application/json", Bytes::new()),
+        (&Method::POST, ["init" | "restore", "error"]) => init_error(&instance, request).await,
         (&Method::POST, ["mayfly", "rest"]) => idle_work(&instance, request).await,
-        (_, ["invocation", "next"] | ["invocation", _, "response" | "error"] | ["init", "error"]) => {
-            unread(request, http::answer(405, "text/plain", Bytes::new())).await
-        }
+        (
+            _,
+            ["invocation" | "restore", "next"]
+            | ["invocation", _, "response" | "error"]
+            | ["init" | "restore", "error"],
+        ) => unread(request, http::answer(405, "text/plain", Bytes::new())).await,
         (&Method::POST, ["mayfly", "ended", process]) => process_ended(&instance, process, request).await,
         _ => unread(request, unknown(&path)).await,
     }

@@ -16,26 +16,24 @@
 use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
 use std::fs;
-use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream as StdStream;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
-use tokio::net::UnixStream;
+use anyhow::{Context, Result, ensure};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt};
 use tokio::net::unix::pipe;
 use tokio::sync::Semaphore;
 use worker_container::page_store::Kept;
 use worker_pool::{FunctionId, InstanceId};
-use worker_snapshot::{Error, Limits, Snapshot};
+use worker_snapshot::{Error, Limits, Snapshot, Waiting};
 use worker_system::lock::lock;
 use worker_system::text::shown;
 
 use crate::base::name;
 use crate::code::runtime::Runtime;
 use crate::function::definition::Deployment;
+use crate::sandbox::first_request::FirstRequest;
 use crate::sandbox::interface::SnapshotState;
 
 /// How long after an instance's start another is started to be taken: the first request runs alone.
@@ -58,11 +56,6 @@ pub(super) const BY_DEFAULT: &str = "default";
 /// be taken, or restored on trial. Instances that serve have other numbers, and users before this one.
 pub(super) const SPARE: InstanceId = 0;
 pub(super) const USER: u32 = 2_002_000_000;
-
-/// First bytes of messages on the line: it waits to be taken, its copy runs, an error.
-const WAITS: u8 = b'W';
-const RUNS: u8 = b'K';
-const FAILS: u8 = b'E';
 
 /// The snapshots of a worker's functions. Together they have so many bytes at most: of those beyond, the one
 /// whose function has not started an instance for longest goes, until its next start.
@@ -111,15 +104,14 @@ enum State {
 /// One is taken at a time.
 pub(super) static TAKING: Semaphore = Semaphore::const_new(1);
 
-/// Whether a deployment's instances are to be restored, if they can be.
+/// Whether a deployment's instances are to be restored, if they can be. Mayfly's own bootstraps make unique
+/// what must be; of a function with another client its owner has to say that all is.
 pub(crate) fn is_wanted(deployment: &Deployment) -> bool {
     let settings = &deployment.settings;
     let by_default =
         settings.snapshot_by_default && deployment.version == name::LATEST && deployment.tenant.is_none();
-    // The bootstrap waits to be taken; images bring clients of their own.
-    (is_asked_for(deployment) || by_default)
-        && settings.at_once() == 1
-        && matches!(settings.runtime, Runtime::Python(..) | Runtime::Node(..))
+    let has_bootstrap = matches!(settings.runtime, Runtime::Python(..) | Runtime::Node(..));
+    settings.at_once() == 1 && (is_asked_for(deployment) || by_default && has_bootstrap)
 }
 
 /// Whether the function's owner asks for it.
@@ -226,56 +218,6 @@ impl Snapshots {
     }
 }
 
-/// The line between the worker and a process that is to be taken, or restored.
-pub(super) struct Line(UnixStream);
-
-impl Line {
-    /// The worker's end, and the process's.
-    ///
-    /// # Errors
-    /// No descriptor is left.
-    pub fn pair() -> Result<(Line, OwnedFd)> {
-        let (ours, theirs) = StdStream::pair().context("no socket for a snapshot")?;
-        ours.set_nonblocking(true)?;
-        Ok((Line(UnixStream::from_std(ours)?), theirs.into()))
-    }
-
-    /// Waits until the process waits.
-    ///
-    /// # Errors
-    /// It has failed, ended, or takes too long.
-    pub async fn until_it_waits(&mut self) -> Result<()> {
-        self.expect(WAITS, START).await
-    }
-
-    /// Tells a restored process its environment, and waits until it runs.
-    ///
-    /// # Errors
-    /// It has failed, ended, or takes too long.
-    pub async fn begin(&mut self, environment: &[(String, String)], limit: Duration) -> Result<()> {
-        let variables: HashMap<_, _> = environment.iter().map(|(name, value)| (name, value)).collect();
-        let mut text = serde_json::to_vec(&variables)?;
-        text.push(b'\n');
-        // What it says says more than a closed line.
-        let _ = self.0.write_all(&text).await;
-        self.expect(RUNS, limit).await
-    }
-
-    async fn expect(&mut self, wanted: u8, limit: Duration) -> Result<()> {
-        let mut message = vec![0; 2048];
-        let received = tokio::time::timeout(limit, self.0.read(&mut message));
-        let Ok(received) = received.await else {
-            bail!("not done after {} s", limit.as_secs());
-        };
-        match &message[..received.context("its line is broken")?] {
-            [] => bail!("the process has ended"),
-            [first, ..] if *first == wanted => Ok(()),
-            [FAILS, why @ ..] => bail!("{}", shown(&String::from_utf8_lossy(why))),
-            why => bail!("{}", shown(&String::from_utf8_lossy(why))),
-        }
-    }
-}
-
 /// The last line that an instance has printed that is to be taken. The first instance has printed the same
 /// in the function's log.
 #[derive(Default)]
@@ -302,18 +244,27 @@ impl Printed {
     }
 }
 
-/// Takes the runtime among the processes of an instance, which waits.
+/// Takes the runtime among the processes of an instance, which waits: on its line, or for the answer to its
+/// first request.
 ///
 /// # Errors
 /// It has something that cannot be restored.
-pub(super) async fn take(processes: Vec<i32>, most_bytes: u64) -> Result<Snapshot> {
+pub(super) async fn take(
+    processes: Vec<i32>,
+    first: Option<FirstRequest>,
+    most_bytes: u64,
+) -> Result<Snapshot> {
     // All of it on one thread: a process has one tracer.
     let work = tokio::task::spawn_blocking(move || {
         let runtime = runtime_of(&processes)?;
+        let waiting = match &first {
+            Some(request) => Waiting::ForAnswer(request.as_sent()),
+            None => Waiting::AtLine,
+        };
         let limits = Limits { bytes: most_bytes, own_folder: Some(Path::new("/tmp")) };
         let began = Instant::now();
         loop {
-            match worker_snapshot::take(runtime, limits) {
+            match worker_snapshot::take(runtime, waiting, limits) {
                 // It has sent its message, and enters the call.
                 Err(Error::Unsupported(why)) if why.contains("does not wait") && began.elapsed() < WAIT => {}
                 taken => return Ok(taken?),
@@ -348,42 +299,7 @@ fn ids(process: &str) -> Option<Vec<i32>> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::{Read, Write};
-
     use super::*;
-
-    /// What the worker takes from a line on which a process writes this, and then ends.
-    async fn received(written: &[u8]) -> Result<(), String> {
-        let (mut line, theirs) = Line::pair().unwrap();
-        StdStream::from(theirs).write_all(written).unwrap();
-        line.until_it_waits().await.map_err(|error| error.to_string())
-    }
-
-    #[tokio::test]
-    async fn line_says_that_a_process_waits_or_why_not() {
-        assert_eq!(received(b"W").await, Ok(()));
-        assert_eq!(received(b"").await, Err("the process has ended".to_string()));
-        assert_eq!(received(b"Eboom\nand more").await, Err("boom\\nand more".to_string()));
-        assert_eq!(received(b"/usr/lib/x has changed").await, Err("/usr/lib/x has changed".to_string()));
-    }
-
-    #[tokio::test]
-    async fn restored_process_receives_its_whole_environment_in_one_line() {
-        let (mut line, theirs) = Line::pair().unwrap();
-        let long = "x".repeat(300_000);
-        let process = std::thread::spawn(move || {
-            let (mut theirs, mut text, mut byte) = (StdStream::from(theirs), Vec::new(), [0]);
-            while byte[0] != b'\n' {
-                theirs.read_exact(&mut byte).unwrap();
-                text.push(byte[0]);
-            }
-            theirs.write_all(b"K").unwrap();
-            serde_json::from_slice::<HashMap<String, String>>(&text).unwrap()
-        });
-        let environment = [("A".to_string(), "1\n2".to_string()), ("LONG".to_string(), long)];
-        line.begin(&environment, RESTORE).await.unwrap();
-        assert_eq!(process.join().unwrap(), HashMap::from(environment));
-    }
 
     #[test]
     fn processes_of_this_namespace_are_no_runtime() {

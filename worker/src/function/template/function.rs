@@ -16,7 +16,6 @@ use crate::function::event_config::EventConfig;
 use crate::function::failed::{ReasonCode, Refused};
 use crate::function::http_api::Cors;
 use crate::function::settings::Settings;
-use crate::function::snap_start;
 use crate::function::tenancy;
 use crate::function::variables;
 use crate::function::wanted::Wanted;
@@ -83,7 +82,7 @@ pub fn of_mayfly(resource: &Json, settings: &mut Settings) -> Result<()> {
             _ => value.as_bool().context("Metadata.Mayfly.Snapshot must be true or false")?,
         };
         if settings.snapshot {
-            snap_start::check(&settings.runtime, settings.per_tenant)
+            tenancy::refuse(settings.per_tenant, "SnapStart")
                 .map_err(|error| anyhow!("{}", error.message))?;
         }
     }

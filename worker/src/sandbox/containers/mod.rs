@@ -23,9 +23,10 @@ use crate::http::heads::LongHeads;
 use crate::sandbox::container::Instance;
 use crate::sandbox::environment::{self, ProgramSpec, Sharing};
 use crate::sandbox::interface::{BoxFuture, Kind, Maker, Order, Overall, Sandbox, SnapshotState};
+use crate::sandbox::line::Line;
 use crate::sandbox::network::{self, Outside};
 use crate::sandbox::reach;
-use crate::sandbox::snapshots::{self, Line, Snapshots};
+use crate::sandbox::snapshots::{self, Snapshots};
 use worker_container::cgroup::{Hierarchy, Limits};
 use worker_container::disk::Disks;
 use worker_container::page_store::{Endpoint, PageStores};
@@ -125,7 +126,7 @@ impl Containers {
     /// Restores an instance, if there is a snapshot; starts it otherwise, or if it cannot be restored. After
     /// the first start a snapshot is taken.
     async fn start_or_restore(self: Arc<Self>, order: Order) -> Result<Instance> {
-        let is_wanted = self.may_restore(&order) && snapshots::is_wanted(&order.deployment);
+        let is_wanted = self.may_restore() && snapshots::is_wanted(&order.deployment);
         if !(is_wanted && self.may_take()) {
             return Ok(self.make(&order, Start::Fresh).await?.0);
         }
@@ -258,7 +259,9 @@ impl Containers {
             spec.beginning = Beginning::Taken;
             let is_asked = snapshots::is_asked_for(&order.deployment);
             let why = if is_asked { snapshots::ASKED } else { snapshots::BY_DEFAULT };
-            spec.environment.push((snapshots::VARIABLE.into(), why.into()));
+            if self.shares(order) {
+                spec.environment.push((snapshots::VARIABLE.into(), why.into()));
+            }
             let handed = [theirs.as_fd()];
             let (container, listener) = empty.begin(spec, disk, &handed, connect).await?;
             return Ok((container, listener, Some(line)));
@@ -271,7 +274,11 @@ impl Containers {
         let mut line = line;
         // One on trial yields to others.
         let limit = if order.id == snapshots::SPARE { snapshots::START } else { snapshots::RESTORE };
-        match line.begin(&spec.environment, limit).await {
+        let begins = match snapshot.reads_its_line() {
+            true => line.begin(&spec.environment, limit).await,
+            false => line.until_it_runs(limit).await,
+        };
+        match begins {
             Ok(()) => {
                 steps.done("restored");
                 Ok((container, listener, None))
@@ -283,9 +290,9 @@ impl Containers {
         }
     }
 
-    /// Whether instances like this one can be restored: what shares no pages would not share a snapshot.
-    fn may_restore(&self, order: &Order) -> bool {
-        self.options.libraries.snapshot && self.shares(order)
+    /// Whether instances may be restored: where no pages are shared, a snapshot's would not be.
+    fn may_restore(&self) -> bool {
+        self.options.libraries.snapshot && self.options.libraries.merge.is_some()
     }
 
     /// Whether the instance shares pages by its function's store.
@@ -339,7 +346,7 @@ impl Maker for Containers {
     }
 
     fn prepare(self: Arc<Self>, version: Order) {
-        let is_wanted = self.may_restore(&version) && snapshots::is_asked_for(&version.deployment);
+        let is_wanted = self.may_restore() && snapshots::is_asked_for(&version.deployment);
         if is_wanted && self.may_take() && self.snapshots.begin(&version.deployment) {
             tokio::spawn(self.snapshot(version, Duration::ZERO));
         }

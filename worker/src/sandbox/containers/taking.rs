@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, ensure};
 
 use super::{Containers, Start};
+use crate::sandbox::first_request::FirstRequest;
 use crate::sandbox::interface::{Order, Sandbox};
 use crate::sandbox::reach;
 use crate::sandbox::snapshots;
@@ -37,7 +38,7 @@ impl Containers {
         let (name, began) = (&order.deployment.name, Instant::now());
         match self.take_and_try(&order).await {
             Ok(snapshot) => {
-                let kept = self.offer(&order, &snapshot).await;
+                let kept = if self.shares(&order) { self.offer(&order, &snapshot).await } else { None };
                 let (mib, mappings) = (snapshot.bytes() >> 20, snapshot.mappings());
                 let ms = began.elapsed().as_millis();
                 tracing::info!(
@@ -59,10 +60,14 @@ impl Containers {
     /// A snapshot from which an instance was restored well: no request tries it.
     async fn take_and_try(&self, order: &Order) -> Result<Arc<Snapshot>> {
         let snapshot = Arc::new(self.take(order).await?);
-        let (instance, _) =
-            self.make(order, Start::Restored(snapshot.clone())).await.context("it was not restored")?;
+        let restored = self.make(order, Start::Restored(snapshot.clone())).await;
+        let (instance, _) = restored.context("it was not restored")?;
+        let goes_on = match snapshot.reads_its_line() {
+            true => Ok(()),
+            false => FirstRequest::until_work(&instance.listener, snapshots::START).await,
+        };
         instance.end().await;
-        Ok(snapshot)
+        goes_on.context("it was not restored").map(|()| snapshot)
     }
 
     /// Gives the snapshot's pages to the function's store, for the instances that were started.
@@ -98,9 +103,13 @@ impl Containers {
             ensure!(instance.extensions.is_empty(), "extensions cannot be restored");
             // It ends if the line closes.
             let mut line = line.context("it has no line")?;
-            line.until_it_waits().await.context("it did not start")?;
+            let first = tokio::select! {
+                waits = line.until_it_waits() => waits.map(|()| None),
+                first = FirstRequest::receive(&instance.listener, snapshots::START) => first.map(Some),
+            };
+            let first = first.context("it did not start")?;
             let most = u64::from(order.deployment.settings.memory_mib) << 20;
-            let taken = snapshots::take(instance.cgroup.processes(), most).await;
+            let taken = snapshots::take(instance.cgroup.processes(), first, most).await;
             drop(line);
             taken
         };

@@ -1,0 +1,163 @@
+//! Real processes that wait for a server's answer are taken, and send their request again once restored.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use worker_snapshot::{Error, Limits, RUNS, Request, Snapshot, WAITS, Waiting, restore, take, wait_at};
+
+const LIMITS: Limits<'_> = Limits { bytes: 256 << 20, own_folder: None };
+const ASKED: &[u8] = b"GET /next HTTP/1.1\r\n\r\n";
+/// One socket that blocks, and threads that wait meanwhile.
+const BLOCKS: &str = r#"
+import os, socket, sys, threading
+waits = threading.Event()
+threading.Thread(target=waits.wait, daemon=True).start()
+connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+nowhere, end = socket.socketpair()
+end.close()
+connection.sendall(b"GET /next HTTP/1.1\r\n\r\n")
+answer = connection.recv(100)
+waits.set()
+assert nowhere.recv(1) == b""
+connection.sendall(b"%d %s\n" % (42, answer))
+connection.recv(1)
+"#;
+/// The same in an event loop, by IPv6, with a pair of sockets by which threads wake it.
+const LOOPS: &str = r#"
+import select, socket, sys, threading
+connection = socket.create_connection(("::ffff:127.0.0.1", int(sys.argv[1])))
+connection.sendall(b"GET /next HTTP/1.1\r\n\r\n")
+wakes, woken = socket.socketpair()
+for one in connection, wakes, woken:
+    one.setblocking(False)
+loop = select.epoll()
+loop.register(connection, select.EPOLLIN | select.EPOLLET)
+loop.register(woken, select.EPOLLIN)
+assert loop.poll() == [(connection.fileno(), select.EPOLLIN)]
+answer = connection.recv(100)
+threading.Thread(target=wakes.send, args=(b"now",)).start()
+assert loop.poll() == [(woken.fileno(), select.EPOLLIN)] and woken.recv(10) == b"now"
+connection.sendall(b"%d %s\n" % (42, answer))
+loop.poll()
+"#;
+
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Starts a Python script, which asks this server. Its line is open as long as it runs.
+fn start(script: &str, server: &TcpListener) -> (Process, TcpStream, SocketAddr) {
+    let (_, theirs) = UnixStream::pair().unwrap();
+    let theirs = OwnedFd::from(theirs);
+    let mut command = Command::new("python3");
+    command.args(["-c", script, &server.local_addr().unwrap().port().to_string()]);
+    // SAFETY: system calls only, between fork and exec.
+    unsafe {
+        command.pre_exec(move || {
+            // What this test itself has inherited.
+            libc::syscall(libc::SYS_close_range, WAITS, -1, libc::CLOSE_RANGE_CLOEXEC);
+            wait_at(theirs.as_fd())
+        });
+    }
+    let process = Process(command.spawn().unwrap());
+    let (connection, from) = accept(server);
+    (process, connection, from)
+}
+
+/// The next connection, once its request is read.
+fn accept(server: &TcpListener) -> (TcpStream, SocketAddr) {
+    let (mut connection, from) = server.accept().unwrap();
+    connection.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let mut request = [0; ASKED.len()];
+    connection.read_exact(&mut request).unwrap();
+    assert_eq!(request, ASKED);
+    (connection, from)
+}
+
+/// Once all its threads wait.
+fn taken(process: &Process, server: &TcpListener, from: SocketAddr) -> Result<Snapshot, Error> {
+    let SocketAddr::V4(server) = server.local_addr().unwrap() else { unreachable!("it was bound so") };
+    let request = Request { server, from: from.port(), bytes: ASKED };
+    let end = Instant::now() + Duration::from_secs(10);
+    loop {
+        match take(process.0.id() as i32, Waiting::ForAnswer(request), LIMITS) {
+            Err(Error::Unsupported(why)) if why.contains("does not wait") && Instant::now() < end => {}
+            taken => return taken,
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// A copy, and what it writes to its line.
+fn restored(snapshot: &Snapshot) -> (Process, UnixStream) {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let (program, pages) =
+        (snapshot.program().try_clone_to_owned().unwrap(), snapshot.pages().try_clone_to_owned().unwrap());
+    let theirs = OwnedFd::from(theirs);
+    let mut command = Command::new("/bin/false"); // never run: the program is executed before
+    // SAFETY: system calls only, between fork and exec.
+    unsafe { command.pre_exec(move || Err(restore(program.as_fd(), pages.as_fd(), theirs.as_fd()))) };
+    let process = Process(command.spawn().unwrap());
+    ours.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    (process, ours)
+}
+
+fn answer(mut connection: TcpStream, with: &[u8; 4]) {
+    connection.write_all(with).unwrap();
+    let mut received = vec![0; 8];
+    connection.read_exact(&mut received).unwrap();
+    assert_eq!(received, [b"42 ", &with[..], b"\n"].concat());
+}
+
+#[test]
+fn each_copy_asks_the_server_again() {
+    for script in [BLOCKS, LOOPS] {
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (process, connection, from) = start(script, &server);
+        let snapshot = taken(&process, &server, from).unwrap();
+        assert!(!snapshot.reads_its_line());
+        let copies: Vec<_> = (0..3).map(|_| restored(&snapshot)).collect();
+        let connections: Vec<_> = copies.iter().map(|_| accept(&server).0).collect();
+        for (connection, with) in connections.into_iter().zip([b"aaaa", b"bbbb", b"cccc"]) {
+            answer(connection, with);
+        }
+        for (_copy, mut line) in copies {
+            let mut told = Vec::new();
+            line.read_to_end(&mut told).unwrap();
+            assert_eq!(told, [RUNS], "it says that it runs, and closes the line");
+        }
+        answer(connection, b"zzzz");
+    }
+}
+
+#[test]
+fn other_connections_cannot_be_restored() {
+    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (process, connection, from) = start(BLOCKS, &server);
+    let other = SocketAddr::new(from.ip(), from.port() ^ 1);
+    let error = taken(&process, &server, other).unwrap_err().to_string();
+    assert!(error.contains("the open file"), "{error}");
+    answer(connection, b"goes");
+    for (more, named) in [
+        ("again = connection.dup()", "open twice"),
+        ("pair = socket.socketpair()\npair[0].sendall(b'x')", "holds bytes"),
+        ("pair = socket.socketpair()\nagain = pair[0].dup()", "open twice"),
+        ("server = socket.socket()\nserver.bind(('127.0.0.1', 0))\nserver.listen()", "the open file"),
+    ] {
+        let script = BLOCKS.replace("answer =", &format!("{more}\nanswer ="));
+        let (process, connection, from) = start(&script, &server);
+        let error = taken(&process, &server, from).unwrap_err().to_string();
+        assert!(error.contains(named), "{error}");
+        answer(connection, b"goes");
+    }
+}

@@ -1,0 +1,118 @@
+//! The line between the worker and a process that is to be taken, or that is restored: a socket, by which
+//! each tells the other how far it is.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream as StdStream;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use worker_snapshot::RUNS;
+use worker_system::text::shown;
+
+use crate::sandbox::snapshots::START;
+
+/// First bytes of messages on the line, beside [`RUNS`]: it waits to be taken, an error.
+const WAITS: u8 = b'W';
+const FAILS: u8 = b'E';
+
+/// The line between the worker and a process that is to be taken, or restored.
+pub(crate) struct Line(UnixStream);
+
+impl Line {
+    /// The worker's end, and the process's.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub fn pair() -> Result<(Line, OwnedFd)> {
+        let (ours, theirs) = StdStream::pair().context("no socket for a snapshot")?;
+        ours.set_nonblocking(true)?;
+        Ok((Line(UnixStream::from_std(ours)?), theirs.into()))
+    }
+
+    /// Waits until the process waits.
+    ///
+    /// # Errors
+    /// It has failed, ended, or takes too long.
+    pub async fn until_it_waits(&mut self) -> Result<()> {
+        self.expect(WAITS, START).await
+    }
+
+    /// Tells a restored process its environment, and waits until it runs.
+    ///
+    /// # Errors
+    /// It has failed, ended, or takes too long.
+    pub async fn begin(&mut self, environment: &[(String, String)], limit: Duration) -> Result<()> {
+        let variables: HashMap<_, _> = environment.iter().map(|(name, value)| (name, value)).collect();
+        let mut text = serde_json::to_vec(&variables)?;
+        text.push(b'\n');
+        // What it says says more than a closed line.
+        let _ = self.0.write_all(&text).await;
+        self.until_it_runs(limit).await
+    }
+
+    /// Waits until a restored process runs that has sent its request again.
+    ///
+    /// # Errors
+    /// It has failed, ended, or takes too long.
+    pub async fn until_it_runs(&mut self, limit: Duration) -> Result<()> {
+        self.expect(RUNS, limit).await
+    }
+
+    async fn expect(&mut self, wanted: u8, limit: Duration) -> Result<()> {
+        let mut message = vec![0; 2048];
+        let received = tokio::time::timeout(limit, self.0.read(&mut message));
+        let Ok(received) = received.await else {
+            bail!("not done after {} s", limit.as_secs());
+        };
+        match &message[..received.context("its line is broken")?] {
+            [] => bail!("the process has ended"),
+            [first, ..] if *first == wanted => Ok(()),
+            [FAILS, why @ ..] => bail!("{}", shown(&String::from_utf8_lossy(why))),
+            why => bail!("{}", shown(&String::from_utf8_lossy(why))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+
+    use super::*;
+    use crate::sandbox::snapshots::RESTORE;
+
+    /// What the worker takes from a line on which a process writes this, and then ends.
+    async fn received(written: &[u8]) -> Result<(), String> {
+        let (mut line, theirs) = Line::pair().unwrap();
+        StdStream::from(theirs).write_all(written).unwrap();
+        line.until_it_waits().await.map_err(|error| error.to_string())
+    }
+
+    #[tokio::test]
+    async fn line_says_that_a_process_waits_or_why_not() {
+        assert_eq!(received(b"W").await, Ok(()));
+        assert_eq!(received(b"").await, Err("the process has ended".to_string()));
+        assert_eq!(received(b"Eboom\nand more").await, Err("boom\\nand more".to_string()));
+        assert_eq!(received(b"/usr/lib/x has changed").await, Err("/usr/lib/x has changed".to_string()));
+    }
+
+    #[tokio::test]
+    async fn restored_process_receives_its_whole_environment_in_one_line() {
+        let (mut line, theirs) = Line::pair().unwrap();
+        let long = "x".repeat(300_000);
+        let process = std::thread::spawn(move || {
+            let (mut theirs, mut text, mut byte) = (StdStream::from(theirs), Vec::new(), [0]);
+            while byte[0] != b'\n' {
+                theirs.read_exact(&mut byte).unwrap();
+                text.push(byte[0]);
+            }
+            theirs.write_all(b"K").unwrap();
+            serde_json::from_slice::<HashMap<String, String>>(&text).unwrap()
+        });
+        let environment = [("A".to_string(), "1\n2".to_string()), ("LONG".to_string(), long)];
+        line.begin(&environment, RESTORE).await.unwrap();
+        assert_eq!(process.join().unwrap(), HashMap::from(environment));
+    }
+}
