@@ -3,9 +3,10 @@
 //! Each thread must be in a system call that waits and may be begun again: the restored one begins it again.
 //! Waits that end after a time begin that anew.
 //!
-//! A restored process is in a PID namespace of its own, which gives out ids in order. So its threads are started
-//! in the order of their ids, and for ids that are missing others, which end at once: each has the id that it
-//! had. glibc keeps the id where the kernel writes it, so another would do; Go and musl keep it elsewhere.
+//! A restored process is in a PID namespace of its own, which gives out ids in order. So its threads are
+//! started in the order of their ids. Threads that end at once take the ids that are missing, and each has
+//! the one that it had. glibc keeps the id where the kernel writes it, so another would do; Go and musl keep
+//! it elsewhere.
 
 use std::arch::x86_64::__cpuid_count;
 
