@@ -7,6 +7,9 @@
 // In builds whose panics unwind (debug builds, linters) the standard library is linked, and has its own
 // handler.
 #![cfg_attr(panic = "abort", no_std)]
+// Rust 1.99 wants C's functions without unwinding, and C++'s new_handler may throw through these.
+#![allow(unknown_lints, reason = "earlier versions do not know the next two")]
+#![allow(invalid_runtime_symbol_definitions, suspicious_runtime_symbol_definitions, reason = "as above")]
 
 mod cxx;
 mod extended;
