@@ -80,14 +80,19 @@ def test_any_function_takes_one_and_finds_its_own_code_and_limits(ready):
     assert (small["code"], small["memory"], small["variable"]) == ("small", str(128 << 10), None)
     assert (large["code"], large["memory"], large["variable"]) == ("large", str(640 << 10), "1")
     assert small["tmp"] < 600 < large["tmp"]
-    limits = [
-        int(file.read_text())
-        for folder in map(pathlib.Path, cgroups_of(ready.process.pid))
-        for name in ("memory.limit_in_bytes", "memory.max")
-        for file in folder.glob(f"ready-*/{name}")
-        if file.read_text().strip() != "max"
-    ]
-    assert {128 << 20, 640 << 20} <= set(limits), limits
+
+    def limits():
+        """Of both, which end soon where they have no work."""
+        invoke(client, "small"), invoke(client, "large")
+        found = set()
+        for folder in map(pathlib.Path, cgroups_of(ready.process.pid)):
+            for name in ("memory.limit_in_bytes", "memory.max"):
+                for file in folder.glob(f"ready-*/{name}"):
+                    with contextlib.suppress(OSError):
+                        found.add(file.read_text().strip())
+        return found
+
+    until(lambda: {str(128 << 20), str(640 << 20)} <= limits(), limits)
 
 
 def test_changed_function_has_its_new_code_in_a_sandbox_that_was_ready_before(ready):
@@ -154,7 +159,8 @@ def test_function_starts_where_ready_sandboxes_were_killed(ready):
             os.kill(process, signal.SIGKILL)
     assert invoke(client, "killed")[1] is None
     wait_until_ready(ready)
-    assert ready.log().count("an empty sandbox has ended by itself") == MOST
+    # One of them may have been taken before the worker had noticed.
+    assert ready.log().count("an empty sandbox has ended by itself") in (MOST - 1, MOST)
 
 
 def test_killed_worker_leaves_none():

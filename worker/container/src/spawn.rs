@@ -31,7 +31,17 @@ const GRACE: Duration = Duration::from_secs(3);
 /// How long the worker waits for a message that was sent before the monitor ended.
 const LAST_MESSAGE: Duration = Duration::from_millis(100);
 
-const ENDED: &str = "the sandbox's monitor ended at once";
+/// An empty sandbox was killed, or its monitor failed.
+#[derive(Debug)]
+pub struct Ended;
+
+impl std::fmt::Display for Ended {
+    fn fmt(&self, text: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        text.write_str("the sandbox's monitor ended at once")
+    }
+}
+
+impl std::error::Error for Ended {}
 
 /// Kept for as long as the sandbox has its network.
 pub type Network = Box<dyn Send + Sync>;
@@ -111,12 +121,12 @@ impl Spawner {
         let sent = order::send(&ours, preparation, Some(order.as_fd()), &[obeyed.as_fd()]);
         drop((order, obeyed));
         let prepared = async {
-            sent.context(ENDED)?;
+            sent.context(Ended)?;
             ours.set_nonblocking(true)?;
             sandbox.control = Some(tokio::net::UnixStream::from_std(ours)?);
             match sandbox.expected(&mut Vec::new()).await? {
                 (READY, steps, _) => Ok(steps),
-                _ => bail!(ENDED),
+                _ => bail!(Ended),
             }
         };
         match prepared.await {
@@ -164,11 +174,11 @@ impl Empty {
             }
             // Process 1 reads it at once, so this does not block for long.
             let disk = disk.as_ref().map(AsFd::as_fd);
-            order::send(&orders, spec, disk, handed).context(ENDED)?;
+            order::send(&orders, spec, disk, handed).context(Ended)?;
             drop(orders);
             match sandbox.expected(&mut listening).await? {
                 (STARTS, text, Some(socket)) => Ok((text, TcpListener::from(socket))),
-                _ => bail!(ENDED),
+                _ => bail!(Ended),
             }
         };
         match begun.await {

@@ -8,9 +8,12 @@
 //!   then       data              rw-  at window.data()
 //! ```
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use rustix::fs::{
+    Advice, AtFlags, MemfdFlags, Mode, OFlags, SealFlags, StatVfsMountFlags, fcntl_add_seals, memfd_create,
+};
 
 use crate::plan::Plan;
 use crate::{Error, restorer};
@@ -31,6 +34,76 @@ pub fn memory_file() -> Result<OwnedFd, Error> {
         .map_err(|error| Error::System("a memory file cannot be made", error.into()))
 }
 
+/// File systems whose files are memory.
+const IN_MEMORY: [i64; 2] = [libc::TMPFS_MAGIC, 0x8584_58f6]; // and ramfs
+
+/// An empty file without a name, in this folder: the kernel reads its pages from the disk when a process
+/// touches them. None where that spares no memory, or where its pages may not be executed.
+pub fn disk_file(folder: BorrowedFd<'_>) -> Option<OwnedFd> {
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    let is_noexec = rustix::fs::fstatvfs(folder).ok()?.f_flag.contains(StatVfsMountFlags::NOEXEC);
+    let kind = rustix::fs::fstatfs(folder).ok()?.f_type;
+    if is_noexec || IN_MEMORY.contains(&kind) {
+        return None;
+    }
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let name = format!("{NAME}.{}.{number}", std::process::id());
+    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(folder, &name, flags, Mode::RUSR | Mode::WUSR).ok()?;
+    rustix::fs::unlinkat(folder, &name, AtFlags::empty()).ok()?;
+    Some(file)
+}
+
+/// Ends a file of pages on the disk with a whole page, and writes it there: none of it is left in memory. No
+/// process can change it, as it has no name and is open for reading alone. Returns it and its size.
+///
+/// # Errors
+/// The disk is full or fails.
+pub fn close_disk(pages: &OwnedFd) -> Result<(OwnedFd, u64), Error> {
+    let failed = |error: rustix::io::Errno| Error::System("the snapshot cannot be written", error.into());
+    let size = (rustix::fs::fstat(pages).map_err(failed)?.st_size as u64).next_multiple_of(PAGE);
+    rustix::fs::ftruncate(pages, size).map_err(failed)?;
+    rustix::fs::fdatasync(pages).map_err(failed)?;
+    let path = format!("/proc/self/fd/{}", pages.as_raw_fd());
+    let opened = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map_err(failed)?;
+    drop_unused(&opened);
+    Ok((opened, size))
+}
+
+/// Has the kernel forget pages of a file on the disk that no process maps.
+pub fn drop_unused(pages: &OwnedFd) {
+    // If it fails, they stay.
+    let _ = rustix::fs::fadvise(pages, 0, None, Advice::DontNeed);
+}
+
+/// How many bytes of a file are in memory.
+///
+/// # Errors
+/// It cannot be mapped.
+pub fn resident(pages: &OwnedFd, size: u64) -> Result<u64, Error> {
+    let failed = || Error::System("the snapshot cannot be mapped", std::io::Error::last_os_error());
+    let mut present = vec![0_u8; (size / PAGE) as usize];
+    let length = present.len() * PAGE as usize;
+    if length == 0 {
+        return Ok(0);
+    }
+    // SAFETY: a new mapping, of which no byte is accessed; mincore writes a byte for each of its pages.
+    let counted = unsafe {
+        let at =
+            libc::mmap(std::ptr::null_mut(), length, libc::PROT_READ, libc::MAP_SHARED, pages.as_raw_fd(), 0);
+        if at == libc::MAP_FAILED {
+            return Err(failed());
+        }
+        let counted = libc::mincore(at, length, present.as_mut_ptr());
+        libc::munmap(at, length);
+        counted
+    };
+    if counted != 0 {
+        return Err(failed());
+    }
+    Ok(PAGE * present.iter().filter(|byte| **byte & 1 == 1).count() as u64)
+}
+
 /// No process can change the file any more.
 ///
 /// # Errors
@@ -40,16 +113,16 @@ pub fn seal(file: &OwnedFd) -> Result<(), Error> {
         .map_err(|error| Error::System("a memory file cannot be sealed", error.into()))
 }
 
-/// Ends a file of pages with a whole page, and seals it; returns its size.
+/// Ends a file of pages in memory with a whole page, and seals it; returns it and its size.
 ///
 /// # Errors
 /// A process has it mapped for writing.
-pub fn close(pages: &OwnedFd) -> Result<u64, Error> {
+pub fn close(pages: OwnedFd) -> Result<(OwnedFd, u64), Error> {
     let failed = |error: rustix::io::Errno| Error::System("a memory file cannot be ended", error.into());
-    let size = (rustix::fs::fstat(pages).map_err(failed)?.st_size as u64).next_multiple_of(PAGE);
-    rustix::fs::ftruncate(pages, size).map_err(failed)?;
-    seal(pages)?;
-    Ok(size)
+    let size = (rustix::fs::fstat(&pages).map_err(failed)?.st_size as u64).next_multiple_of(PAGE);
+    rustix::fs::ftruncate(&pages, size).map_err(failed)?;
+    seal(&pages)?;
+    Ok((pages, size))
 }
 
 /// The program for a plan, sealed.

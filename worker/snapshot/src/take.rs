@@ -33,6 +33,8 @@ pub struct Limits<'a> {
     pub bytes: u64,
     /// A folder that each process has for itself: its files come along, and may be open for writing.
     pub own_folder: Option<&'a Path>,
+    /// The folder on a disk that its pages are written to, by a file without a name. Else they are memory.
+    pub disk: Option<BorrowedFd<'a>>,
 }
 
 /// How a process waits to be taken. It has a line at [`WAITS`] in any case.
@@ -44,7 +46,7 @@ pub enum Waiting<'a> {
     ForAnswer(Request<'a>),
 }
 
-/// A process that waited. Both files are sealed.
+/// A process that waited. Its files cannot be changed.
 #[derive(Debug)]
 pub struct Snapshot {
     program: OwnedFd,
@@ -55,6 +57,7 @@ pub struct Snapshot {
     size: u64,
     mappings: usize,
     reads_its_line: bool,
+    is_on_disk: bool,
 }
 
 impl Snapshot {
@@ -77,6 +80,27 @@ impl Snapshot {
     /// What its own folder holds; [`lay_out`](crate::lay_out) puts it there again.
     pub fn entries(&self) -> &[Entry] {
         &self.entries
+    }
+
+    /// Whether its pages are on the disk, and in memory as far as they were touched. Else they are a sealed
+    /// memory file.
+    pub fn is_on_disk(&self) -> bool {
+        self.is_on_disk
+    }
+
+    /// Bytes of [`Snapshot::pages`] that are in memory.
+    pub fn resident_bytes(&self) -> u64 {
+        match self.is_on_disk {
+            true => program::resident(&self.pages, self.size).unwrap_or(self.size),
+            false => self.size,
+        }
+    }
+
+    /// Has the kernel forget pages on the disk that no process maps.
+    pub fn drop_unused(&self) {
+        if self.is_on_disk {
+            program::drop_unused(&self.pages);
+        }
     }
 
     /// Whether a restored process reads from its line what differs. It writes [`RUNS`] there otherwise.
@@ -122,13 +146,18 @@ pub fn take(process: pid_t, waiting: Waiting<'_>, limits: Limits<'_>) -> Result<
     let brk = tracee.call(&tracee.threads()[0], libc::SYS_brk, &[0])? as u64;
     let all = mappings(process)?;
     let mut plan = Plan::new(memory::free_window(&all)?);
-    let pages = program::memory_file()?;
+    let on_disk = limits.disk.and_then(program::disk_file);
+    let is_on_disk = on_disk.is_some();
+    let pages = on_disk.map_or_else(program::memory_file, Ok)?;
     let memory = memory::plan(&tracee, &all, &mut plan, &pages, limits)?;
     let entries = match limits.own_folder {
         Some(folder) => own_folder::gather(process, folder, &pages, memory.bytes, limits.bytes)?,
         None => Vec::new(),
     };
-    let size = program::close(&pages)?;
+    let (pages, size) = match is_on_disk {
+        true => program::close_disk(&pages)?,
+        false => program::close(pages)?,
+    };
     memory::layout(&tracee, brk, &mut plan)?;
     for (signal, action) in &actions {
         let at = plan.data(action)?;
@@ -174,6 +203,7 @@ pub fn take(process: pid_t, waiting: Waiting<'_>, limits: Limits<'_>) -> Result<
         size,
         mappings: memory.mappings,
         reads_its_line: request.is_none(),
+        is_on_disk,
     })
 }
 

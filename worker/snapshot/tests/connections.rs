@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use worker_snapshot::{Error, Limits, RUNS, Request, Snapshot, WAITS, Waiting, restore, take, wait_at};
 
-const LIMITS: Limits<'_> = Limits { bytes: 256 << 20, own_folder: None };
+const LIMITS: Limits<'_> = Limits { bytes: 256 << 20, own_folder: None, disk: None };
 const ASKED: &[u8] = b"GET /next HTTP/1.1\r\n\r\n";
 /// One socket that blocks, and threads that wait meanwhile.
 const BLOCKS: &str = r#"

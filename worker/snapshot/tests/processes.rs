@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use worker_snapshot::{Error, Limits, Snapshot, WAITS, Waiting, restore, take, wait_at};
 
-const LIMITS: Limits<'_> = Limits { bytes: 512 << 20, own_folder: None };
+const LIMITS: Limits<'_> = Limits { bytes: 512 << 20, own_folder: None, disk: None };
 
 /// A process with a line to it.
 struct Process {
@@ -94,11 +94,15 @@ impl Process {
         self.answer()
     }
 
-    /// Once it waits: its answer is written shortly before.
     fn take(&self) -> Result<Snapshot, Error> {
+        self.take_within(LIMITS)
+    }
+
+    /// Once it waits: its answer is written shortly before.
+    fn take_within(&self, limits: Limits<'_>) -> Result<Snapshot, Error> {
         let end = Instant::now() + Duration::from_secs(10);
         loop {
-            match take(self.child.id() as i32, Waiting::AtLine, LIMITS) {
+            match take(self.child.id() as i32, Waiting::AtLine, limits) {
                 Err(Error::Unsupported(why)) if why.contains("does not wait") && Instant::now() < end => {}
                 taken => return taken,
             }
@@ -279,6 +283,34 @@ fn copies_share_their_memory() {
         };
         assert!(kib("Private_Dirty:") < 8 << 10, "{rollup}");
     }
+}
+
+#[test]
+fn pages_on_the_disk_are_in_memory_as_far_as_they_are_touched() {
+    let folder = std::fs::File::open(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let process = start("block = bytearray(range(256)) * (160 << 10)");
+    let snapshot = process.take_within(Limits { disk: Some(folder.as_fd()), ..LIMITS }).unwrap();
+    if !snapshot.is_on_disk() {
+        eprintln!("skipped: the folder for tests is no disk's");
+        return;
+    }
+    let left = |name: &str| {
+        std::fs::read_dir(env!("CARGO_TARGET_TMPDIR"))
+            .unwrap()
+            .flatten()
+            .any(|entry| entry.file_name().to_string_lossy().starts_with(name))
+    };
+    assert!(snapshot.bytes() > 40 << 20 && !left("mayfly-snapshot"));
+    let resident = snapshot.resident_bytes();
+    assert!(resident < 4 << 20, "{resident} bytes are in memory");
+    let mut copy = restored(&snapshot);
+    let started = snapshot.resident_bytes();
+    assert!(started < 20 << 20, "{started} bytes are in memory");
+    assert_eq!(copy.ask("block == bytearray(range(256)) * (160 << 10)"), "True");
+    let mut pages = std::fs::File::from(snapshot.pages().try_clone_to_owned().unwrap());
+    assert!(pages.write(b"x").is_err(), "it is open for reading alone");
+    copy.ask("block.__setitem__(slice(0, 4096), bytes(4096))");
+    assert_eq!(restored(&snapshot).ask("block[:3].hex()"), "000102", "a copy's writes are its own");
 }
 
 #[test]

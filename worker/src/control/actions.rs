@@ -10,6 +10,7 @@ use worker_page::data::Event;
 
 use crate::base::error::ApiError;
 use crate::base::name;
+use crate::function::definition::Deployment;
 use crate::instance::{Instance, Scheduler};
 use crate::invocation::request::{Invocation, Outcome};
 use crate::sandbox::history;
@@ -126,6 +127,20 @@ impl Scheduler for Worker {
         let mut state = self.lock();
         let actions = state.pool.drain(instance);
         self.carry_out(&mut state, actions);
+    }
+
+    fn replace_started(self: Arc<Self>, instance: InstanceId) {
+        let mut state = self.lock();
+        let Some(restored) = state.instances.get(&instance).map(|it| it.deployment.clone()) else { return };
+        let is_replaced = |other: &Arc<Instance>| {
+            let Deployment { function, revision, .. } = &*other.deployment;
+            (function, revision) == (&restored.function, &restored.revision) && !other.was_restored()
+        };
+        let replaced = state.instances.iter().filter(|(_, other)| is_replaced(other)).map(|(id, _)| *id);
+        for other in replaced.collect::<Vec<_>>() {
+            let actions = state.pool.drain(other);
+            self.carry_out(&mut state, actions);
+        }
     }
 
     fn end(self: Arc<Self>, instance: InstanceId) {

@@ -90,6 +90,7 @@ impl Scheduler for Requests {
     }
 
     fn drain(self: Arc<Self>, _: InstanceId) {}
+    fn replace_started(self: Arc<Self>, _: InstanceId) {}
     fn end(self: Arc<Self>, _: InstanceId) {}
     fn ended(self: Arc<Self>, _: InstanceId) {}
 }

@@ -47,6 +47,8 @@ pub(crate) trait Scheduler: Send + Sync {
     fn answer(self: Arc<Self>, instance: InstanceId, request: RequestId, outcome: Result<Outcome, ApiError>);
     /// It is to be given no further request, and to end once it has none.
     fn drain(self: Arc<Self>, instance: InstanceId);
+    /// It was restored, and serves in place of those of its deployment that were started: these are drained.
+    fn replace_started(self: Arc<Self>, instance: InstanceId);
     /// It can be used no more.
     fn end(self: Arc<Self>, instance: InstanceId);
     /// Nothing of it is left.
@@ -224,6 +226,9 @@ impl Instance {
         };
         if is_first {
             self.publish(&PlatformEvent::init_runtime_done(&Status::Success));
+            if self.was_restored() {
+                self.scheduler.clone().replace_started(self.id);
+            }
         }
         self.ready_if_all_wait();
         Ok(receiver)

@@ -16,7 +16,7 @@ impl Instance {
         self.publish(&event);
     }
 
-    pub(super) fn was_restored(&self) -> bool {
+    pub(crate) fn was_restored(&self) -> bool {
         self.sandbox.get().is_some_and(|sandbox| sandbox.was_restored())
     }
 

@@ -7,8 +7,8 @@
 //!                      one is restored on trial, and ends ◄──────────────────────┘     │
 //!   next instance ──► a sandbox as ever ──► becomes the process that was taken ◄───────┘
 //! ```
-//! The function's page store has the snapshot's pages as a segment, so that an instance that was started
-//! shares them, too, when it rests.
+//! Its pages lie on the disk, and in memory as far as instances touch them. Where the disk is memory itself,
+//! the function's page store has them as a segment.
 //!
 //! What cannot be restored is named in one line of the log, and the function starts as ever. A snapshot
 //! belongs to one deployment, and is dropped with it, or when a file that it has mapped changes.
@@ -16,11 +16,14 @@
 use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
 use std::fs;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use rustix::fs::{Mode, OFlags};
+use rustix::mount::OpenTreeFlags;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt};
 use tokio::net::unix::pipe;
 use tokio::sync::Semaphore;
@@ -44,6 +47,8 @@ pub(super) const START: Duration = Duration::from_secs(60);
 pub(super) const RESTORE: Duration = Duration::from_secs(10);
 /// How long a process may take from its line to the call in which it waits.
 const WAIT: Duration = Duration::from_secs(5);
+/// How often pages of snapshots that no instance maps are dropped: the kernel reads some ahead.
+const DROP_EVERY: Duration = Duration::from_secs(5);
 /// A function that could not be restored so often starts as ever.
 const ATTEMPTS: u32 = 3;
 /// Output of an instance that is to be taken; more fills the pipe, and then it does not start in time.
@@ -67,6 +72,8 @@ pub(super) struct Snapshots {
 #[derive(Default)]
 struct All {
     known: HashMap<FunctionId, Known>,
+    /// When memory was dropped last.
+    dropped: Option<Instant>,
     /// Functions and versions that are deleted, whose last instances may still start. Ids are not used again.
     deleted: HashSet<FunctionId>,
 }
@@ -207,14 +214,30 @@ impl Snapshots {
         all.deleted.insert(function);
     }
 
-    /// Bytes of all snapshots that no store counts.
+    /// Bytes of all snapshots that are in memory and that no store counts.
     pub fn bytes(&self) -> u64 {
         let bytes = |known: &Known| match &known.state {
-            State::Ready(snapshot, None) => snapshot.size(),
+            State::Ready(snapshot, None) => snapshot.resident_bytes(),
             State::Ready(_, Some(_)) => 0,
             State::None | State::Taking => 0,
         };
         lock(&self.all).known.values().map(bytes).sum()
+    }
+
+    /// Has the kernel forget what no instance maps of snapshots on the disk, now and then. Blocks.
+    pub fn drop_unused(&self) {
+        let mut all = lock(&self.all);
+        if all.dropped.is_some_and(|at| at.elapsed() < DROP_EVERY) {
+            return;
+        }
+        all.dropped = Some(Instant::now());
+        let ready = all.known.values().filter_map(|known| match &known.state {
+            State::Ready(snapshot, _) => Some(snapshot.clone()),
+            State::None | State::Taking => None,
+        });
+        let ready: Vec<_> = ready.collect();
+        drop(all);
+        ready.iter().for_each(|snapshot| snapshot.drop_unused());
     }
 }
 
@@ -244,6 +267,19 @@ impl Printed {
     }
 }
 
+/// The folder for snapshots, as a mount of its own that is nowhere in the tree: the kernel names files of it
+/// by their paths below it. Without the right to mount, the folder itself.
+///
+/// # Errors
+/// It cannot be opened.
+pub(super) fn disk_folder(folder: &Path) -> Result<OwnedFd> {
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    let tree = rustix::mount::open_tree(rustix::fs::CWD, folder, flags);
+    let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
+    let opened = tree.or_else(|_| rustix::fs::open(folder, flags, Mode::empty()));
+    opened.context("the worker's folder cannot be opened")
+}
+
 /// Takes the runtime among the processes of an instance, which waits: on its line, or for the answer to its
 /// first request.
 ///
@@ -253,6 +289,7 @@ pub(super) async fn take(
     processes: Vec<i32>,
     first: Option<FirstRequest>,
     most_bytes: u64,
+    disk: Arc<OwnedFd>,
 ) -> Result<Snapshot> {
     // All of it on one thread: a process has one tracer.
     let work = tokio::task::spawn_blocking(move || {
@@ -261,7 +298,8 @@ pub(super) async fn take(
             Some(request) => Waiting::ForAnswer(request.as_sent()),
             None => Waiting::AtLine,
         };
-        let limits = Limits { bytes: most_bytes, own_folder: Some(Path::new("/tmp")) };
+        let disk = Some(disk.as_fd());
+        let limits = Limits { bytes: most_bytes, own_folder: Some(Path::new("/tmp")), disk };
         let began = Instant::now();
         loop {
             match worker_snapshot::take(runtime, waiting, limits) {

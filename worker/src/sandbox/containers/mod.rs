@@ -48,6 +48,8 @@ pub(crate) struct Containers {
     options: Arc<Options>,
     /// The worker's own.
     folder: PathBuf,
+    /// The same, for files that instances map: they see no path of the worker's there.
+    disk_folder: Arc<OwnedFd>,
     stores: Arc<PageStores>,
     /// Removed after the stores.
     _store_folder: Folder,
@@ -90,6 +92,7 @@ impl Containers {
         let place = store_folder.path().to_path_buf();
         let stores =
             Arc::new(PageStores::new(spawner.clone(), cgroups.clone(), place, options.capacity.memory_mib));
+        let disk_folder = Arc::new(snapshots::disk_folder(folder)?);
         let folder = folder.to_path_buf();
         let disks = worker_is_root().then(|| Arc::new(Disks::new(folder.clone())));
         // Together as much as one function's store at most.
@@ -98,6 +101,7 @@ impl Containers {
         Ok(Containers {
             options,
             folder,
+            disk_folder,
             stores,
             _store_folder: store_folder,
             outside: Outside::default(),
@@ -128,7 +132,7 @@ impl Containers {
     async fn start_or_restore(self: Arc<Self>, order: Order) -> Result<Instance> {
         let is_wanted = self.may_restore() && snapshots::is_wanted(&order.deployment);
         if !(is_wanted && self.may_take()) {
-            return Ok(self.make(&order, Start::Fresh).await?.0);
+            return self.start_fresh(&order).await;
         }
         if let Some(snapshot) = self.snapshots.of(&order.deployment) {
             let restored = Order { snap_start: true, ..order.clone() };
@@ -140,7 +144,7 @@ impl Containers {
                 }
             }
         }
-        let (instance, _) = self.make(&order, Start::Fresh).await?;
+        let instance = self.start_fresh(&order).await?;
         if self.snapshots.begin(&order.deployment) {
             tokio::spawn(self.clone().snapshot(order, snapshots::AFTER));
         }
@@ -374,6 +378,8 @@ impl Maker for Containers {
     }
 
     fn idle(self: Arc<Self>) {
+        let containers = self.clone();
+        drop(tokio::task::spawn_blocking(move || containers.snapshots.drop_unused()));
         self.make_ready();
     }
 

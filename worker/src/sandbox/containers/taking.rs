@@ -1,5 +1,5 @@
-//! Takes a snapshot of a function: one instance that serves no request is started and taken, and another is
-//! restored on trial. The function's page store has the pages before an instance of it merges.
+//! Starts instances that are not restored, and takes snapshots. One instance that serves no request is
+//! started and taken, and another is restored on trial.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -7,12 +7,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, ensure};
 
 use super::{Containers, Start};
+use crate::sandbox::container::Instance;
 use crate::sandbox::first_request::FirstRequest;
 use crate::sandbox::interface::{Order, Sandbox};
 use crate::sandbox::reach;
 use crate::sandbox::snapshots;
 use worker_container::page_store::Kept;
 use worker_container::rights::no_snapshots;
+use worker_container::spawn::Ended;
 use worker_snapshot::Snapshot;
 
 impl Containers {
@@ -23,6 +25,15 @@ impl Containers {
             self.no_snapshot.call_once(|| tracing::warn!("functions start as ever: {why}"));
         }
         why.is_none()
+    }
+
+    /// Starts an instance; once more where its empty sandbox was killed just then.
+    pub(super) async fn start_fresh(&self, order: &Order) -> Result<Instance> {
+        let made = match self.make(order, Start::Fresh).await {
+            Err(error) if error.is::<Ended>() => self.make(order, Start::Fresh).await,
+            made => made,
+        };
+        Ok(made?.0)
     }
 
     /// Starts an instance that serves no request, takes it, ends it, and restores another on trial.
@@ -38,7 +49,9 @@ impl Containers {
         let (name, began) = (&order.deployment.name, Instant::now());
         match self.take_and_try(&order).await {
             Ok(snapshot) => {
-                let kept = if self.shares(&order) { self.offer(&order, &snapshot).await } else { None };
+                // A store takes only memory that is sealed.
+                let is_offered = self.shares(&order) && !snapshot.is_on_disk();
+                let kept = if is_offered { self.offer(&order, &snapshot).await } else { None };
                 let (mib, mappings) = (snapshot.bytes() >> 20, snapshot.mappings());
                 let ms = began.elapsed().as_millis();
                 tracing::info!(
@@ -109,7 +122,8 @@ impl Containers {
             };
             let first = first.context("it did not start")?;
             let most = u64::from(order.deployment.settings.memory_mib) << 20;
-            let taken = snapshots::take(instance.cgroup.processes(), first, most).await;
+            let taken =
+                snapshots::take(instance.cgroup.processes(), first, most, self.disk_folder.clone()).await;
             drop(line);
             taken
         };
