@@ -47,8 +47,9 @@ pub(super) const START: Duration = Duration::from_secs(60);
 pub(super) const RESTORE: Duration = Duration::from_secs(10);
 /// How long a process may take from its line to the call in which it waits.
 const WAIT: Duration = Duration::from_secs(5);
-/// How often pages of snapshots that no instance maps are dropped: the kernel reads some ahead.
-const DROP_EVERY: Duration = Duration::from_secs(5);
+/// How long after the last restore pages of a snapshot that no instance maps are dropped: the kernel has read
+/// some ahead.
+pub(super) const DROP_AFTER: Duration = Duration::from_secs(5);
 /// A function that could not be restored so often starts as ever.
 const ATTEMPTS: u32 = 3;
 /// Output of an instance that is to be taken; more fills the pipe, and then it does not start in time.
@@ -72,8 +73,6 @@ pub(super) struct Snapshots {
 #[derive(Default)]
 struct All {
     known: HashMap<FunctionId, Known>,
-    /// When memory was dropped last.
-    dropped: Option<Instant>,
     /// Functions and versions that are deleted, whose last instances may still start. Ids are not used again.
     deleted: HashSet<FunctionId>,
 }
@@ -214,30 +213,27 @@ impl Snapshots {
         all.deleted.insert(function);
     }
 
-    /// Bytes of all snapshots that are in memory and that no store counts.
+    /// Bytes of all snapshots in memory that no store counts. Pages of those on the disk are, as a library's,
+    /// their instances' memory.
     pub fn bytes(&self) -> u64 {
         let bytes = |known: &Known| match &known.state {
-            State::Ready(snapshot, None) => snapshot.resident_bytes(),
-            State::Ready(_, Some(_)) => 0,
-            State::None | State::Taking => 0,
+            State::Ready(snapshot, None) if !snapshot.is_on_disk() => snapshot.size(),
+            State::Ready(..) | State::None | State::Taking => 0,
         };
         lock(&self.all).known.values().map(bytes).sum()
     }
 
-    /// Has the kernel forget what no instance maps of snapshots on the disk, now and then. Blocks.
+    /// Has the kernel forget what no instance maps of snapshots on the disk, of functions whose last restore
+    /// was some time ago: the next ones would read it again. Blocks.
     pub fn drop_unused(&self) {
-        let mut all = lock(&self.all);
-        if all.dropped.is_some_and(|at| at.elapsed() < DROP_EVERY) {
-            return;
-        }
-        all.dropped = Some(Instant::now());
-        let ready = all.known.values().filter_map(|known| match &known.state {
-            State::Ready(snapshot, _) => Some(snapshot.clone()),
-            State::None | State::Taking => None,
+        let all = lock(&self.all);
+        let unused = all.known.values().filter_map(|known| match &known.state {
+            State::Ready(snapshot, _) if known.used.elapsed() >= DROP_AFTER => Some(snapshot.clone()),
+            State::Ready(..) | State::None | State::Taking => None,
         });
-        let ready: Vec<_> = ready.collect();
+        let unused: Vec<_> = unused.collect();
         drop(all);
-        ready.iter().for_each(|snapshot| snapshot.drop_unused());
+        unused.iter().for_each(|snapshot| snapshot.drop_unused());
     }
 }
 

@@ -137,7 +137,10 @@ impl Containers {
         if let Some(snapshot) = self.snapshots.of(&order.deployment) {
             let restored = Order { snap_start: true, ..order.clone() };
             match self.make(&restored, Start::Restored(snapshot)).await {
-                Ok((instance, _)) => return Ok(instance),
+                Ok((instance, _)) => {
+                    tokio::spawn(self.clone().drop_unused());
+                    return Ok(instance);
+                }
                 Err(error) => {
                     tracing::warn!("{}: starts as ever, as it was not restored: {error:#}", order.label());
                     self.snapshots.failed(&order.deployment);
@@ -378,8 +381,6 @@ impl Maker for Containers {
     }
 
     fn idle(self: Arc<Self>) {
-        let containers = self.clone();
-        drop(tokio::task::spawn_blocking(move || containers.snapshots.drop_unused()));
         self.make_ready();
     }
 

@@ -96,6 +96,12 @@ impl Containers {
         })
     }
 
+    /// Some time after an instance was restored, frees what none has of its snapshot.
+    pub(super) async fn drop_unused(self: Arc<Self>) {
+        tokio::time::sleep(snapshots::DROP_AFTER).await;
+        drop(tokio::task::spawn_blocking(move || self.snapshots.drop_unused()));
+    }
+
     async fn until_closing(&self) {
         // The sender lives as long as this.
         let _ = self.closing.subscribe().wait_for(|closing| *closing).await;
