@@ -50,7 +50,7 @@ def shares_at_work(running):
 
     def is_at_work():
         instances = json.loads(running.get("/instances"))["instances"]
-        return [one["phase"] == "idle" for one in instances] == [False]
+        return [one["phase"] for one in instances] == ["busy"]
 
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
         work = thread.submit(invoke, running.client(), "probe", {"do": "shell", "command": "sleep 3"})
@@ -94,9 +94,7 @@ def test_threads_are_frozen_between_requests():
 def test_instance_thaws_to_rest_with_a_reduced_cpu_share():
     # A snapshot is taken of an instance of its own, which has a reduced share from its start.
     with Worker(TEMPLATE, "--without", "snapshot") as running:
-        client = running.client()
-        for _ in range(2):
-            assert invoke(client, "probe", {"do": "count"})[1] is None
+        # One that has served several requests, and is old, may rest at once, before it is frozen.
         whole = shares_at_work(running)
         assert whole
         # It rests with a part of its share, and is then frozen again.
@@ -104,9 +102,8 @@ def test_instance_thaws_to_rest_with_a_reduced_cpu_share():
         until(lambda: shares(running) == rests, lambda: f"{whole} {shares(running)} {running.state()}")
         until(lambda: running.figure("mayfly_rests_total") >= 1)
         wait_until_frozen(running)
-        answer, error = invoke(client, "probe", {"do": "count"})
-        assert error is None and answer["calls"] == 3, "the same instance continues"
         assert shares_at_work(running) == whole, "a request restores the whole share"
+        assert len(running.events("start")) == 1, "the same instance continues"
 
 
 def test_frozen_instance_ends_with_its_killed_worker():
