@@ -34,6 +34,17 @@ impl From<Area<&[u8]>> for Area {
     }
 }
 
+/// The name of files with the memory of a process that was taken (`worker/snapshot`).
+pub const SNAPSHOT: &str = "mayfly-snapshot";
+
+/// Whether the kernel's name of a mapping is that of a snapshot's file: a memory file, or one of the disk
+/// that was removed.
+pub fn is_of_snapshot(name: &[u8]) -> bool {
+    let last = name.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+    let last = last.strip_prefix(b"memfd:").unwrap_or(last);
+    last.starts_with(SNAPSHOT.as_bytes()) && last.ends_with(b" (deleted)")
+}
+
 /// Parses a line, whose name may be cut off.
 pub fn parse(line: &[u8]) -> Option<Area<&[u8]>> {
     let mut fields = line.splitn(6, |&byte| byte == b' ');

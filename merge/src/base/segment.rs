@@ -40,17 +40,6 @@ pub fn is_named(mapping: &[u8]) -> bool {
     mapping.strip_prefix(b"/memfd:").is_some_and(|name| name.starts_with(NAME.as_bytes()))
 }
 
-/// The name of files with the memory of a process that was taken (`worker/snapshot`): memory files, or files
-/// of the disk that were removed.
-const SNAPSHOT_NAME: &[u8] = b"mayfly-snapshot";
-
-/// Whether the kernel's name of a mapping is that of a snapshot's file.
-pub fn is_of_snapshot(mapping: &[u8]) -> bool {
-    let last = mapping.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
-    last.strip_prefix(b"memfd:").unwrap_or(last).starts_with(SNAPSHOT_NAME)
-        && mapping.ends_with(b" (deleted)")
-}
-
 /// Bytes mapped by one entry of a page table's middle level.
 pub const HUGE_BYTES: usize = 2 << 20;
 

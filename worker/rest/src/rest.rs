@@ -79,16 +79,10 @@ fn all_memory() -> Vec<Range<usize>> {
     joined(mappings::each(&maps).filter(is_own).map(|area| area.range))
 }
 
-/// Whether the kernel's name of a mapping is that of a snapshot's file, in memory or on the disk.
-fn is_of_snapshot(name: &[u8]) -> bool {
-    let last = name.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
-    last.strip_prefix(b"memfd:").unwrap_or(last).starts_with(b"mayfly-snapshot")
-        && name.ends_with(b" (deleted)")
-}
-
 /// Anonymous memory; what is restored from a snapshot as far as it was anonymous before.
 fn anonymous(maps: &[u8], before: &[Range<usize>]) -> Vec<Range<usize>> {
-    let of_snapshot = |area: &Area<&[u8]>| is_of_snapshot(area.name) && is_writable(area) && !area.shared;
+    let of_snapshot =
+        |area: &Area<&[u8]>| mappings::is_of_snapshot(area.name) && is_writable(area) && !area.shared;
     let restored: Vec<_> = mappings::each(maps).filter(of_snapshot).map(|area| area.range).collect();
     let mut all: Vec<_> = mappings::each(maps).filter(is_anonymous).map(|area| area.range).collect();
     all.extend(common(&restored, before));

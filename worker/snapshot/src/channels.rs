@@ -9,7 +9,7 @@ use std::io::Read;
 use rustix::fs::{Mode, OFlags};
 use rustix::pipe::{PipeFlags, SpliceFlags};
 
-use crate::plan::{Operation, Plan, Slot, moved_away};
+use crate::plan::{Operation, Plan, Slot};
 use crate::{Error, While, status};
 
 /// Flags of an open pipe or eventfd that are set again; others are unknown here.
@@ -151,16 +151,7 @@ pub fn plan_pipe(plan: &mut Plan, free: u64, flags: [i32; 2], unread: &[u8]) -> 
         let at = plan.data(unread)?;
         plan.push(Operation::call(libc::SYS_write, &[free + 1, at, unread.len() as u64]))?;
     }
-    let mut end = |end: u64, flags: i32| {
-        if flags & libc::O_NONBLOCK != 0 {
-            let set = [end, libc::F_SETFL as u64, libc::O_NONBLOCK as u64];
-            plan.push(Operation::call(libc::SYS_fcntl, &set))?;
-        }
-        let away = plan.push_kept(moved_away(end))?;
-        plan.push(Operation::call(libc::SYS_close, &[end]))?;
-        Ok(away)
-    };
-    Ok([end(free, flags[0])?, end(free + 1, flags[1])?])
+    Ok([plan.push_away(free, flags[0])?, plan.push_away(free + 1, flags[1])?])
 }
 
 /// The operation that makes an eventfd or an epoll, whose result is its descriptor.

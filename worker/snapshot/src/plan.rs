@@ -163,6 +163,20 @@ impl Plan {
         Ok(slot)
     }
 
+    /// Appends what moves the end of a channel away, which has these flags then. Its number is free.
+    ///
+    /// # Errors
+    /// It has too many.
+    pub fn push_away(&mut self, end: u64, flags: i32) -> Result<Slot, Error> {
+        if flags & libc::O_NONBLOCK != 0 {
+            let set = [end, libc::F_SETFL as u64, libc::O_NONBLOCK as u64];
+            self.push(Operation::call(libc::SYS_fcntl, &set))?;
+        }
+        let away = self.push_kept(moved_away(end))?;
+        self.push(Operation::call(libc::SYS_close, &[end]))?;
+        Ok(away)
+    }
+
     /// Puts bytes into the data, and returns their address, a multiple of 64.
     ///
     /// # Errors

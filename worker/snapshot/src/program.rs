@@ -15,22 +15,21 @@ use rustix::fs::{
     Advice, AtFlags, MemfdFlags, Mode, OFlags, SealFlags, StatVfsMountFlags, fcntl_add_seals, memfd_create,
 };
 
+use mappings::SNAPSHOT;
+
 use crate::plan::Plan;
 use crate::{Error, restorer};
 
 const PAGE: u64 = 4096;
 const SLOT_BYTES: usize = 8 * 1024;
-/// The kernel's name of a snapshot's files; `merge` knows mappings of them by it.
-pub const NAME: &str = "mayfly-snapshot";
-
 /// An empty memory file that can be sealed.
 ///
 /// # Errors
 /// No descriptor is left.
 pub fn memory_file() -> Result<OwnedFd, Error> {
-    memfd_create(NAME, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::EXEC)
+    memfd_create(SNAPSHOT, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::EXEC)
         // Linux before 6.3 does not know the last flag, and needs none.
-        .or_else(|_| memfd_create(NAME, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING))
+        .or_else(|_| memfd_create(SNAPSHOT, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING))
         .map_err(|error| Error::System("a memory file cannot be made", error.into()))
 }
 
@@ -47,7 +46,7 @@ pub fn disk_file(folder: BorrowedFd<'_>) -> Option<OwnedFd> {
         return None;
     }
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-    let name = format!("{NAME}.{}.{number}", std::process::id());
+    let name = format!("{SNAPSHOT}.{}.{number}", std::process::id());
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
     let file = rustix::fs::openat(folder, &name, flags, Mode::RUSR | Mode::WUSR).ok()?;
     rustix::fs::unlinkat(folder, &name, AtFlags::empty()).ok()?;
@@ -74,34 +73,6 @@ pub fn close_disk(pages: &OwnedFd) -> Result<(OwnedFd, u64), Error> {
 pub fn drop_unused(pages: &OwnedFd) {
     // If it fails, they stay.
     let _ = rustix::fs::fadvise(pages, 0, None, Advice::DontNeed);
-}
-
-/// How many bytes of a file are in memory.
-///
-/// # Errors
-/// It cannot be mapped.
-pub fn resident(pages: &OwnedFd, size: u64) -> Result<u64, Error> {
-    let failed = || Error::System("the snapshot cannot be mapped", std::io::Error::last_os_error());
-    let mut present = vec![0_u8; (size / PAGE) as usize];
-    let length = present.len() * PAGE as usize;
-    if length == 0 {
-        return Ok(0);
-    }
-    // SAFETY: a new mapping, of which no byte is accessed; mincore writes a byte for each of its pages.
-    let counted = unsafe {
-        let at =
-            libc::mmap(std::ptr::null_mut(), length, libc::PROT_READ, libc::MAP_SHARED, pages.as_raw_fd(), 0);
-        if at == libc::MAP_FAILED {
-            return Err(failed());
-        }
-        let counted = libc::mincore(at, length, present.as_mut_ptr());
-        libc::munmap(at, length);
-        counted
-    };
-    if counted != 0 {
-        return Err(failed());
-    }
-    Ok(PAGE * present.iter().filter(|byte| **byte & 1 == 1).count() as u64)
 }
 
 /// No process can change the file any more.

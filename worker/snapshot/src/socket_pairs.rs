@@ -6,7 +6,7 @@
 //! socket: it arrives at the other end, where it is taken out again before any thread could see it.
 
 use crate::connection::{FLAGS, inode};
-use crate::plan::{Operation, Plan, Slot, moved_away};
+use crate::plan::{Operation, Plan, Slot};
 use crate::threads::below_stack;
 use crate::tracee::Tracee;
 use crate::{Error, status};
@@ -102,18 +102,12 @@ pub fn making(
     let at = plan.data(&[0; 8])?;
     let kind = (libc::SOCK_STREAM | libc::SOCK_CLOEXEC) as u64;
     plan.push(Operation::call(libc::SYS_socketpair, &[libc::AF_UNIX as u64, kind, 0, at]))?;
-    let mut end = |end: u64, flags: i32| {
-        if flags & libc::O_NONBLOCK != 0 {
-            let set = [end, libc::F_SETFL as u64, libc::O_NONBLOCK as u64];
-            plan.push(Operation::call(libc::SYS_fcntl, &set))?;
-        }
-        plan.push_kept(moved_away(end))
+    let first = plan.push_away(free, first)?;
+    let Some(flags) = second else {
+        plan.push(Operation::call(libc::SYS_close, &[free + 1]))?;
+        return Ok((first, None));
     };
-    let first = end(free, first)?;
-    let second = second.map(|flags| end(free + 1, flags)).transpose()?;
-    plan.push(Operation::call(libc::SYS_close, &[free]))?;
-    plan.push(Operation::call(libc::SYS_close, &[free + 1]))?;
-    Ok((first, second))
+    Ok((first, Some(plan.push_away(free + 1, flags)?)))
 }
 
 #[cfg(test)]

@@ -88,14 +88,6 @@ impl Snapshot {
         self.is_on_disk
     }
 
-    /// Bytes of [`Snapshot::pages`] that are in memory.
-    pub fn resident_bytes(&self) -> u64 {
-        match self.is_on_disk {
-            true => program::resident(&self.pages, self.size).unwrap_or(self.size),
-            false => self.size,
-        }
-    }
-
     /// Has the kernel forget pages on the disk that no process maps.
     pub fn drop_unused(&self) {
         if self.is_on_disk {

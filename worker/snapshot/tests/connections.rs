@@ -1,5 +1,7 @@
 //! Real processes that wait for a server's answer are taken, and send their request again once restored.
 
+mod copies;
+
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
@@ -8,7 +10,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-use worker_snapshot::{Error, Limits, RUNS, Request, Snapshot, WAITS, Waiting, restore, take, wait_at};
+use worker_snapshot::{Error, Limits, RUNS, Request, Snapshot, WAITS, Waiting, take, wait_at};
 
 const LIMITS: Limits<'_> = Limits { bytes: 256 << 20, own_folder: None, disk: None };
 const ASKED: &[u8] = b"GET /next HTTP/1.1\r\n\r\n";
@@ -100,16 +102,8 @@ fn taken(process: &Process, server: &TcpListener, from: SocketAddr) -> Result<Sn
 
 /// A copy, and what it writes to its line.
 fn restored(snapshot: &Snapshot) -> (Process, UnixStream) {
-    let (ours, theirs) = UnixStream::pair().unwrap();
-    let (program, pages) =
-        (snapshot.program().try_clone_to_owned().unwrap(), snapshot.pages().try_clone_to_owned().unwrap());
-    let theirs = OwnedFd::from(theirs);
-    let mut command = Command::new("/bin/false"); // never run: the program is executed before
-    // SAFETY: system calls only, between fork and exec.
-    unsafe { command.pre_exec(move || Err(restore(program.as_fd(), pages.as_fd(), theirs.as_fd()))) };
-    let process = Process(command.spawn().unwrap());
-    ours.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-    (process, ours)
+    let (child, line) = copies::restored(snapshot);
+    (Process(child), line)
 }
 
 fn answer(mut connection: TcpStream, with: &[u8; 4]) {

@@ -22,7 +22,6 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use rustix::fs::{Mode, OFlags};
 use rustix::mount::OpenTreeFlags;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt};
 use tokio::net::unix::pipe;
@@ -223,17 +222,16 @@ impl Snapshots {
         lock(&self.all).known.values().map(bytes).sum()
     }
 
-    /// Has the kernel forget what no instance maps of snapshots on the disk, of functions whose last restore
-    /// was some time ago: the next ones would read it again. Blocks.
-    pub fn drop_unused(&self) {
-        let all = lock(&self.all);
-        let unused = all.known.values().filter_map(|known| match &known.state {
-            State::Ready(snapshot, _) if known.used.elapsed() >= DROP_AFTER => Some(snapshot.clone()),
-            State::Ready(..) | State::None | State::Taking => None,
-        });
-        let unused: Vec<_> = unused.collect();
-        drop(all);
-        unused.iter().for_each(|snapshot| snapshot.drop_unused());
+    /// Has the kernel forget what no instance maps of a function's snapshot, unless another was restored
+    /// lately: the next ones would read it again. Blocks.
+    pub fn drop_unused(&self, function: FunctionId) {
+        let unused = match lock(&self.all).known.get(&function) {
+            Some(Known { state: State::Ready(snapshot, _), used, .. }) if used.elapsed() >= DROP_AFTER => {
+                snapshot.clone()
+            }
+            _ => return,
+        };
+        unused.drop_unused();
     }
 }
 
@@ -264,16 +262,10 @@ impl Printed {
 }
 
 /// The folder for snapshots, as a mount of its own that is nowhere in the tree: the kernel names files of it
-/// by their paths below it. Without the right to mount, the folder itself.
-///
-/// # Errors
-/// It cannot be opened.
-pub(super) fn disk_folder(folder: &Path) -> Result<OwnedFd> {
+/// by their paths below it. None without the right to mount.
+pub(super) fn disk_folder(folder: &Path) -> Option<OwnedFd> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
-    let tree = rustix::mount::open_tree(rustix::fs::CWD, folder, flags);
-    let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
-    let opened = tree.or_else(|_| rustix::fs::open(folder, flags, Mode::empty()));
-    opened.context("the worker's folder cannot be opened")
+    rustix::mount::open_tree(rustix::fs::CWD, folder, flags).ok()
 }
 
 /// Takes the runtime among the processes of an instance, which waits: on its line, or for the answer to its
@@ -285,7 +277,7 @@ pub(super) async fn take(
     processes: Vec<i32>,
     first: Option<FirstRequest>,
     most_bytes: u64,
-    disk: Arc<OwnedFd>,
+    disk: Option<Arc<OwnedFd>>,
 ) -> Result<Snapshot> {
     // All of it on one thread: a process has one tracer.
     let work = tokio::task::spawn_blocking(move || {
@@ -294,7 +286,7 @@ pub(super) async fn take(
             Some(request) => Waiting::ForAnswer(request.as_sent()),
             None => Waiting::AtLine,
         };
-        let disk = Some(disk.as_fd());
+        let disk = disk.as_deref().map(AsFd::as_fd);
         let limits = Limits { bytes: most_bytes, own_folder: Some(Path::new("/tmp")), disk };
         let began = Instant::now();
         loop {

@@ -273,7 +273,7 @@ impl Engine {
             Some(file) if self.connection.files.contains(&file) => Kind::Store,
             Some(file) if self.connection.former_files.contains(&file) => Kind::Former,
             // The store has a snapshot's file as a segment: what is unchanged is shared already.
-            Some(_) if segment::is_of_snapshot(area.name.as_bytes()) => Kind::Store,
+            Some(_) if mappings::is_of_snapshot(area.name.as_bytes()) => Kind::Store,
             Some(_) => Kind::File,
         }
     }

@@ -170,7 +170,7 @@ fn each(range: &Range<usize>, mut act: impl FnMut(Part)) -> bool {
             rights |= if has { right } else { 0 };
         }
         let part = seen.range.start.max(range.start)..seen.range.end.min(range.end);
-        let is_ours = segment::is_named(seen.name) || segment::is_of_snapshot(seen.name);
+        let is_ours = segment::is_named(seen.name) || mappings::is_of_snapshot(seen.name);
         let is_store = !seen.shared && is_ours && advised_ranges::overlaps(&part);
         act(Part { range: part, rights, is_store });
     })

@@ -49,7 +49,7 @@ pub(crate) struct Containers {
     /// The worker's own.
     folder: PathBuf,
     /// The same, for files that instances map: they see no path of the worker's there.
-    disk_folder: Arc<OwnedFd>,
+    disk_folder: Option<Arc<OwnedFd>>,
     stores: Arc<PageStores>,
     /// Removed after the stores.
     _store_folder: Folder,
@@ -92,7 +92,7 @@ impl Containers {
         let place = store_folder.path().to_path_buf();
         let stores =
             Arc::new(PageStores::new(spawner.clone(), cgroups.clone(), place, options.capacity.memory_mib));
-        let disk_folder = Arc::new(snapshots::disk_folder(folder)?);
+        let disk_folder = snapshots::disk_folder(folder).map(Arc::new);
         let folder = folder.to_path_buf();
         let disks = worker_is_root().then(|| Arc::new(Disks::new(folder.clone())));
         // Together as much as one function's store at most.
@@ -138,7 +138,7 @@ impl Containers {
             let restored = Order { snap_start: true, ..order.clone() };
             match self.make(&restored, Start::Restored(snapshot)).await {
                 Ok((instance, _)) => {
-                    tokio::spawn(self.clone().drop_unused());
+                    tokio::spawn(self.clone().drop_unused(order.deployment.function));
                     return Ok(instance);
                 }
                 Err(error) => {

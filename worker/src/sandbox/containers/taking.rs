@@ -15,6 +15,7 @@ use crate::sandbox::snapshots;
 use worker_container::page_store::Kept;
 use worker_container::rights::no_snapshots;
 use worker_container::spawn::Ended;
+use worker_pool::FunctionId;
 use worker_snapshot::Snapshot;
 
 impl Containers {
@@ -97,9 +98,9 @@ impl Containers {
     }
 
     /// Some time after an instance was restored, frees what none has of its snapshot.
-    pub(super) async fn drop_unused(self: Arc<Self>) {
+    pub(super) async fn drop_unused(self: Arc<Self>, function: FunctionId) {
         tokio::time::sleep(snapshots::DROP_AFTER).await;
-        drop(tokio::task::spawn_blocking(move || self.snapshots.drop_unused()));
+        drop(tokio::task::spawn_blocking(move || self.snapshots.drop_unused(function)));
     }
 
     async fn until_closing(&self) {
