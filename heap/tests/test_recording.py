@@ -176,6 +176,13 @@ def test_a_limit_of_file_sizes(recorded, tmp_path, kind):
     ends_well(recorded("churn", "limit", *BUSY, **{kind: tmp_path / "meanwhile"}), messages=1)
 
 
+def test_one_of_several_threads_says_that_a_profile_ends(recorded, tmp_path):
+    """All those that try to write at once fail; four in ten of these runs said it more than once."""
+    for n in range(10):
+        named = {"PROFILE": tmp_path / str(n), "PROFILE_BYTES": 4096}
+        ends_well(recorded("threads", "sleep", "limit", "sleep", **named), messages=1)
+
+
 def test_a_limit_of_file_sizes_below_a_profiler(recorded, profiler):
     def limit():
         resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))

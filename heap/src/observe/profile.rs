@@ -122,9 +122,13 @@ fn sample_into(at: usize) {
 
 /// Ends the profile; returns the address of its mapping.
 pub fn end() -> Option<usize> {
+    take(&LOCK.lock()) // threads that were writing have finished
+}
+
+/// Ends the profile under the lock, so that one of several threads gets its address.
+fn take(_locked: &Guard) -> Option<usize> {
     sample::stop();
     observers::set_observes_samples(false);
-    let _guard = LOCK.lock(); // threads that were writing have finished
     let file = FILE.swap(core::ptr::null_mut(), Relaxed);
     (!file.is_null()).then_some(file as usize)
 }
@@ -172,11 +176,12 @@ fn with_file<T>(change: impl FnOnce(&mut File) -> T) -> Option<T> {
     // only reference.
     let file = unsafe { FILE.load(Acquire).as_mut() }?;
     let result = change(file);
-    let is_written = profile_memory::write(file);
+    // Under the lock: another thread would fail to write it as well, and say so a second time.
+    let ended = if profile_memory::write(file) { None } else { take(&guard) };
     drop(guard);
-    if !is_written {
+    if let Some(at) = ended {
         warn(format_args!("the profile cannot be written any further; it ends here"));
-        stop();
+        os::unmap(at, size_of::<File>());
     }
     Some(result)
 }
