@@ -106,6 +106,7 @@ pub mod sandbox {
     mod line;
     pub(crate) mod network;
     pub(crate) mod reach;
+    mod saved_snapshots;
     mod snapshots;
     pub mod vm;
 }

@@ -207,8 +207,9 @@ import os, time, uuid
 STARTED, TABLE = uuid.uuid4().hex, {n: [n] for n in range(20_000)}
 def handler(event, context):
     time.sleep((event or {}).get("seconds", 0))
-    return {"started": STARTED, "unique": [uuid.uuid4().hex, context.log_stream_name], "ticks": True,
-            "sum": sum(n for n, in TABLE.values()), "type": os.environ["AWS_LAMBDA_INITIALIZATION_TYPE"]}
+    return {"started": STARTED, "unique": [uuid.uuid4().hex], "stream": context.log_stream_name,
+            "ticks": True, "sum": sum(n for n, in TABLE.values()),
+            "type": os.environ["AWS_LAMBDA_INITIALIZATION_TYPE"]}
 """
 
 
@@ -224,6 +225,8 @@ def restored(worker, name):
     worker.wait_for(HAS_SNAPSHOT % name)
     client = worker.client(max_pool_connections=ALL)
     answers = at_once_until(lambda some: any(map(is_restored, some)), client, name, ALL, Qualifier="1")
+    # An instance that answers several times has a stream for all of them.
+    answers = list({answer.get("stream", at): answer for at, answer in enumerate(answers)}.values())
     answers = [answer for answer in answers if is_restored(answer)]
     assert len({answer["started"] for answer in answers}) == 1
     for answer in answers:

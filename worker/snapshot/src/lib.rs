@@ -24,6 +24,7 @@
 //! | [`connection`], [`socket_pairs`] | the connection on which it waits for an answer; sockets inside of it |
 //! | [`threads`] | its threads, and the frames by which rt_sigreturn continues them |
 //! | [`plan`], [`program`], [`restorer`] | the list of system calls, and the program that makes them |
+//! | [`saved`] | a snapshot that outlives the process that took it |
 
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
 compile_error!("snapshots support Linux on x86-64 only");
@@ -40,6 +41,7 @@ mod plan;
 mod program;
 mod restore;
 mod restorer;
+pub mod saved;
 mod socket_pairs;
 mod status;
 mod take;

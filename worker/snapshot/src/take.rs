@@ -49,15 +49,15 @@ pub enum Waiting<'a> {
 /// A process that waited. Its files cannot be changed.
 #[derive(Debug)]
 pub struct Snapshot {
-    program: OwnedFd,
-    pages: OwnedFd,
-    files: Vec<MappedFile>,
-    entries: Vec<Entry>,
-    bytes: u64,
-    size: u64,
-    mappings: usize,
-    reads_its_line: bool,
-    is_on_disk: bool,
+    pub(crate) program: OwnedFd,
+    pub(crate) pages: OwnedFd,
+    pub(crate) files: Vec<MappedFile>,
+    pub(crate) entries: Vec<Entry>,
+    pub(crate) bytes: u64,
+    pub(crate) size: u64,
+    pub(crate) mappings: usize,
+    pub(crate) reads_its_line: bool,
+    pub(crate) is_on_disk: bool,
 }
 
 impl Snapshot {

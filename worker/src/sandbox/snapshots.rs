@@ -92,12 +92,26 @@ impl All {
 
 /// What is known of one deployment.
 struct Known {
+    /// Its name and version.
+    name: (String, String),
     revision: String,
     state: State,
     /// How often its instances could not be restored.
     failures: u32,
     /// When an instance was restored last, or the snapshot was taken.
     used: Instant,
+}
+
+impl Known {
+    fn new(deployment: &Deployment) -> Known {
+        Known {
+            name: (deployment.name.clone(), deployment.version.clone()),
+            revision: deployment.revision.clone(),
+            state: State::None,
+            failures: 0,
+            used: Instant::now(),
+        }
+    }
 }
 
 enum State {
@@ -162,15 +176,9 @@ impl Snapshots {
         if all.deleted.contains(&deployment.function) {
             return false;
         }
-        let fresh = || Known {
-            revision: deployment.revision.clone(),
-            state: State::None,
-            failures: 0,
-            used: Instant::now(),
-        };
-        let known = all.known.entry(deployment.function).or_insert_with(fresh);
+        let known = all.known.entry(deployment.function).or_insert_with(|| Known::new(deployment));
         if known.revision != deployment.revision {
-            *known = fresh();
+            *known = Known::new(deployment);
         }
         let begins = matches!(known.state, State::None) && known.failures < ATTEMPTS;
         if begins {
@@ -205,11 +213,28 @@ impl Snapshots {
         }
     }
 
-    /// A function or version is deleted.
-    pub fn forget(&self, function: FunctionId) {
+    /// Whether it is known whether a deployment has one.
+    pub fn is_known(&self, deployment: &Deployment) -> bool {
+        let all = lock(&self.all);
+        all.known.get(&deployment.function).is_some_and(|known| known.revision == deployment.revision)
+    }
+
+    /// A deployment has this one, or none, from an earlier worker.
+    pub fn loaded(&self, deployment: &Deployment, snapshot: Option<Arc<Snapshot>>) {
         let mut all = lock(&self.all);
-        all.known.remove(&function);
+        if all.deleted.contains(&deployment.function) {
+            return;
+        }
+        let state = snapshot.map_or(State::None, |snapshot| State::Ready(snapshot, None));
+        all.known.insert(deployment.function, Known { state, ..Known::new(deployment) });
+        all.keep_within(self.most_bytes);
+    }
+
+    /// A function or version is deleted; returns its name and version, if it has started.
+    pub fn forget(&self, function: FunctionId) -> Option<(String, String)> {
+        let mut all = lock(&self.all);
         all.deleted.insert(function);
+        all.known.remove(&function).map(|known| known.name)
     }
 
     /// Bytes of all snapshots in memory that no store counts. Pages of those on the disk are, as a library's,

@@ -2,13 +2,13 @@
 
 mod preparing;
 mod ready;
+mod restoring;
 mod taking;
 
 use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Once};
-use std::time::Duration;
 
 use anyhow::Result;
 use ready::{Prepared, Ready};
@@ -26,6 +26,7 @@ use crate::sandbox::interface::{BoxFuture, Kind, Maker, Order, Overall, Sandbox,
 use crate::sandbox::line::Line;
 use crate::sandbox::network::{self, Outside};
 use crate::sandbox::reach;
+use crate::sandbox::saved_snapshots::SavedSnapshots;
 use crate::sandbox::snapshots::{self, Snapshots};
 use worker_container::cgroup::{Hierarchy, Limits};
 use worker_container::disk::Disks;
@@ -63,6 +64,7 @@ pub(crate) struct Containers {
     no_snapshot: Once,
     long_heads: Arc<LongHeads>,
     snapshots: Snapshots,
+    saved: Option<SavedSnapshots>,
     ready: Ready,
     /// Whether the worker ends.
     closing: watch::Sender<bool>,
@@ -96,7 +98,10 @@ impl Containers {
         let folder = folder.to_path_buf();
         let disks = worker_is_root().then(|| Arc::new(Disks::new(folder.clone())));
         // Together as much as one function's store at most.
-        let snapshots = Snapshots::new((options.capacity.memory_mib << 20) / 4);
+        let most_bytes = (options.capacity.memory_mib << 20) / 4;
+        let snapshots = Snapshots::new(most_bytes);
+        let opened = options.state.as_ref().map(|state| SavedSnapshots::open(state, most_bytes));
+        let saved = opened.transpose()?.flatten();
         let ready = Ready::new(options.libraries.ready, options.capacity.starting);
         Ok(Containers {
             options,
@@ -112,6 +117,7 @@ impl Containers {
             no_snapshot: Once::new(),
             long_heads: Arc::default(),
             snapshots,
+            saved,
             ready,
             closing: watch::Sender::new(false),
         })
@@ -125,33 +131,6 @@ impl Containers {
                 .call_once(|| tracing::warn!("/tmp is the function's memory, as there is no disk: {error:#}"))
         };
         disk.map_err(complain).ok()
-    }
-
-    /// Restores an instance, if there is a snapshot; starts it otherwise, or if it cannot be restored. After
-    /// the first start a snapshot is taken.
-    async fn start_or_restore(self: Arc<Self>, order: Order) -> Result<Instance> {
-        let is_wanted = self.may_restore() && snapshots::is_wanted(&order.deployment);
-        if !(is_wanted && self.may_take()) {
-            return self.start_fresh(&order).await;
-        }
-        if let Some(snapshot) = self.snapshots.of(&order.deployment) {
-            let restored = Order { snap_start: true, ..order.clone() };
-            match self.make(&restored, Start::Restored(snapshot)).await {
-                Ok((instance, _)) => {
-                    tokio::spawn(self.clone().drop_unused(order.deployment.function));
-                    return Ok(instance);
-                }
-                Err(error) => {
-                    tracing::warn!("{}: starts as ever, as it was not restored: {error:#}", order.label());
-                    self.snapshots.failed(&order.deployment);
-                }
-            }
-        }
-        let instance = self.start_fresh(&order).await?;
-        if self.snapshots.begin(&order.deployment) {
-            tokio::spawn(self.clone().snapshot(order, snapshots::AFTER));
-        }
-        Ok(instance)
     }
 
     async fn make(&self, order: &Order, start: Start) -> Result<(Instance, Option<Line>)> {
@@ -297,11 +276,6 @@ impl Containers {
         }
     }
 
-    /// Whether instances may be restored: where no pages are shared, a snapshot's would not be.
-    fn may_restore(&self) -> bool {
-        self.options.libraries.snapshot && self.options.libraries.merge.is_some()
-    }
-
     /// Whether the instance shares pages by its function's store.
     fn shares(&self, order: &Order) -> bool {
         self.options.libraries.merge.is_some() && environment::may_share(order)
@@ -353,9 +327,8 @@ impl Maker for Containers {
     }
 
     fn prepare(self: Arc<Self>, version: Order) {
-        let is_wanted = self.may_restore() && snapshots::is_asked_for(&version.deployment);
-        if is_wanted && self.may_take() && self.snapshots.begin(&version.deployment) {
-            tokio::spawn(self.snapshot(version, Duration::ZERO));
+        if self.may_restore() && snapshots::is_asked_for(&version.deployment) && self.may_take() {
+            tokio::spawn(self.take_version(version));
         }
     }
 
@@ -364,7 +337,12 @@ impl Maker for Containers {
     }
 
     fn deleted(&self, function: FunctionId) {
-        self.snapshots.forget(function);
+        let known = self.snapshots.forget(function);
+        // A worker that ends deletes all its functions, too.
+        let lasts = *self.closing.borrow();
+        if let (Some(saved), Some((name, version)), false) = (&self.saved, known, lasts) {
+            saved.remove(&name, &version);
+        }
     }
 
     /// A store that ends frees its memory, which takes time, and the caller holds the lock that every

@@ -58,7 +58,8 @@ impl Containers {
                 tracing::info!(
                     "[{name}] has a snapshot, from which its next instances are restored ({mib} MiB, {mappings} mappings, in {ms} ms)"
                 );
-                self.snapshots.taken(&order.deployment, Some((snapshot, kept)));
+                self.snapshots.taken(&order.deployment, Some((snapshot.clone(), kept)));
+                self.save(&order, &snapshot).await;
             }
             Err(error) => {
                 let line = format!("[{name}] starts as ever, without a snapshot: {error:#}");
