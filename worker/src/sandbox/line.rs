@@ -18,6 +18,18 @@ use crate::sandbox::snapshots::START;
 const WAITS: u8 = b'W';
 const FAILS: u8 = b'E';
 
+/// What the process says is wrong, or that it says nothing in time. All other failures may be a kill's.
+#[derive(Debug)]
+pub(crate) struct Fault(String);
+
+impl std::fmt::Display for Fault {
+    fn fmt(&self, text: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        text.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Fault {}
+
 /// The line between the worker and a process that is to be taken, or restored.
 pub(crate) struct Line(UnixStream);
 
@@ -65,13 +77,14 @@ impl Line {
         let mut message = vec![0; 2048];
         let received = tokio::time::timeout(limit, self.0.read(&mut message));
         let Ok(received) = received.await else {
-            bail!("not done after {} s", limit.as_secs());
+            bail!(Fault(format!("not done after {} s", limit.as_secs())));
         };
+        let fault = |why: &[u8]| Fault(shown(&String::from_utf8_lossy(why)).to_string());
         match &message[..received.context("its line is broken")?] {
             [] => bail!("the process has ended"),
             [first, ..] if *first == wanted => Ok(()),
-            [FAILS, why @ ..] => bail!("{}", shown(&String::from_utf8_lossy(why))),
-            why => bail!("{}", shown(&String::from_utf8_lossy(why))),
+            [FAILS, why @ ..] => bail!(fault(why)),
+            why => bail!(fault(why)),
         }
     }
 }

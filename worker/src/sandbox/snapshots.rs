@@ -21,7 +21,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use rustix::mount::OpenTreeFlags;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt};
 use tokio::net::unix::pipe;
@@ -37,6 +37,7 @@ use crate::code::runtime::Runtime;
 use crate::function::definition::Deployment;
 use crate::sandbox::first_request::FirstRequest;
 use crate::sandbox::interface::SnapshotState;
+use crate::sandbox::line::Fault;
 
 /// How long after an instance's start another is started to be taken: the first request runs alone.
 pub(super) const AFTER: Duration = Duration::from_secs(1);
@@ -49,8 +50,10 @@ const WAIT: Duration = Duration::from_secs(5);
 /// How long after the last restore pages of a snapshot that no instance maps are dropped: the kernel has read
 /// some ahead.
 pub(super) const DROP_AFTER: Duration = Duration::from_secs(5);
-/// A function that could not be restored so often starts as ever.
+/// So many snapshots of a function may be of no use; then it starts as ever.
 const ATTEMPTS: u32 = 3;
+/// So many instances in a row may end before it is the snapshot's fault, and not that of who kills them.
+const KILLS: u32 = 16;
 /// Output of an instance that is to be taken; more fills the pipe, and then it does not start in time.
 const MOST_PRINTED: u64 = 16 << 20;
 /// The variable that has an instance wait to be taken; it says whether the function's owner asks for it.
@@ -97,7 +100,9 @@ struct Known {
     revision: String,
     state: State,
     /// How often its instances could not be restored.
-    failures: u32,
+    useless: u32,
+    /// How many have ended since one was restored.
+    killed: u32,
     /// When an instance was restored last, or the snapshot was taken.
     used: Instant,
 }
@@ -108,7 +113,8 @@ impl Known {
             name: (deployment.name.clone(), deployment.version.clone()),
             revision: deployment.revision.clone(),
             state: State::None,
-            failures: 0,
+            useless: 0,
+            killed: 0,
             used: Instant::now(),
         }
     }
@@ -163,6 +169,8 @@ impl Snapshots {
         match lock(&self.all).known.get(&deployment.function) {
             Some(known) if known.revision == deployment.revision => match known.state {
                 State::None => SnapshotState::None,
+                // A version does not wait for another one.
+                State::Taking if known.useless + known.killed > 0 => SnapshotState::None,
                 State::Taking => SnapshotState::Taking,
                 State::Ready(..) => SnapshotState::Ready,
             },
@@ -180,7 +188,7 @@ impl Snapshots {
         if known.revision != deployment.revision {
             *known = Known::new(deployment);
         }
-        let begins = matches!(known.state, State::None) && known.failures < ATTEMPTS;
+        let begins = matches!(known.state, State::None) && known.useless < ATTEMPTS;
         if begins {
             known.state = State::Taking;
         }
@@ -189,28 +197,52 @@ impl Snapshots {
 
     /// It has been taken, and is a segment of the store, or it cannot be taken. A deployment that has changed
     /// or gone meanwhile has none.
-    pub fn taken(&self, deployment: &Deployment, snapshot: Option<(Arc<Snapshot>, Option<Kept>)>) {
+    pub fn taken(
+        &self,
+        deployment: &Deployment,
+        snapshot: Result<(Arc<Snapshot>, Option<Kept>), &anyhow::Error>,
+    ) {
         let mut all = lock(&self.all);
         let Some(known) = all.known.get_mut(&deployment.function) else { return };
         if known.revision == deployment.revision {
             match snapshot {
-                Some((snapshot, kept)) => {
-                    (known.state, known.used) = (State::Ready(snapshot, kept), Instant::now());
+                Ok((snapshot, kept)) => {
+                    known.state = State::Ready(snapshot, kept);
+                    (known.used, known.killed) = (Instant::now(), 0);
                 }
-                None => (known.state, known.failures) = (State::None, ATTEMPTS),
+                Err(error) if !is_unsupported(error) && !error.is::<Fault>() && known.killed < KILLS => {
+                    (known.state, known.killed) = (State::None, known.killed + 1);
+                }
+                // Another one will have the same.
+                Err(error) if is_unsupported(error) => {
+                    (known.state, known.useless) = (State::None, ATTEMPTS);
+                }
+                Err(_) => (known.state, known.useless) = (State::None, known.useless + 1),
             }
         }
         all.keep_within(self.most_bytes);
     }
 
-    /// An instance could not be restored: another snapshot is taken, unless that happens again and again.
-    pub fn failed(&self, deployment: &Deployment) {
+    /// An instance was restored.
+    pub fn restored(&self, deployment: &Deployment) {
         if let Some(known) = lock(&self.all).known.get_mut(&deployment.function) {
-            known.failures += 1;
-            if matches!(known.state, State::Ready(..)) {
-                known.state = State::None;
-            }
+            known.killed = 0;
         }
+    }
+
+    /// An instance could not be restored. If that is the snapshot's fault, another is taken, unless that happens
+    /// again and again. Returns whether it is.
+    pub fn failed(&self, deployment: &Deployment, error: &anyhow::Error) -> bool {
+        let mut all = lock(&self.all);
+        let Some(known) = all.known.get_mut(&deployment.function) else { return true };
+        if !error.is::<Fault>() && known.killed < KILLS {
+            known.killed += 1;
+            return false;
+        }
+        if matches!(known.state, State::Ready(..)) {
+            (known.state, known.useless) = (State::None, known.useless + 1);
+        }
+        true
     }
 
     /// Whether it is known whether a deployment has one.
@@ -258,6 +290,10 @@ impl Snapshots {
         };
         unused.drop_unused();
     }
+}
+
+fn is_unsupported(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(Error::Unsupported(_)))
 }
 
 /// The last line that an instance has printed that is to be taken. The first instance has printed the same
@@ -335,7 +371,9 @@ fn runtime_of(processes: &[i32]) -> Result<i32> {
         if inside.last() == Some(&1) {
             continue;
         }
-        ensure!(found.is_none(), "more than one process cannot be restored");
+        if found.is_some() {
+            return Err(Error::Unsupported("more than one process".into()).into());
+        }
         found = Some(*process);
     }
     found.context("the process has ended")

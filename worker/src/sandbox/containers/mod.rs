@@ -327,8 +327,9 @@ impl Maker for Containers {
     }
 
     fn prepare(self: Arc<Self>, version: Order) {
-        if self.may_restore() && snapshots::is_asked_for(&version.deployment) && self.may_take() {
-            tokio::spawn(self.take_version(version));
+        let is_wanted = self.may_restore() && snapshots::is_asked_for(&version.deployment);
+        if is_wanted && self.may_take() && self.snapshots.begin(&version.deployment) {
+            tokio::spawn(self.load_or_take(version));
         }
     }
 

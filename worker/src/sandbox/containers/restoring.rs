@@ -23,20 +23,23 @@ impl Containers {
             return self.start_fresh(&order).await;
         }
         self.look_for_saved(&order).await;
-        if let Some(snapshot) = self.snapshots.of(&order.deployment) {
+        // Once more, where the first was killed.
+        for _ in 0..2 {
+            let Some(snapshot) = self.snapshots.of(&order.deployment) else { break };
             let restored = Order { snap_start: true, ..order.clone() };
             match self.make(&restored, Start::Restored(snapshot)).await {
                 Ok((instance, _)) => {
+                    self.snapshots.restored(&order.deployment);
                     tokio::spawn(self.clone().drop_unused(order.deployment.function));
                     return Ok(instance);
                 }
-                Err(error) => {
+                Err(error) if self.snapshots.failed(&order.deployment, &error) => {
                     tracing::warn!("{}: starts as ever, as it was not restored: {error:#}", order.label());
-                    self.snapshots.failed(&order.deployment);
                     if let Some(saved) = &self.saved {
                         saved.remove(&order.deployment.name, &order.deployment.version);
                     }
                 }
+                Err(error) => tracing::info!("{}: it was not restored: {error:#}", order.label()),
             }
         }
         let instance = self.start_fresh(&order).await?;
@@ -46,37 +49,44 @@ impl Containers {
         Ok(instance)
     }
 
-    /// Takes the snapshot of a published version, if none is saved.
-    pub(super) async fn take_version(self: Arc<Self>, version: Order) {
-        self.look_for_saved(&version).await;
-        if self.snapshots.begin(&version.deployment) {
-            self.snapshot(version, Duration::ZERO).await;
+    /// Loads the snapshot of a published version, or takes it: it has begun.
+    pub(super) async fn load_or_take(self: Arc<Self>, version: Order) {
+        let turn = LOADING.lock().await;
+        let loaded = self.load(&version).await;
+        drop(turn);
+        match loaded {
+            Some(snapshot) => self.snapshots.taken(&version.deployment, Ok((snapshot, None))),
+            None => self.snapshot(version, Duration::ZERO).await,
         }
     }
 
     /// Loads the snapshot that an earlier worker has saved, when the function needs one first.
     async fn look_for_saved(&self, order: &Order) {
-        let Some(saved) = &self.saved else { return };
-        if self.snapshots.is_known(&order.deployment) {
+        if self.saved.is_none() || self.snapshots.is_known(&order.deployment) {
             return;
         }
         let _turn = LOADING.lock().await;
         if self.snapshots.is_known(&order.deployment) {
             return;
         }
+        let snapshot = self.load(order).await;
+        self.snapshots.loaded(&order.deployment, snapshot);
+    }
+
+    async fn load(&self, order: &Order) -> Option<Arc<Snapshot>> {
         let name = &order.deployment.name;
-        let snapshot = match saved.load(order, &self.options, &self.folder).await {
-            Ok(snapshot) => snapshot,
+        match self.saved.as_ref()?.load(order, &self.options, &self.folder).await {
+            Ok(snapshot) => {
+                let snapshot = Arc::new(snapshot?);
+                let (mib, mappings) = (snapshot.bytes() >> 20, snapshot.mappings());
+                tracing::info!("[{name}] has the snapshot of before ({mib} MiB, {mappings} mappings)");
+                Some(snapshot)
+            }
             Err(error) => {
                 tracing::info!("[{name}] starts as ever: its snapshot of before is of no use: {error:#}");
                 None
             }
-        };
-        if let Some(snapshot) = &snapshot {
-            let (mib, mappings) = (snapshot.bytes() >> 20, snapshot.mappings());
-            tracing::info!("[{name}] has the snapshot of before ({mib} MiB, {mappings} mappings)");
         }
-        self.snapshots.loaded(&order.deployment, snapshot.map(Arc::new));
     }
 
     /// Saves a snapshot from which an instance was restored well, for the next worker.

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow};
 
 use super::{Containers, Start};
 use crate::sandbox::container::Instance;
@@ -58,7 +58,7 @@ impl Containers {
                 tracing::info!(
                     "[{name}] has a snapshot, from which its next instances are restored ({mib} MiB, {mappings} mappings, in {ms} ms)"
                 );
-                self.snapshots.taken(&order.deployment, Some((snapshot.clone(), kept)));
+                self.snapshots.taken(&order.deployment, Ok((snapshot.clone(), kept)));
                 self.save(&order, &snapshot).await;
             }
             Err(error) => {
@@ -67,7 +67,7 @@ impl Containers {
                     true => tracing::warn!("{line}"),
                     false => tracing::info!("{line}"),
                 }
-                self.snapshots.taken(&order.deployment, None);
+                self.snapshots.taken(&order.deployment, Err(&error));
             }
         }
     }
@@ -121,7 +121,9 @@ impl Containers {
     async fn take(&self, order: &Order) -> Result<Snapshot> {
         let (instance, line) = self.make(order, Start::Taken).await?;
         let work = async {
-            ensure!(instance.extensions.is_empty(), "extensions cannot be restored");
+            if !instance.extensions.is_empty() {
+                return Err(worker_snapshot::Error::Unsupported("an instance with extensions".into()).into());
+            }
             // It ends if the line closes.
             let mut line = line.context("it has no line")?;
             let first = tokio::select! {
