@@ -3,7 +3,8 @@
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use super::rule::{self, Frame, Rule, Saved};
+use super::instructions;
+use super::rule::{Frame, Rule, Saved};
 use super::{FoundObject, found_object};
 
 /// Cached rules by return address. An entry is a rule, and the rule combined with its key: a reader of a
@@ -92,7 +93,7 @@ fn rule_of(return_address: usize, table: usize) -> Rule {
         return Rule::Other;
     }
     // SAFETY: the C library returned this table for the module, which is on the stack and so stays loaded.
-    let rule = unsafe { rule::at(return_address - 1, table) };
+    let rule = unsafe { instructions::at(return_address - 1, table) };
     let packed = rule.packed();
     kept.store(packed, Relaxed);
     combined.store(key ^ packed.rotate_left(32), Relaxed);

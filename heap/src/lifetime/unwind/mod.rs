@@ -7,12 +7,16 @@
 //! unusual frames.
 
 mod cached_rules;
+mod instructions;
 mod rule;
+mod tables;
 #[cfg(test)]
 mod tests;
 
 #[cfg(fuzzing)]
-pub use rule::{Frame, Rule, Saved, at as rule_at};
+pub use instructions::at as rule_at;
+#[cfg(fuzzing)]
+pub use rule::{Frame, Rule, Saved};
 
 use core::ffi::{c_char, c_int, c_void};
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
