@@ -40,7 +40,7 @@ suites: build ## other projects' test suites, with and without the heap (long)
 soak: build ## random operations for long, fuzzing, and VMs on kernels that check themselves (hours)
 	fuzz/run
 	heap/tests/stress --seconds 1800
-	MAYFLY_SOAK=1 heap/tests/run -k random_events
+	MAYFLY_SOAK=1 heap/tests/run -n 4 -k random_events
 	merge/tests/run --soak
 	kernel/tests/run --soak
 	bench/vm/soak

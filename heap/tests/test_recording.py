@@ -5,7 +5,6 @@ Full disks, limits, other processes of the same number, files that are cut or re
 
 import contextlib
 import os
-import random
 import resource
 import signal
 import socket
@@ -288,48 +287,3 @@ def test_a_profiler_attaches_below_a_limit_of_file_sizes(heap):
 def ends_well_of_two(result):
     status, out, err = result
     assert (status, out, err) == (0, "fine\nfine\n", ""), (status, err)
-
-
-ACTIONS = [
-    "churn",
-    "system",
-    "exec",
-    "fork",
-    "clone",
-    "close",
-    "nobody",
-    "limit",
-    "truncate",
-    "unlink",
-    "sleep",
-]
-
-
-def test_random_events(recorded, small_disk, profiler, tmp_path, pytestconfig):
-    """Programs do what they like, their disk is full, and they are killed: each ends as it does unsampled."""
-    dice = random.Random(pytestconfig.option.seed)
-    for number in range(10_000 if os.environ.get("MAYFLY_SOAK") else 20):
-        folder = dice.choice([tmp_path, small_disk])
-        name = f"{number}{dice.choice(['', '.%p'])}"
-        value = dice.choice([folder / name, folder / name, f"socket:{profiler.path}"])
-        kind = "PROFILE" if str(value).startswith("socket") else dice.choice(["PROFILE", "TRACE"])
-        actions = dice.choices(ACTIONS, k=dice.randint(1, 6))
-        if os.geteuid():
-            actions = [action for action in actions if action != "nobody"]
-        actions += dice.choice([[], ["threads", "churn"], ["kill"]])
-        command = dice.choice([[], [], ["unshare", "-pf"]]) if os.geteuid() == 0 else []
-        patience = dice.choice([None, dice.uniform(0, 0.2)])
-        if patience is not None:
-            command = ["timeout", "-s", "KILL", f"{patience:.3f}", *command]
-        with (small_disk / "fill").open("wb", buffering=0) as file, contextlib.suppress(OSError):
-            file.write(bytes(4096 * dice.randint(0, 64)))
-        plainly = recorded(*actions, command=command)
-        sampled = recorded(*actions, command=command, **{kind: value})
-        told = f"{kind}={value} {command} {actions}: {plainly} unsampled, {sampled} sampled"
-        # A kill at some moment may come before or after the end.
-        killed = (-signal.SIGKILL, 128 + signal.SIGKILL, 124)
-        late = patience is not None and {plainly[0], sampled[0]} <= {0, *killed}
-        assert late or plainly[:2] == sampled[:2], told
-        for path in [*small_disk.iterdir(), *tmp_path.glob(f"{number}*")]:
-            with contextlib.suppress(OSError):
-                path.unlink()
