@@ -1,4 +1,4 @@
-//! Names from files beside a program: `.gnu_debuglink`, a `.dwp`; and a reason where they cannot be had.
+//! Names from files beside a program: `.gnu_debuglink`, `dwz`'s, a `.dwp`; and a reason where there are none.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -93,6 +93,29 @@ fn a_package_of_split_symbols_gives_inlined_functions() {
     std::fs::remove_file(&package).unwrap();
     let (found, _) = names(&program, outer);
     assert!(found.iter().all(|name| name == "outer"), "{found:?}");
+}
+
+/// As distributions do it: what the debug symbols of two programs have in common is in a third file.
+#[test]
+fn a_file_that_dwz_shares_gives_inlined_functions() {
+    if Command::new("dwz").arg("--version").output().is_err() {
+        eprintln!("skipped: a_file_that_dwz_shares_gives_inlined_functions: no dwz");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let (program, outer) = built(folder.path(), &["-g"]);
+    let another = folder.path().join("another");
+    std::fs::copy(&program, &another).unwrap();
+    let shared = folder.path().join("shared.debug");
+    let mut dwz = Command::new("dwz");
+    run(dwz.current_dir(folder.path()).args(["-m", "shared.debug", "program", "another"]));
+    let sections = run(Command::new("readelf").arg("-SW").arg(&program));
+    assert!(shared.is_file() && sections.contains(".gnu_debugaltlink"), "{sections}");
+    let (found, missing) = names(&program, outer.clone());
+    assert!(found.contains(&"inlined;outer".to_owned()) && missing.is_empty(), "{found:?} {missing:?}");
+    std::fs::remove_file(&shared).unwrap();
+    let (_, missing) = names(&program, outer);
+    assert!(missing[0].contains("shared.debug with others, which is not there"), "{missing:?}");
 }
 
 #[test]
