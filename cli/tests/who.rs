@@ -240,30 +240,46 @@ fn an_allocator_in_a_library_is_named() {
     most_is_past_malloc(&mut Command::new(&program), "past malloc: jemalloc in libstore.so");
 }
 
-/// Real ones: Arrow's pool and DuckDB's, where training's environment has them.
-#[test]
-fn the_allocators_of_arrow_and_duckdb_are_named() {
-    let python = std::env::home_dir().unwrap().join(".cache/mayfly/train/bin/python");
-    if !python.is_file() {
-        let why = "training's environment is not there";
-        writeln!(std::io::stderr(), "\nskipped: who::the_allocators_of_arrow_and_duckdb_are_named: {why}")
-            .unwrap();
-        return;
+/// A Python that has a package: `MAYFLY_TEST_PYTHON`, training's, or the system's; if none has it, one line
+/// says that the case is skipped.
+fn python_with(package: &str) -> Option<PathBuf> {
+    let training = std::env::home_dir().map(|home| home.join(".cache/mayfly/train/bin/python"));
+    let given = std::env::var_os("MAYFLY_TEST_PYTHON").map(PathBuf::from);
+    let has_it = |python: &PathBuf| {
+        let mut import = Command::new(python);
+        import.args(["-c", &format!("import {package}")]).stderr(Stdio::null());
+        import.status().is_ok_and(|status| status.success())
+    };
+    let found = given.into_iter().chain(training).chain(which("python3")).find(has_it);
+    if found.is_none() {
+        let test = "allocators_of_extensions_are_separate_from_pythons_arenas";
+        let _ = writeln!(std::io::stderr(), "\nskipped: who::{test}: no Python has {package}");
     }
-    for (script, owner) in [
-        (
-            "import pyarrow as pa\nkept = pa.array(range(10**7))\nprint('ready', flush=True)\ninput()",
-            "libarrow.so",
-        ),
-        (
-            "import duckdb\nkept = duckdb.connect()\nkept.sql('set enable_progress_bar = false')\n\
-             kept.sql('create table t as select range i from range(5000000)')\n\
-             print('ready', flush=True)\ninput()",
-            "duckdb",
-        ),
+    found
+}
+
+/// Arrow's pool, DuckDB's and Polars' allocators lie among CPython's arenas: pools have headers.
+#[test]
+fn allocators_of_extensions_are_separate_from_pythons_arenas() {
+    let duckdb = "kept = duckdb.connect()\nkept.sql('set enable_progress_bar = false')\n\
+                  kept.sql('create table t as select range i from range(5000000)')";
+    let polars = "kept = polars.select(polars.int_range(2000000).cast(polars.String).alias('s'))";
+    for (package, script, owner) in [
+        ("pyarrow", "kept = pyarrow.array(range(10**7))", "libarrow.so"),
+        ("duckdb", duckdb, "duckdb"),
+        ("polars", polars, "jemalloc in _polars_runtime"),
     ] {
-        let account = Ready::new(Command::new(&python).args(["-c", script])).account();
-        assert!(of(&account, owner) > 16 * MIB, "{owner}: {account}");
+        let Some(python) = python_with(package) else { continue };
+        let small = "objects = [f'{i}' for i in range(10**6)]";
+        let all =
+            [&format!("import {package}"), script, small, "print('ready', flush=True)", "input()"].join("\n");
+        let account = Ready::new(Command::new(&python).args(["-c", &all])).account();
+        let (its, pythons) = (of(&account, owner), of(&account, "CPython's arenas"));
+        assert!(its > 16 * MIB && pythons > 32 * MIB, "{package}: {account}");
+        let parts = account["who.parts"].as_array().unwrap();
+        let shared = parts.iter().map(|part| part["who"].as_str().unwrap());
+        let mut shared = shared.filter(|who| who.contains("CPython") && who.contains(", or "));
+        assert_eq!(shared.next(), None, "{package}: {account}");
     }
 }
 

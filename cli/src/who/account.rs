@@ -8,9 +8,9 @@ use anyhow::{Context, Result};
 use lifetime::code::root::Root;
 use serde_json::{Map, Value, json};
 
-use super::glibc::Memory;
 use super::mapping::{self, Mapping};
-use super::owner::{self, Image, MAYFLY, Owner};
+use super::memory::Memory;
+use super::owner::{self, CPYTHON, Image, MAYFLY, Owner};
 use crate::live::printable;
 use crate::process;
 use crate::quantity::bytes;
@@ -207,12 +207,24 @@ impl<'a> Process<'a> {
             Some(memory) if is_glibcs => memory.of_malloc(mapping).min(bytes),
             _ => 0,
         };
-        vec![(malloc(), glibcs), (self.rest(is_glibcs), bytes - glibcs)]
+        let python = self.past.iter().find(|name| name.starts_with(CPYTHON));
+        let pools = match (python, &self.memory) {
+            (Some(_), Some(memory)) => memory.of_cpython(mapping).min(bytes - glibcs),
+            _ => 0,
+        };
+        vec![
+            (malloc(), glibcs),
+            (past(python.map_or("", String::as_str)), pools),
+            (self.rest(is_glibcs), bytes - glibcs - pools),
+        ]
     }
 
     /// Who may have memory that nothing tells apart.
     fn rest(&self, is_glibcs: bool) -> Part {
         let mut owners: Vec<String> = self.past.iter().cloned().collect();
+        if self.memory.is_some() {
+            owners.retain(|name| !name.starts_with(CPYTHON)); // its pools have headers
+        }
         if is_glibcs && self.memory.is_none() {
             owners.push("malloc, glibc's (as root, mayfly tells them apart)".to_owned());
         } else if !is_glibcs && !self.is_mayflys && !self.allocator.is_empty() {

@@ -1,8 +1,10 @@
 //! `mayfly who`: which part of a process's memory is malloc's, and so a heap's to save, and who has the rest.
 
 pub mod account;
-pub mod glibc;
+mod cpython;
+mod glibc;
 pub mod mapping;
+mod memory;
 pub mod owner;
 
 use std::time::{Duration, Instant};

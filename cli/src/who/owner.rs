@@ -32,7 +32,7 @@ const RUNTIMES: [(&[u8], &str); 8] = [
     (b"coreclr_initialize", ".NET"),
     (b"enif_alloc", "Erlang"),
     (b"_cgo_topofstack", "Go"),
-    (b"Py_BytesMain", "CPython's arenas"),
+    (b"Py_BytesMain", CPYTHON),
 ];
 const ALLOCATORS: [(&[u8], &str); 10] = [
     (b"mayfly_malloc", MAYFLY),
@@ -48,6 +48,8 @@ const ALLOCATORS: [(&[u8], &str); 10] = [
 ];
 /// What allocators print, which a file without symbols has as well.
 const TEXTS: [(&[u8], &str); 2] = [(b"<jemalloc>", "jemalloc"), (b"mimalloc: ", "mimalloc")];
+/// Its arenas.
+pub const CPYTHON: &str = "CPython's arenas";
 /// This project's heap.
 pub const MAYFLY: &str = "Mayfly's heap";
 
