@@ -55,6 +55,11 @@ pub struct Accountant {
 }
 
 impl Accountant {
+    /// How many files it has read.
+    pub fn files(&self) -> usize {
+        self.images.len()
+    }
+
     /// The account of a process now.
     ///
     /// # Errors

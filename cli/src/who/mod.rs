@@ -62,7 +62,7 @@ pub struct Watch {
     last: Option<Account>,
 }
 
-/// Between two looks; more where one takes long.
+/// Between two looks; more where one takes long, files aside that it reads for the first time.
 const EVERY: Duration = Duration::from_secs(1);
 const PART_OF_THE_TIME: u32 = 50;
 
@@ -78,10 +78,13 @@ impl Watch {
         if begun < self.next {
             return;
         }
+        let known = self.accountant.files();
         if let Some(account) = self.accountant.account(pid).ok().filter(|account| account.total() > 0) {
             self.last = Some(account);
         }
-        self.next = begun + EVERY.max(begun.elapsed() * PART_OF_THE_TIME);
+        let is_usual = self.accountant.files() == known;
+        let took = if is_usual { begun.elapsed() } else { Duration::ZERO };
+        self.next = Instant::now() + EVERY.max(took * PART_OF_THE_TIME);
     }
 
     /// The last account before the end; none of a program that was too short.
@@ -93,5 +96,19 @@ impl Watch {
 impl Default for Watch {
     fn default() -> Self {
         Watch::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_that_are_read_once_do_not_delay_the_next_look() {
+        let mut watch = Watch::new();
+        let begun = Instant::now();
+        watch.look(std::process::id()); // reads this program and all its symbols
+        assert!(begun.elapsed() * PART_OF_THE_TIME > EVERY, "it was not long: {:?}", begun.elapsed());
+        assert!(watch.next <= Instant::now() + EVERY);
     }
 }
