@@ -25,6 +25,7 @@
 //! | | [`pages::available`], [`pages::pool`], [`pages::retained`] | sets of partly free pages; retained free pages |
 //! | | [`pages::page_life`], [`pages::open_page`], [`pages::global`] | deadlines; open pages; the global allocator |
 //! | | [`pages::large_blocks`], [`pages::direct`] | large objects; those with their own mapping |
+//! | | [`pages::shorter_pages`] | their free blocks for longer classes, in place of new pages |
 //! | | [`pages::decay`], [`pages::sparse`] | returning free blocks, and free parts of spans |
 //! | | [`pages::memory_pressure`] | a memory cgroup that is nearly full |
 //! | [`lifetime`] | [`lifetime::source`], [`lifetime::sites`] | sources of lifetimes; call sites, learned online |
@@ -120,6 +121,7 @@ pub mod pages {
     pub mod pool;
     pub mod region;
     pub mod retained;
+    pub mod shorter_pages;
     pub mod sparse;
 }
 

@@ -11,7 +11,7 @@ use core::sync::atomic::{
 
 use crate::pages::huge_page::State;
 use crate::pages::page_life::{Extra, Request};
-use crate::pages::{page_life, region};
+use crate::pages::{page_life, region, shorter_pages};
 use crate::system::events;
 use crate::system::lock::Lock;
 use crate::units::bits;
@@ -38,8 +38,9 @@ pub fn addresses() -> impl Iterator<Item = usize> {
     OPEN.iter().map(|open| open.address.load(Acquire)).filter(|&address| address != 0)
 }
 
-/// Takes blocks of an open page, behind those taken before; a full page becomes active. On a small page it
-/// takes the first free blocks: freed ones are resident, those behind them are not yet.
+/// Takes blocks of an open page, behind those taken before; a full page becomes active. Before another page
+/// is opened, one of a shorter class is taken. On a small page it takes the first free blocks: freed ones are
+/// resident, those behind them are not yet.
 pub(crate) fn take(request: &Request, extra: &mut Extra) -> Option<usize> {
     let which = if page_life::fills() { page_to_share(request) } else { request.class };
     let (open, from) = (&OPEN[which], which % CLASSES);
@@ -48,6 +49,12 @@ pub(crate) fn take(request: &Request, extra: &mut Extra) -> Option<usize> {
             return Some(blocks);
         }
         let _open = open.lock.lock();
+        if open.address.load(Relaxed) == 0
+            && page_life::fills()
+            && let Some(blocks) = shorter_pages::take(request, extra)
+        {
+            return Some(blocks);
+        }
         if open.address.load(Relaxed) == 0 {
             open.address.store(begin(from, open)?, Release);
         }

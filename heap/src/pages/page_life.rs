@@ -7,7 +7,8 @@
 //! live blocks become residual. A page without live blocks is returned to the operating system.
 //!
 //! Beyond the paper, `Recycle::Fill` (the default) also uses free blocks of the request's own class before it
-//! opens a new page: otherwise a heap of one class would never reuse a free block.
+//! opens a new page: otherwise a heap of one class would never reuse a free block. It also gives a page of a
+//! shorter class the request's, in place of a new page ([`crate::pages::shorter_pages`]).
 
 use core::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
 
@@ -24,7 +25,7 @@ use crate::units::window::WINDOW;
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Recycle {
-    /// Longer classes, then free blocks of lr itself.
+    /// Longer classes, then free blocks of lr itself, then pages of shorter classes with much room.
     Fill = 0,
     /// The paper's: the longest class that has room for spans, lr + 1 first for large objects.
     Longest = 1,
@@ -154,6 +155,14 @@ fn promote(page: &HugePage, id: usize) {
     let class_before = page.class();
     page.set_class((class_before + 1).min(FOREVER));
     events::count(Event::Promoted);
+    set_deadline(page);
+    pool::update(page, id, class_before);
+}
+
+/// Gives an active page a longer class, for objects of which it has room. The caller holds its lock.
+pub(crate) fn lengthen_to(page: &HugePage, id: usize, class: usize) {
+    let class_before = page.class();
+    page.set_class(class);
     set_deadline(page);
     pool::update(page, id, class_before);
 }
