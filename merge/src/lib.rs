@@ -81,6 +81,7 @@ pub mod client {
     mod scratch;
     mod statistics;
     mod stopped_store;
+    mod this_process;
 
     pub use background::Ticket;
     pub use flags::Flags;

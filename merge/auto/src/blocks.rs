@@ -5,6 +5,9 @@
 
 use std::cell::UnsafeCell;
 use std::ops::Range;
+use std::sync::atomic::Ordering;
+
+use mappings::per_process::PerProcess;
 
 pub const PAGE: usize = 4096;
 const MAX_BLOCKS: usize = 4096;
@@ -58,11 +61,38 @@ static SHARED: Shared = Shared {
     }),
 };
 
+/// Whether the lock and the table's threads are this process's.
+static BEGUN: PerProcess<1> = PerProcess::new();
+const BEGINS: usize = 1;
+const HAS_BEGUN: usize = 2;
+
+/// In a new process: no thread has the lock, holds a block or is about to fork. A child that was forked by
+/// clone has run no handlers.
+fn begin() {
+    let word = &BEGUN.words()[0];
+    while word.load(Ordering::Acquire) != HAS_BEGUN {
+        if word.compare_exchange(0, BEGINS, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+            // SAFETY: other threads of this process wait below for the end of this; its parent's do not exist
+            // here.
+            unsafe {
+                *SHARED.lock.get() = libc::PTHREAD_MUTEX_INITIALIZER;
+                *SHARED.released.get() = libc::PTHREAD_COND_INITIALIZER;
+                (*SHARED.table.get()).held = None;
+                (*SHARED.table.get()).forking = 0;
+            }
+            word.store(HAS_BEGUN, Ordering::Release);
+        } else {
+            std::thread::yield_now();
+        }
+    }
+}
+
 /// The lock, and with it the table.
 struct Guard;
 
 impl Guard {
     fn take() -> Guard {
+        begin();
         // SAFETY: initialised statically, never moved or destroyed; a thread that has it does not take it
         // again.
         unsafe { libc::pthread_mutex_lock(SHARED.lock.get()) };
@@ -144,8 +174,10 @@ pub fn release(start: usize) -> bool {
     guard.wait_while(|table| table.held == Some(block.number));
     let table = guard.table();
     let Some(at) = table.position(start) else { return false };
+    // In this order: a child may be forked in between by clone, and must know all other blocks.
+    table.blocks[at] = table.blocks[table.count - 1];
+    std::sync::atomic::compiler_fence(Ordering::SeqCst);
     table.count -= 1;
-    table.blocks[at] = table.blocks[table.count];
     // SAFETY: the program frees the block, no thread holds it, and it is out of the table.
     unsafe { libc::munmap(start as *mut libc::c_void, block.bytes) };
     true
@@ -200,17 +232,14 @@ pub extern "C" fn resume() {
     guard.wake_all();
 }
 
-/// Ends [`pause`] in the child, in which there is no other thread, about to fork or waiting.
-pub extern "C" fn resume_in_child() {
-    let mut guard = Guard::take();
-    guard.table().forking = 0;
-    // Broadcasting would wait for the parent's waiting threads.
-    // SAFETY: the child has no other thread.
-    unsafe { *SHARED.released.get() = libc::PTHREAD_COND_INITIALIZER };
+/// Ends [`pause`] and [`lock`] in the child, in which there is no other thread.
+pub extern "C" fn begin_in_child() {
+    BEGUN.words()[0].store(0, Ordering::Relaxed);
+    begin();
 }
 
 extern "C" fn lock() {
-    std::mem::forget(Guard::take()); // parent and child unlock it after the fork
+    std::mem::forget(Guard::take()); // unlocked after the fork; the child begins with an unlocked one
 }
 
 extern "C" fn unlock() {
@@ -219,6 +248,7 @@ extern "C" fn unlock() {
 
 /// Keeps the table whole across fork.
 pub fn survive_forks() {
+    BEGUN.map();
     // SAFETY: the handlers are functions of this library, which is never unloaded.
-    unsafe { libc::pthread_atfork(Some(lock), Some(unlock), Some(unlock)) };
+    unsafe { libc::pthread_atfork(Some(lock), Some(unlock), Some(begin_in_child)) };
 }

@@ -43,10 +43,11 @@ pub fn begin() {
     }
 }
 
-/// Pauses the scanner during a fork. A child has no scanner; its next large allocation starts one.
+/// Pauses the scanner during a fork. A child has no scanner; its next large allocation starts one. (One that
+/// was forked by clone gets none at all: a program that clones may need to be one thread, for a namespace.)
 pub fn survive_forks() {
     extern "C" fn in_child() {
-        blocks::resume_in_child();
+        blocks::begin_in_child();
         RUNNING.store(false, Ordering::Relaxed);
         if settings::is_on() {
             page_map::open_early();

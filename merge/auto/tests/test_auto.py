@@ -81,10 +81,12 @@ def test_shares_unchanging_blocks_and_keeps_their_contents(program, store):
             process.wait()
 
 
-def test_fork_during_a_scan(store, tmp_path):
-    """The scanner holds a block and waits for the library; a fork waits for both, in that order."""
+@pytest.mark.parametrize("way", ["fork", "clone"])
+def test_fork_during_a_scan(store, tmp_path, way):
+    """The scanner holds a block and waits for the library; a fork waits for both, in that order. A child
+    made by clone waits for neither: the scanner does not exist there."""
     ran = subprocess.run(
-        [compiled("forks", tmp_path), str(SIZE_MIB)],
+        [compiled("forks", tmp_path), str(SIZE_MIB), way],
         env=os.environ | store | PRELOAD | {"MAYFLY_MERGE_AUTO": "1M"},
         capture_output=True,
         text=True,

@@ -1,7 +1,8 @@
-//! A process's mappings, from lines of /proc/PID/maps, and its page map. Only a name that is kept is
-//! allocated.
+//! A process's mappings, from lines of /proc/PID/maps, its page map, and words that a child finds zero. Only
+//! a name that is kept is allocated.
 
 pub mod page_map;
+pub mod per_process;
 
 use std::ops::Range;
 

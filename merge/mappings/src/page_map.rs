@@ -38,7 +38,8 @@ pub fn open_early() {
     if unsafe { libc::geteuid() } != 0 {
         return;
     }
-    let mut early = EARLY.lock().unwrap_or_else(PoisonError::into_inner);
+    // In a child of one that was forked by clone another thread may have had it, which does not exist here.
+    let Ok(mut early) = EARLY.try_lock() else { return };
     let Ok(file) = File::open(PATH) else { return };
     let Ok(about) = file.metadata() else { return };
     let fresh = Early { file: ManuallyDrop::new(file), identity: (about.dev(), about.ino()) };

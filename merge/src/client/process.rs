@@ -7,13 +7,12 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
 use crate::base::error::Error;
-use crate::base::mapping::Mapping;
 use crate::base::page::PAGE_BYTES;
 use crate::client::background::{Background, Ticket};
 use crate::client::engine::Engine;
 use crate::client::flags::Flags;
 use crate::client::statistics::{Path, Statistics};
-use crate::client::{address_space, interpose, kernel, page_map};
+use crate::client::{address_space, interpose, kernel, page_map, this_process};
 
 /// The variable that chooses a path: `kernel` or `engine`.
 const PATH_VARIABLE: &str = "MAYFLY_MERGE_PATH";
@@ -22,36 +21,13 @@ const PATH_VARIABLE: &str = "MAYFLY_MERGE_PATH";
 struct State {
     engine: Option<Engine>,
     counts: Statistics,
-    /// Distinguishes a forked child from its parent.
-    fork_marker: Option<ForkMarker>,
     background: Arc<Background>,
-}
-
-/// A page that the kernel clears in a child, however the program forks. (A process ID proves nothing: in a
-/// new namespace the child may have its parent's.)
-struct ForkMarker(Mapping);
-
-impl ForkMarker {
-    fn new() -> Option<ForkMarker> {
-        let page = Mapping::anonymous(PAGE_BYTES).ok()?;
-        // SAFETY: a page that this value owns.
-        unsafe {
-            rustix::mm::madvise(page.start().cast(), PAGE_BYTES, rustix::mm::Advice::LinuxWipeOnFork).ok()?;
-            page.start().write(1);
-        }
-        Some(ForkMarker(page))
-    }
-
-    fn was_wiped(&self) -> bool {
-        // SAFETY: a page that this value owns, which no thread writes after `new`.
-        unsafe { self.0.start().read_volatile() == 0 }
-    }
 }
 
 static STATE: OnceLock<Mutex<State>> = OnceLock::new();
 
 fn mutex() -> &'static Mutex<State> {
-    STATE.get_or_init(|| Mutex::new(State { fork_marker: ForkMarker::new(), ..State::default() }))
+    STATE.get_or_init(Mutex::default)
 }
 
 /// Guards that the forking thread holds from before a fork to after it.
@@ -79,11 +55,13 @@ impl<T> HeldOverFork<T> {
 }
 
 /// The guard of the state, so that the child gets it whole, and that of the interposed functions.
-static HELD_OVER_FORK: HeldOverFork<(MutexGuard<'static, State>, interpose::Guard)> =
+static HELD_OVER_FORK: HeldOverFork<(Option<MutexGuard<'static, State>>, interpose::Guard)> =
     HeldOverFork(UnsafeCell::new(None));
 
-fn lock() -> MutexGuard<'static, State> {
-    mutex().lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+/// The state, in a child adapted to it; None in one that does not have it.
+fn lock() -> Option<MutexGuard<'static, State>> {
+    let is_ours = this_process::has_state(mutex(), State::leave_to_parent);
+    is_ours.then(|| mutex().lock().unwrap_or_else(|poisoned| poisoned.into_inner()))
 }
 
 extern "C" fn before_fork() {
@@ -98,8 +76,8 @@ extern "C" fn after_fork() {
 }
 
 extern "C" fn after_fork_in_child() {
-    interpose::active_calls::reset_in_child();
     after_fork();
+    this_process::begin_in_child();
     page_map::open_early();
 }
 
@@ -114,6 +92,8 @@ extern "C" fn on_load() {
         libc::free(black_box(libc::malloc(1)));
         libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork_in_child));
     }
+    mutex();
+    this_process::begin();
     interpose::resolve_originals();
     page_map::open_early();
 }
@@ -122,18 +102,12 @@ extern "C" fn on_load() {
 #[unsafe(link_section = ".init_array")]
 static ON_LOAD: extern "C" fn() = on_load;
 
-/// The state, after a fork adapted to the child.
-fn state() -> MutexGuard<'static, State> {
-    let mut state = lock();
-    if state.fork_marker.as_ref().is_some_and(ForkMarker::was_wiped) {
-        state.fork_marker = ForkMarker::new();
-        state.background = Arc::new(Background::of_child(&state.background));
-        state.counts = Statistics::default();
-        if let Some(engine) = &mut state.engine {
-            engine.has_forked();
-        }
-    }
-    state
+fn state() -> Result<MutexGuard<'static, State>, Error> {
+    lock().ok_or_else(|| {
+        let line = "this process was forked by clone, past the C library's handlers, while another thread merged: \
+                    it keeps what it shares, and can change nothing of it before execve (fork() has no such limit)";
+        Error::new(libc::ENOTSUP, line)
+    })
 }
 
 fn range(address: usize, length: usize) -> Result<Range<usize>, Error> {
@@ -191,7 +165,7 @@ pub fn advise(ranges: &[(usize, usize)], flags: Flags) -> Result<(), Error> {
     ranges.retain(|range| !range.is_empty());
     let ranges = sorted_and_joined(ranges);
     let path = path()?;
-    let mut state = state();
+    let mut state = state()?;
     let state = &mut *state;
     let clock = std::time::Instant::now();
     state.counts.path = path;
@@ -209,6 +183,15 @@ pub fn advise(ranges: &[(usize, usize)], flags: Flags) -> Result<(), Error> {
 }
 
 impl State {
+    /// In a child: the mappings stay shared, all else is the parent's.
+    fn leave_to_parent(&mut self) {
+        self.background = Arc::new(Background::of_child(&self.background));
+        self.counts = Statistics::default();
+        if let Some(engine) = &mut self.engine {
+            engine.has_forked();
+        }
+    }
+
     fn engine(&mut self) -> Result<(&mut Engine, &mut Statistics), Error> {
         let engine = match &mut self.engine {
             Some(engine) => engine,
@@ -238,7 +221,7 @@ pub fn keep_anonymous(address: usize, length: usize) -> Result<(), Error> {
 /// As merge/include/mayfly_merge.h documents.
 pub fn unadvise(address: usize, length: usize) -> Result<(), Error> {
     let range = range(address, length)?;
-    let mut state = state();
+    let mut state = state()?;
     match path()? {
         _ if range.is_empty() => Ok(()),
         Path::Kernel => kernel::unadvise(&range),
@@ -259,7 +242,7 @@ pub fn unadvise(address: usize, length: usize) -> Result<(), Error> {
 /// The range does not consist of whole pages; the thread cannot be created.
 pub fn advise_begin(address: usize, length: usize, flags: Flags) -> Result<Ticket, Error> {
     range(address, length)?;
-    let background = state().background.clone();
+    let background = state()?.background.clone();
     background.begin(address, length, flags, advise)
 }
 
@@ -269,13 +252,14 @@ pub fn advise_begin(address: usize, length: usize, flags: Flags) -> Result<Ticke
 /// `ETIMEDOUT` if it is still running, `EINVAL` if there is none, or the call's own error.
 pub fn advise_wait(ticket: Ticket, timeout: Option<Duration>) -> Result<(), Error> {
     // The state is not locked while waiting: the call needs it.
-    let background = state().background.clone();
+    let background = state()?.background.clone();
     background.wait(ticket, timeout)
 }
 
 /// What this process's calls have done.
 pub fn statistics() -> Statistics {
-    Statistics { size: size_of::<Statistics>() as u32, ..state().counts }
+    let counts = state().map_or_else(|_| Statistics::default(), |state| state.counts);
+    Statistics { size: size_of::<Statistics>() as u32, ..counts }
 }
 
 #[cfg(test)]

@@ -29,6 +29,10 @@ pub fn overlaps(range: &Range<usize>) -> bool {
             if VERSION.load(Ordering::Relaxed) == before {
                 return found;
             }
+        } else if !lock::is_taken() && VERSION.load(Ordering::Acquire) == before {
+            // A child that was forked by clone during the write: the writer does not exist here, and the
+            // table may lack a range.
+            return true;
         }
         std::hint::spin_loop();
     }
@@ -48,13 +52,15 @@ fn first_ending_after(address: usize) -> usize {
     low
 }
 
-/// The only writer: the thread that holds the lock.
-struct Writer;
+/// The only writer: the thread that holds the lock. It adds this to the version before and after.
+struct Writer(usize);
 
 impl Writer {
     fn begin() -> Writer {
-        VERSION.fetch_add(1, Ordering::AcqRel);
-        Writer
+        // Odd: in a child that was forked during a write, which it remains.
+        let step = if VERSION.load(Ordering::Relaxed).is_multiple_of(2) { 1 } else { 2 };
+        VERSION.fetch_add(step, Ordering::AcqRel);
+        Writer(step)
     }
 
     /// Replaces the ranges `from..to` by `by`, of which there are at most two.
@@ -83,7 +89,7 @@ impl Writer {
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        VERSION.fetch_add(1, Ordering::Release);
+        VERSION.fetch_add(self.0, Ordering::Release);
     }
 }
 

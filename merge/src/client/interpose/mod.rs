@@ -7,7 +7,7 @@
 //! | `mremap` to a larger size | continues in the store's file, and past its end | anonymous memory is mapped behind it |
 //! | `realloc` | the C library's calls its own `mremap`, which cannot be interposed | a shared block is copied |
 //! | `syscall` | makes these calls by number | passes them to the functions above |
-//! | `_Fork`, which runs no handlers | the child misses pages that are being replaced | waits for the batch |
+//! | `_Fork` and `clone`, which run no handlers | the child misses pages that are being replaced | waits for the batch |
 //!
 //! Every loaded object calls these functions through GOT entries that the loader filled. [`got`] patches them
 //! before anything is shared, so no preload is needed, and the next call of `advise` patches objects loaded
@@ -58,6 +58,7 @@ struct Originals {
     syscall: Syscall,
     /// `_Fork`, of glibc 2.34 and later.
     bare_fork: Option<forks::BareFork>,
+    clone: Option<forks::Clone>,
     realloc: Realloc,
     malloc: Malloc,
     free: Free,
@@ -78,6 +79,7 @@ fn find_originals() -> Option<Originals> {
             mremap: transmute::<*mut c_void, Mremap>(find(c"mremap")?),
             syscall: transmute::<*mut c_void, Syscall>(find(c"syscall")?),
             bare_fork: find(c"_Fork").map(|at| transmute::<*mut c_void, forks::BareFork>(at)),
+            clone: find(c"clone").map(|at| transmute::<*mut c_void, forks::Clone>(at)),
             realloc: transmute::<*mut c_void, Realloc>(find(c"realloc")?),
             malloc: transmute::<*mut c_void, Malloc>(malloc),
             free: transmute::<*mut c_void, Free>(find(c"free")?),
@@ -114,6 +116,7 @@ pub fn install() -> Result<(), Error> {
         (c"syscall", syscall::syscall as SyscallOfSix as usize),
         (c"realloc", realloc as Realloc as usize),
         (c"_Fork", forks::bare_fork as forks::BareFork as usize),
+        (c"clone", forks::clone as forks::Clone as usize),
     ];
     match got::patch(&ours) {
         Ok(()) => Ok(()),
