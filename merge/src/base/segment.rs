@@ -61,6 +61,8 @@ pub fn make_huge(file: &OwnedFd, bytes: usize) {
         if at == libc::MAP_FAILED {
             return;
         }
+        // A child that is forked by clone meanwhile would keep it, and with it the file from being sealed.
+        libc::madvise(at, bytes, libc::MADV_DONTFORK);
         // The kernel collapses a huge page only if at least one of its pages is present. The contents are
         // written afterwards.
         for piece in (0..bytes).step_by(HUGE_BYTES) {

@@ -5,6 +5,8 @@ use std::ops::Range;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
+
 use super::{Engine, Work};
 use crate::base::error::{Error, While};
 use crate::base::fault;
@@ -200,7 +202,6 @@ impl Engine {
             let line = "the limit of file sizes (ulimit -f) is too low for the memory files of new pages: 16 MiB will do";
             return Err(Error::new(libc::EFBIG, line));
         }
-        let file = segment::create().while_doing("a memory file for new pages")?;
         let mut runs: Vec<Range<usize>> = Vec::new();
         for i in (0..pages.len()).filter(|&i| pages[i] == Page::Upload) {
             if is_first(i) {
@@ -210,18 +211,26 @@ impl Engine {
                 }
             }
         }
-        if let [whole] = &runs[..]
-            && (start + whole.start * PAGE_BYTES).is_multiple_of(segment::HUGE_BYTES)
-        {
-            // Whole huge pages, at the same offsets as in the caller's memory.
-            segment::make_huge(&file, whole.len() * PAGE_BYTES);
-        }
-        let mut written = 0;
-        for run in &runs {
-            write(&file, start, run, &mut written)?;
-        }
-        fault::point("client.written");
-        segment::seal(&file).while_doing("sealing new pages")?;
+        let mut is_huge =
+            runs.len() == 1 && (start + runs[0].start * PAGE_BYTES).is_multiple_of(segment::HUGE_BYTES);
+        let (file, written) = loop {
+            let file = segment::create().while_doing("a memory file for new pages")?;
+            if is_huge {
+                // Whole huge pages, at the same offsets as in the caller's memory.
+                segment::make_huge(&file, runs[0].len() * PAGE_BYTES);
+            }
+            let mut written = 0;
+            for run in &runs {
+                write(&file, start, run, &mut written)?;
+            }
+            fault::point("client.written");
+            match segment::seal(&file) {
+                // A child that another thread made by clone has a mapping by which it could still write.
+                // Without huge pages the file is never mapped.
+                Err(Errno::BUSY) if is_huge => is_huge = false,
+                other => break (other.while_doing("sealing new pages").map(|()| file)?, written),
+            }
+        };
         fault::point("client.sealed");
         let pages = written / PAGE_BYTES;
         Ok((self.connection.offer(file.as_fd(), pages as u32)?, pages))
