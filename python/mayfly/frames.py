@@ -1,4 +1,4 @@
-"""The arrays and buffers behind tables and fitted models: pandas, Arrow, scikit-learn, SciPy's sparse
+"""The arrays and buffers behind tables and fitted models: pandas, Arrow, Polars, scikit-learn, SciPy's sparse
 matrices. They are recognised by the modules that the program has imported."""
 
 from __future__ import annotations
@@ -35,6 +35,10 @@ def parts_of(thing: Any) -> list[Any] | None:
         return list(thing.chunks)
     if is_of(thing, "pyarrow", "Array"):
         return [buffer for buffer in thing.buffers() if buffer is not None]
+    if is_of(thing, "polars", "DataFrame"):
+        return thing.get_columns()
+    if is_of(thing, "polars", "Series"):
+        return [of_polars(thing)]
     if is_of(thing, "scipy.sparse", "spmatrix", "sparray"):
         return [value for value in vars(thing).values() if is_of(value, "numpy", "ndarray")]
     if is_of(thing, "sklearn.base", "BaseEstimator"):
@@ -42,6 +46,15 @@ def parts_of(thing: Any) -> list[Any] | None:
     if is_of(thing, "sklearn.tree._tree", "Tree"):
         return [thing.value, thing.threshold]  # views: of all values, and of all nodes
     return None
+
+
+def of_polars(series: Any) -> Any:
+    """A column of Polars as an Arrow array of the same memory, by Arrow's C data interface."""
+    try:
+        import pyarrow
+    except ImportError:
+        raise TypeError("the memory of a Polars column is found by pyarrow: install it") from None
+    return pyarrow.chunked_array(series)
 
 
 def of_extension(array: Any) -> Iterator[Any]:

@@ -110,6 +110,13 @@ def tensors_of(module: Any) -> Iterator[Any]:
         yield tensor
 
 
+def of_dlpack(thing: Any) -> Iterator[Region]:
+    """Arrays of other libraries, which give their memory by DLPack."""
+    if int(thing.__dlpack_device__()[0]) != 1:
+        raise ValueError(f"the {type(thing).__name__} is on a device: only main memory can be shared")
+    yield from of_array(sys.modules["numpy"].from_dlpack(thing))
+
+
 class PyBuffer(ctypes.Structure):
     """CPython's Py_buffer, the only way to the address of a read-only buffer, such as bytes."""
 
@@ -174,6 +181,8 @@ def reader_of(thing: Any) -> Callable[[Any], Iterator[Region]] | None:
         return of_array
     if has_buffer(thing):
         return of_buffer
+    if hasattr(thing, "__dlpack__") and not isinstance(thing, type) and "numpy" in sys.modules:
+        return of_dlpack
     return None
 
 
