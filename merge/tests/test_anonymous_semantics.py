@@ -43,7 +43,13 @@ def test_markers_are_no_memory(built, store, case):
 
 @pytest.mark.parametrize(
     "case",
-    ["moves", "sealed", "sealed unreadable", *(f"without mappings {left}" for left in (0, 2, 5, 12, 20, 40))],
+    [
+        "moves",
+        "with a hole",
+        "sealed",
+        "sealed unreadable",
+        *(f"without mappings {left}" for left in (0, 2, 5, 12, 20, 40)),
+    ],
 )
 def test_mremap_moves_all_or_nothing(built, store, case):
     name, left = re.fullmatch(r"(.*?)(?: (\d+))?", case).groups()

@@ -14,6 +14,7 @@ RESULTS = {
     "not dumped": r"refused: 95 .*MADV_DONTDUMP",
     "not dumped later": r"refused: 95 .*MADV_DONTDUMP",
     "protection key": r"refused: 95 .*protection key",
+    "protection": "kept",
     "locked": r"refused: 95 .*munlock",
     "sealed": r"refused: 95 .*mseal",
     "userfaultfd": r"refused: 16 .*userfaultfd of the program",
@@ -30,5 +31,5 @@ def test_property(built, store, case):
     said = built.run(store.socket, "properties", case).stdout.strip()
     if said.startswith("skip: "):
         pytest.skip(said[6:])
-    check(re.match(RESULTS[case] + "$" if RESULTS[case] == "lost" else RESULTS[case], said), said)
+    check(re.match(RESULTS[case] + "$" if RESULTS[case] in ("lost", "kept") else RESULTS[case], said), said)
     store.rested(case)

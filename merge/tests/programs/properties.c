@@ -68,6 +68,24 @@ static void key(void) {
     puts(result() ?: "lost");
 }
 
+static void protected(void) {
+    CHECK(!mprotect(at, BYTES / 2, PROT_READ), "%m");
+    const char *said = result();
+    CHECK(!said, "%s", said);
+    CHECK(!mprotect(at + BYTES / 4, BYTES / 4, PROT_READ | PROT_WRITE), "%m");
+    CHECK(!mprotect(at + BYTES / 2, BYTES / 4, PROT_READ), "%m");
+    CHECK(!mayfly_advise(at, BYTES, 0), "%s", mayfly_merge_error());
+    bool writable[4];
+    for (int i = 0; i < 4; i++) {
+        int file = open("/dev/zero", O_RDONLY);
+        unsigned char *page = at + i * BYTES / 4 + PAGE, old = *page;
+        writable[i] = read(file, page, 1) == 1;  // EFAULT, and no signal
+        if (writable[i]) *page = old;
+        close(file);
+    }
+    puts(!writable[0] && writable[1] && !writable[2] && writable[3] ? "kept" : "lost");
+}
+
 static void watched(void) {
     int file = syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY);
     struct uffdio_api api = {.api = UFFD_API};
@@ -110,6 +128,7 @@ int main(int count, char **words) {
     else if (!strcmp(name, "no huge pages")) by_advice(MADV_NOHUGEPAGE, "nh", true);
     else if (!strcmp(name, "mergeable")) by_advice(MADV_MERGEABLE, "mg", true);
     else if (!strcmp(name, "protection key")) key();
+    else if (!strcmp(name, "protection")) protected();
     else if (!strcmp(name, "userfaultfd")) watched();
     else if (!strcmp(name, "policy")) policy();
     else if (!strcmp(name, "name")) named();

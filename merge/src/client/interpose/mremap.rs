@@ -75,7 +75,9 @@ pub unsafe fn mremap_over(
 }
 
 /// mremap of a range that holds pages of the store: each mapping moves as it is, and added memory is
-/// anonymous. Either all of it moves, or nothing has changed.
+/// anonymous. Either all of it moves, or nothing has changed. For that it moves one mapping at a time: Linux
+/// 6.17 and later move several by one call, but one that fails in the middle leaves the first ones moved and
+/// their former addresses free for other threads. Such a call also moves holes, which are refused here.
 ///
 /// # Safety
 /// As mremap(2).
