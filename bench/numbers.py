@@ -39,6 +39,12 @@ BY_HAND = re.compile(r"<!-- by hand: ([^\n]+) -->\n")
 OLDER = "**Older than the code**:"
 OLDER_TEXT = re.compile(rf"^{re.escape(OLDER)}.*?\n\n", re.M | re.S)
 OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
+# Of the simulator's results: what counts pages, those held where a result says so (bench/sim/ratios.py).
+OF_PAGES = re.compile(r"pages|cost_saved")
+ALLOCATED = (
+    "**Pages and price** of these results count every page that was allocated, freed or not: their runs are "
+    "older than the count of pages that are held."
+)
 WIDTH = 110
 MOST_BYTES = 1 << 20  # of results that are read as they are; raw counters and series are compressed beside
 
@@ -192,6 +198,8 @@ def filled(template: str, abouts: dict, with_history: bool) -> str:
             keys = " ".join(key for key, _ in FIGURE.findall(section))
             for one in age(name, own, abouts[name], keys) if with_history else []:
                 origin.append(wrapped(in_words(*one)))
+            if name.startswith("sim") and OF_PAGES.search(keys) and not all_held(own):
+                origin.append(wrapped(ALLOCATED))
         goals = sum(key.endswith(".what") for key in results if key.startswith("shown."))
         each = lambda line: "\n".join(line[0].replace("shown.N", f"shown.{n}") for n in range(goals))  # noqa: E731
         section = re.sub(r".*shown\.N\..*", each, section)
@@ -199,6 +207,11 @@ def filled(template: str, abouts: dict, with_history: bool) -> str:
         return section.replace(named[0], "\n\n".join(origin) + "\n")
 
     return "".join(map(fill, SECTION.split(template)))
+
+
+def all_held(results: dict) -> bool:
+    says = [value for key, value in results.items() if key.split(".")[-1] == "pages_held"]
+    return bool(says) and all(says)
 
 
 def comparable(page: str) -> str:

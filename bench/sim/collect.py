@@ -9,7 +9,7 @@ from statistics import mean, median
 
 from bench.outcome import figure, table, write
 from bench.sim.paper import AVERAGES, FUNCTIONS, GROUPS
-from bench.sim.ratios import compared, faster, pages, part, saved
+from bench.sim.ratios import allocated, compared, counted_alike, counts_held, faster, held, part, saved
 from bench.sim.runs import RUNS
 from bench.sim.sensitivity import experiments, layouts, side_by_side, together
 
@@ -19,16 +19,21 @@ PARTS = ("object_alloc", "object_free", "page_management", "bypass", "program", 
 DOLLARS_PER_GB_S, DOLLARS_PER_REQUEST = 0.0000166667, 0.0000002
 
 
+def process_pages(run: dict, imports: dict) -> int:
+    """What the imports hold at their end, and the most that the call holds beside that."""
+    return sum(held(imports, "end")) + sum(held(run))
+
+
 def price(run: dict, imports: dict) -> float:
-    """The call's time, and the memory that its process has by then: pages of its imports and of the call."""
+    """The call's time, and the memory that its process needs."""
     milliseconds = math.ceil(run["time_us"] / 1000)
-    megabytes = math.ceil((sum(pages(run)) + sum(pages(imports))) * 4096 / 1e6)
+    megabytes = math.ceil(process_pages(run, imports) * 4096 / 1e6)
     return DOLLARS_PER_GB_S * milliseconds / 1000 * megabytes / 1000
 
 
 def exact_price(run: dict, imports: dict) -> float:
     """As Fig. 14, by the microsecond and the byte: no whole megabyte of one program makes the mean."""
-    return run["time_us"] * (sum(pages(run)) + sum(pages(imports)))
+    return run["time_us"] * process_pages(run, imports)
 
 
 def prices(runs: dict) -> dict:
@@ -42,9 +47,7 @@ def prices(runs: dict) -> dict:
         "cost_saved_percent": saved(*found),
         "cost_saved_with_requests_percent": saved(*(one + DOLLARS_PER_REQUEST for one in found)),
         "cost_saved_exact_percent": saved(*(exact_price(*pair) for pair in pairs)),
-        "process_pages_saved_percent": saved(
-            *(sum(pages(run)) + sum(pages(imports)) for run, imports in pairs)
-        ),
+        "process_pages_saved_percent": saved(*(process_pages(*pair) for pair in pairs)),
     }
 
 
@@ -81,13 +84,16 @@ def management(native: dict) -> dict:
 
 
 def memory(native: dict, memento: dict) -> dict:
-    """Fig. 11."""
-    before, after, taken = pages(native), pages(memento), pages(memento, "allocated")
+    """Fig. 11: pages held, and beside them all that were allocated, which the paper counts."""
+    before, after = held(native), held(memento)
+    all_before, all_after = allocated(native), allocated(memento)
+    taken = allocated(memento, "allocated")
     return {
         "user_pages_saved_percent": saved(before[0], after[0]),
         "kernel_pages_saved_percent": saved(before[1], after[1]),
         "pages_saved_percent": saved(sum(before), sum(after)),
-        "pages_saved_each_taking_percent": saved(sum(before), sum(taken)),
+        "pages_allocated_saved_percent": saved(sum(all_before), sum(all_after)),
+        "pages_saved_each_taking_percent": saved(sum(all_before), sum(taken)),
         "inactive_slots_percent": 100 * memento["memento.inactive_slots"],
         **{
             f"end_inactive_{one}_percent": 100 * memento[f"memento.end.inactive_{one}"]
@@ -137,10 +143,12 @@ def breakdown(runs: dict, native: dict, memento: dict) -> dict:
 
 def program(runs: dict) -> dict:
     flat = {}
+    runs = counted_alike(runs)
     native, memento = runs.get("native"), runs.get("memento")
     if native and memento:
         flat |= compared(native, memento) | units(memento) | breakdown(runs, native, memento)
         flat |= memory(native, memento) | prices(runs)
+        flat["pages_held"] = int(counts_held(native))
         if native["output"] != memento["output"]:
             flat["memento.failure"] = "its output under Memento is another"
     if native and "objects.allocations" in native:
@@ -168,7 +176,7 @@ def program(runs: dict) -> dict:
         flat[f"{name}.cycles"] = run["cycles"]
         flat[f"{name}.instructions"] = run["instructions"]
         flat[f"{name}.traffic_bytes"] = run["dram.traffic_bytes"]
-        flat[f"{name}.user_pages"], flat[f"{name}.kernel_pages"] = pages(run)
+        flat[f"{name}.user_pages"], flat[f"{name}.kernel_pages"] = held(run)
     return flat
 
 

@@ -3,7 +3,7 @@ moves a result, and several processes on one core."""
 
 from statistics import mean, stdev
 
-from bench.sim.ratios import compared, faster, pages, part, saved
+from bench.sim.ratios import compared, faster, held, part, saved
 from bench.sim.runs import IMPORT, RUNS
 
 
@@ -27,14 +27,14 @@ def experiments(runs: dict) -> dict:
         for prefix, pair in pairs.items():
             flat[f"experiment.{prefix}.speedup_percent"] = faster(*pair)
             flat[f"experiment.{prefix}.traffic_saved_percent"] = compared(*pair)["traffic_saved_percent"]
-            flat[f"experiment.{prefix}.pages_saved_percent"] = saved(*(sum(pages(one)) for one in pair))
+            flat[f"experiment.{prefix}.pages_saved_percent"] = saved(*(sum(held(one)) for one in pair))
         flat |= {f"experiment.{name}.{key}": value for key, value in more(own, runs[name]).items()}
         # The imports', and with them the whole process'.
         imports = runs.get(IMPORT + experiment["against"]), runs.get(IMPORT + name)
         if all(imports):
             both = list(zip((own, runs[name]), imports, strict=True))
             for what, of in {
-                "pages": lambda run: sum(pages(run)),
+                "pages": lambda run: sum(held(run)),
                 "cycles": lambda run: run["cycles"],
             }.items():
                 whole = [of(call) + of(one) for call, one in both]
@@ -47,7 +47,7 @@ def more(before: dict, after: dict) -> dict:
     counts = {
         "cycles": (before["cycles"], after["cycles"]),
         "traffic": (before["dram.traffic_bytes"], after["dram.traffic_bytes"]),
-        "pages": (sum(pages(before)), sum(pages(after))),
+        "pages": (sum(held(before)), sum(held(after))),
     }
     return {f"more_{what}_percent": 0.0 - saved(*both) for what, both in counts.items()}
 

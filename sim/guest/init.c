@@ -126,22 +126,31 @@ static void take_files(void) {
     free(all);
 }
 
-/* Functions of the kernel whose calls the simulator observes, with their addresses. The last one frees the page table of a process
- * that has exited. */
-static const char *const functions[] = {"__alloc_pages_noprof", "alloc_pages_bulk_noprof", "pgd_free"};
+/* Functions of the kernel whose calls the simulator observes, with their addresses and their ends. The first two allocate pages,
+ * the third frees the page table of a process that has exited, and through one of the others every page is freed. */
+static const char *const functions[] = {"__alloc_pages_noprof", "alloc_pages_bulk_noprof", "pgd_free",
+                                        "free_unref_page",      "__free_pages_ok",         "free_unref_folios"};
 enum { FUNCTIONS = sizeof functions / sizeof *functions };
-static unsigned long addresses[FUNCTIONS];
+static unsigned long addresses[FUNCTIONS], ends[FUNCTIONS];
 
 static void find_functions(void) {
     FILE *symbols = fopen("/proc/kallsyms", "r");
     unsigned long address;
     char kind, name[512], rest[512];
+    /* The kernel's own symbols come by address: a function ends where the next one begins. */
     while (symbols && fgets(rest, sizeof rest, symbols)) {
         if (sscanf(rest, "%lx %c %511s", &address, &kind, name) != 3) continue;
-        for (int i = 0; i < FUNCTIONS; i++)
+        for (int i = 0; i < FUNCTIONS; i++) {
+            if (addresses[i] && !ends[i] && address > addresses[i]) ends[i] = address;
             if (strcmp(name, functions[i]) == 0) addresses[i] = address;
+        }
     }
     if (symbols) fclose(symbols);
+    for (int i = 0; i < FUNCTIONS; i++)
+        if (!ends[i]) {
+            printf("@sim this kernel has no %s\n", functions[i]);
+            power_off();
+        }
 }
 
 /* Whether there is such a program, and where: execvp would report it only after the region has begun. */
@@ -247,7 +256,7 @@ int main(void) {
     int nothing = open("/dev/null", O_RDONLY);
     say("@sim ready\n");
 
-    for (int i = 0; i < FUNCTIONS; i++) MARK(KERNEL_FUNCTION, addresses[i], i);
+    for (int i = 0; i < FUNCTIONS; i++) MARK(KERNEL_FUNCTION, addresses[i], (ends[i] - addresses[i]) << 8 | i);
     const char *region = getenv("MAYFLY_REGION");
     int is_warm = region && (strcmp(region, "first") == 0 || strcmp(region, "warm") == 0);
     if (!is_warm) MARK(READY, 0, 0);

@@ -16,7 +16,8 @@
 //! | [`core`] | [`core::branch`], [`core::pipeline`] | the branch predictor, the out-of-order core |
 //! | | [`core::extension`], [`core::support`] | Memento's units beside a core; SpeedMalloc's support core |
 //! | [`system`] | [`system::machine`], [`system::sampling`] | cores, memory and units together; sampled runs |
-//! | | [`system::allocations`], [`system::statistics`] | the program's objects, and everything that is counted |
+//! | | [`system::allocations`], [`system::pages`] | the program's objects; the pages that are held |
+//! | | [`system::statistics`] | everything that is counted |
 
 pub mod base {
     //! What every other layer uses.
@@ -51,6 +52,7 @@ pub mod system {
     //! The whole machine, and what it counts.
     pub mod allocations;
     pub mod machine;
+    pub mod pages;
     pub mod sampling;
     pub mod statistics;
 }

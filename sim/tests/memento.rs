@@ -165,6 +165,41 @@ fn pages_are_the_programs_or_the_kernels_and_the_shims_are_not_counted() {
 }
 
 #[test]
+fn pages_that_are_freed_are_not_held_on_either_side() {
+    const USER: u64 = 0x10_0dca;
+    const KERNEL: u64 = 0x40_0dc0;
+    let mut bench = bench(&[]);
+    let earlier = shim_allocate(&mut bench, 512);
+    bench.machine.start_region();
+    bench.machine.kernel_holds(USER, 1..4);
+    bench.machine.kernel_holds(KERNEL, 10..12);
+    bench.machine.kernel_frees(2..3);
+    let held = |bench: &Bench| {
+        ["end.user", "end.kernel", "most.user", "most.kernel"]
+            .map(|one| bench.statistic(&format!("held.{one}_pages")) as u64)
+    };
+    assert_eq!(held(&bench), [2, 2, 3, 2], "the arena of before the region does not count");
+    // Two full arenas of the largest class, 32 pages of objects and a header's each, and all of them freed.
+    let objects: Vec<u64> = (0..512)
+        .map(|_| {
+            let object = shim_allocate(&mut bench, 512);
+            bench.machine.touch(512, object);
+            object
+        })
+        .collect();
+    let with_arenas = held(&bench);
+    assert!(with_arenas[0] > 60 && with_arenas[0] == with_arenas[2], "{with_arenas:?}");
+    for object in objects.into_iter().chain([earlier]) {
+        bench.machine.free(object, 0, false).unwrap();
+    }
+    let freed = held(&bench);
+    assert!(freed[0] < with_arenas[0] - 30, "{freed:?}");
+    assert_eq!(freed[2], with_arenas[2]);
+    bench.machine.end_region(true);
+    assert_eq!(held(&bench)[0], freed[0], "before the exit's frees");
+}
+
+#[test]
 fn a_section_ends_with_its_own_processs_mark() {
     const OTHER: u64 = 2 << 40;
     let mut bench = bench(&[]);

@@ -2,6 +2,7 @@
 
 import pytest
 
+from bench import numbers
 from bench.sim import collect, runs, sensitivity, simulate
 from bench.sim.silo import transactions
 
@@ -136,3 +137,49 @@ def test_gains_by_owner_and_cause_sum_to_the_gain():
     found = transactions.causes(*both)
     assert found == {"gain_of.allocate.branch_percent": 25, "gain_of.page_fault.dram_percent": -3}
     assert sum(found.values()) == pytest.approx(100 * (1 - both[1]["cycles"] / both[0]["cycles"]))
+
+
+def holding(end: int, most: int) -> dict:
+    held = {"end": end, "most": most}
+    return {f"held.{when}.{kind}_pages": held[when] for when in held for kind in ("user", "kernel")}
+
+
+def test_pages_and_price_count_the_pages_held():
+    units = {f"memento.{key}": 0 for key in ("allocations", "frees", "inactive_slots")}
+    units |= {
+        f"memento.pages_{one}.{kind}": 7
+        for one in ("from_os", "allocated")
+        for kind in ("data", "tables", "blocks")
+    }
+    owners = {"cycles_by_owner.allocate": 0, "cycles_by_owner.free": 0, "time_us": 1000, "instructions": 1}
+    its = {
+        "native": run(1200, pages=900, **owners, **holding(90, 100)),
+        "memento": run(1000, pages=10, **owners, **units, **holding(40, 50)),
+        "import-native": run(3000, pages=500, **owners, **holding(200, 300)),
+        "import-memento": run(2500, pages=500, **owners, **units, **holding(200, 250)),
+    }
+    found = collect.program(its)
+    assert found["pages_saved_percent"] == pytest.approx(50), "and not what was allocated and freed"
+    assert found["pages_allocated_saved_percent"] == pytest.approx(100 * (1 - 31 / 900))
+    # Of a process: what the imports hold at their end, and the call's most.
+    assert found["process_pages_saved_percent"] == pytest.approx(100 * (1 - 500 / 600))
+    assert found["pages_held"] == 1
+
+
+def test_runs_of_before_are_counted_alike_and_marked():
+    units = {f"memento.{key}": 0 for key in ("allocations", "frees", "inactive_slots")}
+    units |= {
+        f"memento.pages_{one}.{kind}": 0
+        for one in ("from_os", "allocated")
+        for kind in ("data", "tables", "blocks")
+    }
+    owners = {"cycles_by_owner.allocate": 0, "cycles_by_owner.free": 0, "time_us": 1, "instructions": 1}
+    its = {
+        "native": run(1200, pages=200, **owners),
+        "memento": run(1000, pages=100, **owners, **units, **holding(1, 1)),
+    }
+    found = collect.program(its)
+    assert found["pages_saved_percent"] == pytest.approx(50), "all that were allocated, on both sides"
+    assert found["pages_held"] == 0
+    assert not numbers.all_held({"jl.pages_held": 1, "dna.pages_held": 0}) and not numbers.all_held({})
+    assert numbers.all_held({"jl.pages_held": 1})

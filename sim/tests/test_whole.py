@@ -68,6 +68,20 @@ def test_processes_that_take_turns_have_sections_of_their_own(sim):
     # The shim's own accesses are not the program's, so no page is allocated before the object on it; and each
     # process' pages are freed at its exit.
     assert statistics["memento.pages_freed.data"] == statistics["memento.pages_allocated.data"]
+    # The pool's pages are held like the kernel's, and the processes' are freed at their exits.
+    assert statistics["held.most.user_pages"] >= statistics["memento.pages_allocated.data"] > 100
+    assert statistics["held.end.user_pages"] < 10
+
+
+def test_pages_that_were_freed_are_not_held(sim):
+    few, many = (json.loads(sim("--json", "--", "./buffers", turns).stdout) for turns in ("20", "60"))
+    assert many["broken_laws"] == []
+    for kind, each in (("user", 64), ("kernel", 16)):
+        assert many[f"{kind}_pages"] - few[f"{kind}_pages"] >= 40 * each, "all that were allocated"
+        held = [one[f"held.most.{kind}_pages"] for one in (few, many)]
+        assert held[0] == held[1] < few[f"{kind}_pages"] / 10, "a turn's pages are freed in it"
+    assert 64 <= many["held.most.user_pages"] < 128 and 16 <= many["held.most.kernel_pages"] < 64
+    assert many["held.end.user_pages"] == 0, "the program has exited"
 
 
 def stats(done):

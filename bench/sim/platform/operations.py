@@ -1,7 +1,7 @@
 """OpenFaaS' operations up, deploy and invoke (§5) on the baseline and on Memento."""
 
 from bench.outcome import RESULTS, ROOT, figure, table, write
-from bench.sim.ratios import compared, pages, part, saved
+from bench.sim.ratios import compared, counts_held, held, part, saved
 from bench.sim.simulate import commit, run
 
 TIMES = {"up": (), "deploy": ("50",), "invoke": ("50",)}
@@ -19,11 +19,12 @@ def main() -> None:
     rows = [["", "instructions", "speed-up, %", "traffic saved, %", "pages saved, %", "HOT hits, %"]]
     for name in TIMES:
         native, memento = (operation(name, side) for side in SIDES)
-        before, after = pages(native), pages(memento)
+        before, after = held(native), held(memento)
         kernel = native["cycles_by_owner.page_fault"] + native["cycles_by_owner.memory_call"]
         found = compared(native, memento) | {
             "instructions": native["instructions"],
             "pages_saved_percent": saved(sum(before), sum(after)),
+            "pages_held": int(counts_held(native) and counts_held(memento)),
             "native.pages": sum(before),
             "memento.pages": sum(after),
             "management.kernel_of_cycles_percent": part(kernel, native["cycles"]),

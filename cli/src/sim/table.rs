@@ -136,23 +136,14 @@ pub fn side_by_side(baseline: &Map<String, Value>, memento: &Map<String, Value>)
         ("L1d misses", "l1d.misses"),
         ("LLC misses", "llc.misses"),
         ("DRAM traffic, bytes", "dram.traffic_bytes"),
-        ("pages of the program", "user_pages"),
-        ("pages of the kernel", "kernel_pages"),
+        ("pages of the program", "held.most.user_pages"),
+        ("pages of the kernel", "held.most.kernel_pages"),
     ];
     let mut text = format!("{:<28} {:>16} {:>16} {:>9}\n", "", "baseline", "Memento", "change");
     let mut pages = [0.0, 0.0];
     for (title, key) in rows {
-        // Memento's pages leave the OS for its pool.
-        let pool: &[_] = match key {
-            "user_pages" => &["data"],
-            "kernel_pages" => &["tables", "blocks"],
-            _ => &[],
-        };
-        let of = |side: &Map<String, Value>| {
-            let pool = pool.iter().map(|kind| number(side, &format!("memento.pages_from_os.{kind}")));
-            number(side, key) + pool.sum::<f64>()
-        };
-        let both = [of(baseline), of(memento)];
+        let both = [baseline, memento].map(|side| number(side, key));
+        // Held when the most were, those of Memento's pool among them.
         if key.ends_with("_pages") {
             pages = [pages[0] + both[0], pages[1] + both[1]];
         }
@@ -212,11 +203,12 @@ mod tests {
     fn a_comparison_has_pages_and_price() {
         let side = |value: Value| value.as_object().unwrap().clone();
         let baseline = side(serde_json::json!({
-            "cycles": 3_000_000, "time_us": 1000.4, "user_pages": 300, "kernel_pages": 100
+            "cycles": 3_000_000, "time_us": 1000.4, "user_pages": 900, "kernel_pages": 800,
+            "held.most.user_pages": 300, "held.most.kernel_pages": 100
         }));
         let memento = side(serde_json::json!({
             "cycles": 2_400_000, "time_us": 800.0, "user_pages": 100, "kernel_pages": 60,
-            "memento.pages_from_os.data": 140, "memento.pages_from_os.tables": 20, "memento.pages_from_os.blocks": 1
+            "held.most.user_pages": 240, "held.most.kernel_pages": 81
         }));
         let text = side_by_side(&baseline, &memento);
         let row = |title: &str| {

@@ -12,6 +12,7 @@ pub mod arena;
 pub mod bypass;
 mod check;
 pub mod config;
+mod held;
 pub mod hot;
 mod instructions;
 pub mod layout;

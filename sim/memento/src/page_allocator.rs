@@ -15,6 +15,7 @@
 
 use crate::aac::ArenaAllocationCache;
 use crate::config::Config;
+use crate::held::HeldPages;
 use crate::layout::{LINE_BYTES, PAGE_BYTES, arena_bytes, class_range};
 use crate::memory_system::{Access, MemorySystem, Port};
 use crate::page_table::{PageTables, entry_address};
@@ -34,15 +35,15 @@ pub struct PageAllocator {
     /// The Memento page tables of all processes.
     pub tables: PageTables,
     walk_caches: Vec<WalkCache>,
+    /// Pages taken since [`crate::Units::hold_from_here`] and not returned.
+    pub held: HeldPages,
 }
 
 impl PageAllocator {
     /// Manages pages of the physical addresses `pool`, which the OS hands over as they are needed.
     pub fn new(config: &Config, cores: usize, pool: std::ops::Range<u64>) -> PageAllocator {
-        assert!(
-            pool.start > 0 && pool.start.is_multiple_of(PAGE_BYTES),
-            "the pool starts at a page, not at 0"
-        );
+        let is_page = pool.start > 0 && pool.start.is_multiple_of(PAGE_BYTES);
+        assert!(is_page, "the pool starts at a page, not at 0");
         PageAllocator {
             pool: Vec::new(),
             unused_from: pool.start,
@@ -51,6 +52,7 @@ impl PageAllocator {
             aac: ArenaAllocationCache::new(config.aac_entries, config.aac_pointers),
             tables: PageTables::new(pool.start),
             walk_caches: (0..cores).map(|_| WalkCache::new(config.walk_cache_entries)).collect(),
+            held: HeldPages::default(),
         }
     }
 
@@ -72,6 +74,7 @@ impl PageAllocator {
         work.at += work.config.pool_cycles;
         let page = self.pool.pop().ok_or(Exception::OutOfMemory)?;
         work.statistics.pages_allocated[kind as usize] += 1;
+        self.held.take(page, kind);
         if page >= self.unused_from {
             self.unused_from = page + PAGE_BYTES;
             work.statistics.pages_from_os[kind as usize] += 1;
@@ -98,6 +101,7 @@ impl PageAllocator {
 
     fn give_back(&mut self, page: u64, kind: PageKind, statistics: &mut Statistics) {
         self.pool.push(page);
+        self.held.give_back(page, kind);
         statistics.pages_freed[kind as usize] += 1;
     }
 

@@ -5,6 +5,7 @@
 use std::ops::Range;
 
 use crate::config::Config;
+use crate::held::HeldPages;
 use crate::layout::{LANES, REGION_BYTES};
 use crate::memory_system::MemorySystem;
 use crate::object_allocator::ObjectAllocator;
@@ -70,6 +71,17 @@ impl Units {
     /// The counters.
     pub fn statistics(&self) -> &Statistics {
         &self.statistics
+    }
+
+    /// Pages of arenas, tables and blocks that were taken from the pool since [`Units::hold_from_here`], and
+    /// have not been returned to it.
+    pub fn pages_held(&self) -> [u64; 3] {
+        self.pages.held.by_kind()
+    }
+
+    /// Pages that are held now count no more.
+    pub fn hold_from_here(&mut self) {
+        self.pages.held = HeldPages::default();
     }
 
     fn number_of(&self, key: u64) -> Option<usize> {

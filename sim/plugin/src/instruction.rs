@@ -8,6 +8,8 @@ pub const CR3_WRITE: u32 = 2 << 16;
 pub const SYSTEM_CALL: u32 = 3 << 16;
 /// The first of an observed function of the kernel.
 pub const KERNEL_CALL: u32 = 4 << 16;
+/// The last of a block from which such a function may return.
+pub const KERNEL_RETURN: u32 = 7 << 16;
 
 /// The first of a function of the program's allocator.
 pub const ALLOCATOR: u32 = 5 << 16;

@@ -1,6 +1,8 @@
 //! Translation of a block by QEMU: it is decoded for the machine, and calls to the plugin are inserted.
 
-use crate::instruction::{ALLOCATOR, CR3_WRITE, Instruction, KERNEL_CALL, MARK, RETURN, SYSTEM_CALL};
+use crate::instruction::{
+    ALLOCATOR, CR3_WRITE, Instruction, KERNEL_CALL, KERNEL_RETURN, MARK, RETURN, SYSTEM_CALL,
+};
 use crate::run::Run;
 use sim::isa::decode::mark;
 
@@ -32,6 +34,9 @@ pub fn block(run: &mut Run, instructions: &[Instruction], wish: impl Fn(Wish)) {
     wish(Wish::Entry { block: number });
     if let Some(function) = run.kernel_function(instructions[0].address) {
         call_before(0, KERNEL_CALL | function);
+    }
+    if let Some(function) = run.returns_from(number) {
+        call_before(instructions.len() - 1, KERNEL_RETURN | function);
     }
     if run.may_return_to(number, instructions[0].address) {
         call_before(0, RETURN);

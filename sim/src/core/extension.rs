@@ -213,6 +213,7 @@ impl Extension {
     /// The measured region starts here.
     pub fn start_region(&mut self) {
         self.before = self.units.statistics().clone();
+        self.units.hold_from_here();
     }
 
     /// The units' counters since the region's start, by name; an array's elements by kind of page.

@@ -68,8 +68,10 @@ impl Run {
             0x23 if timed => self.machine.leave_allocator(Owner::Free, 0),
             0x30 => self.events += 1,
             0x40 => {
-                let number = second as usize % self.kernel_functions.len();
-                self.kernel_functions[number] = first;
+                let number = second as usize & 0xff;
+                if let Some(function) = self.kernel_functions.get_mut(number) {
+                    *function = first..first + (second >> 8);
+                }
                 self.find_memory();
             }
             _ => {}

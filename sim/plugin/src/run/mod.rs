@@ -1,16 +1,18 @@
 //! One run: from the guest's READY to the region's end.
 
 mod marks;
+mod pages;
 mod results;
 
 use crate::functions::{Call, Function, Functions, Kind};
 use crate::guest::GuestMemory;
-use crate::instruction::{ALLOCATOR, CR3_WRITE, Instruction, KERNEL_CALL, MARK, RETURN, SYSTEM_CALL};
+use crate::instruction::{ALLOCATOR, CR3_WRITE, Instruction, KERNEL_RETURN, MARK, RETURN, SYSTEM_CALL};
 use crate::qemu::{self, Buffer, Register, Turns};
 use qemu_plugin_sys::qemu_plugin_id_t;
 use sim::isa::block::End;
 use sim::isa::decode::BlockDecoder;
 use sim::{Access, Description, Machine};
+use std::ops::Range;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -58,8 +60,9 @@ pub struct Run {
     buffer: Buffer,
     /// The mark KERNEL_FUNCTION of the guest's init: its virtual address, and the host's.
     known: (u64, u64),
-    /// Of `__alloc_pages`, its like for many, and `pgd_free`, as the guest's init reports them: addresses.
-    kernel_functions: [u64; 3],
+    /// Where the kernel's observed functions are, as the guest's init reports them.
+    kernel_functions: [Range<u64>; pages::FUNCTIONS],
+    page_calls: pages::Allocations,
     functions: Functions,
     /// How often each block of the region was entered, by its number, if that is to be kept.
     entries: Option<Vec<u64>>,
@@ -117,7 +120,8 @@ impl Run {
             cr3: None,
             buffer: Buffer::new(),
             known: (0, 0),
-            kernel_functions: [0; 3],
+            kernel_functions: Default::default(),
+            page_calls: Default::default(),
             functions: Functions::new(functions),
             entries,
             most_instructions: if most_instructions == 0 { u64::MAX } else { most_instructions },
@@ -317,23 +321,28 @@ impl Run {
             }
             ALLOCATOR => self.enter_allocator(self.functions.kind_and_size(number)),
             RETURN => self.maybe_return(),
-            // A process and its page table, by its address in the map of all memory.
-            KERNEL_CALL if number == 2 => {
-                let table = self.register(6);
-                self.machine.process_exited(table.wrapping_sub(marks::DIRECT_MAP));
-            }
-            _ => {
-                // Flags and order; the bulk one: flags, and how many as its fourth argument.
-                let flags = self.register(7);
-                let pages = if number == 0 { 1 << (self.register(6) & 15) } else { self.register(1) };
-                self.machine.kernel_allocates(flags, pages);
-            }
+            KERNEL_RETURN => self.kernel_return(number),
+            _ => self.kernel_call(number),
         }
     }
 
     /// Which of the kernel's observed functions begins at this address.
     pub fn kernel_function(&self, address: u64) -> Option<u32> {
-        self.kernel_functions.iter().position(|one| *one == address).map(|index| index as u32)
+        self.kernel_functions.iter().position(|one| one.start == address).map(|index| index as u32)
+    }
+
+    /// Which of the functions that allocate pages this block of it may return from: by a return, or by a
+    /// jump to the code that all functions of a kernel with mitigations share for that.
+    pub fn returns_from(&self, number: usize) -> Option<u32> {
+        let block = self.machine.block(number);
+        let within = |function: &u32| self.kernel_functions[*function as usize].contains(&block.start);
+        let function = [pages::ALLOCATES, pages::ALLOCATES_MANY].into_iter().find(within)?;
+        let returns = match block.ends {
+            End::Return => true,
+            End::Jump(target) => !self.kernel_functions[function as usize].contains(&target),
+            _ => false,
+        };
+        returns.then_some(function)
     }
 
     fn register(&mut self, number: usize) -> u64 {

@@ -5,6 +5,7 @@ use crate::base::cause::Owner;
 use crate::core::extension::{Extension, View};
 use crate::isa::block::{Access, RAX, RDI, TRASH_REGISTER};
 use crate::system::machine::Machine;
+use crate::system::pages::Held;
 use std::ops::Range;
 
 /// `__GFP_MOVABLE`: pages of processes, which the kernel can move.
@@ -56,6 +57,7 @@ impl Machine {
     /// As [`allocate`](Self::allocate).
     pub fn free(&mut self, address: u64, lane: u64, refused: bool) -> Result<(), String> {
         self.charge_again();
+        self.note_most_pages();
         self.unit_operation(Owner::Free, TRASH_REGISTER, |extension, at, view| {
             extension.free(address, lane, refused, at, view)
         })
@@ -89,6 +91,7 @@ impl Machine {
     /// As [`allocate`](Self::allocate).
     pub fn free_batch(&mut self, lane: u64) -> Result<(), String> {
         self.charge_again();
+        self.note_most_pages();
         self.unit_operation(Owner::Free, TRASH_REGISTER, |extension, at, view| {
             extension.free_batch(lane, at, view)
         })
@@ -103,6 +106,7 @@ impl Machine {
     /// pages back. That is the kernel's work, as it is in the baseline.
     pub fn process_exited(&mut self, root: u64) {
         self.uncharged.retain(|other| other & !0xfff != root);
+        self.note_most_pages();
         if let Some(extension) = &mut self.extension {
             let mut view = view!(self);
             let back = extension.exit(root, self.own.core.now(), &mut view);
@@ -113,6 +117,7 @@ impl Machine {
     /// The region's end: the processes' memory goes back to the pool. Where the program has exited that is
     /// part of it, as the kernel's work at an exit is part of the baseline's.
     pub fn end_region(&mut self, is_exit: bool) {
+        self.pages.end(self.pool_pages());
         if let Some(extension) = &mut self.extension {
             let mut view = view!(self);
             let done = extension.end(self.own.core.now(), &mut view);
@@ -208,6 +213,43 @@ impl Machine {
         }
         let counts = &mut self.counts;
         *(if flags & MOVABLE != 0 { &mut counts.user_pages } else { &mut counts.kernel_pages }) += pages;
+    }
+
+    /// The kernel has allocated these pages, one behind the other, each named by a number. It was asked for
+    /// them when [`Machine::kernel_allocates`] was called.
+    pub fn kernel_holds(&mut self, flags: u64, pages: impl Iterator<Item = u64>) {
+        for page in pages {
+            self.pages.allocated(page, flags & MOVABLE != 0);
+        }
+    }
+
+    /// The kernel frees these pages.
+    pub fn kernel_frees(&mut self, pages: impl Iterator<Item = u64>) {
+        self.note_most_pages();
+        for page in pages {
+            self.pages.freed(page);
+        }
+    }
+
+    /// Whether pages that the kernel allocates now are counted.
+    pub fn counts_pages(&self) -> bool {
+        !self.is_uncharged()
+    }
+
+    fn note_most_pages(&mut self) {
+        self.pages.note_most(self.pool_pages());
+    }
+
+    /// The pages that are held now, and those when the most were: allocated in the region and not freed.
+    pub fn pages_held(&self) -> (Held, Held) {
+        self.pages.now_and_most(self.pool_pages())
+    }
+
+    fn pool_pages(&self) -> Held {
+        self.extension.as_ref().map_or(Held::default(), |extension| {
+            let [data, tables, blocks] = extension.units.pages_held();
+            Held { user: data, kernel: tables + blocks }
+        })
     }
 
     /// The program calls the kernel with this number (x86-64 Linux).

@@ -31,6 +31,7 @@ use crate::isa::block::*;
 use crate::memory::hierarchy::Hierarchy;
 use crate::memory::tlb::{PageTables, Tlbs};
 use crate::system::allocations::Allocations;
+use crate::system::pages::Pages;
 use crate::system::sampling::Sampler;
 
 use cores::{OneCore, Turns};
@@ -53,6 +54,7 @@ pub struct Machine {
     /// An ideal allocator: its functions' own code is not charged.
     ideal_allocator: bool,
     allocations: Allocations,
+    pages: Pages,
     sampler: Option<Sampler>,
     start: u64,
     /// Counters.
@@ -78,6 +80,7 @@ impl Machine {
             uncharged: Vec::new(),
             ideal_allocator: description.core.ideal_allocator,
             allocations: Allocations::default(),
+            pages: Pages::default(),
             sampler: description.sample.as_ref().map(Sampler::new),
             start: 0,
             counts: ProgramCounts::default(),
@@ -189,6 +192,7 @@ impl Machine {
         }
         self.counts = ProgramCounts::default();
         self.allocations.reset();
+        self.pages = Pages::default();
     }
 
     /// DRAM's requests of the region are kept, for [`Hierarchy::dram_requests`].

@@ -1,6 +1,7 @@
 //! Every number of a run with its name, unit and meaning: as JSON for programs and as a table for people.
 
 mod cores;
+mod pages;
 mod sample;
 mod units;
 
@@ -114,6 +115,7 @@ impl Statistics {
     pub fn of(machine: &Machine, description: &Description) -> Statistics {
         let mut all = Statistics::default();
         all.of_program(machine, description);
+        all.of_pages(machine);
         all.of_cores(machine);
         all.of_cycles(machine);
         all.of_branches(machine);
@@ -161,8 +163,13 @@ impl Statistics {
             ("page_faults", counts.faults, "faults", "instructions that faulted on memory"),
             ("interrupts", counts.interrupts, "interrupts", "interrupts and other exceptions"),
             ("system_calls", counts.system_calls, "calls", "system calls"),
-            ("user_pages", counts.user_pages, "pages", "allocated by the kernel for processes"),
-            ("kernel_pages", counts.kernel_pages, "pages", "allocated by the kernel for itself"),
+            ("user_pages", counts.user_pages, "pages", "allocated by the kernel for processes, freed or not"),
+            (
+                "kernel_pages",
+                counts.kernel_pages,
+                "pages",
+                "allocated by the kernel for itself, freed or not",
+            ),
             ("process_switches", counts.process_switches, "switches", "changes of the address space"),
         ];
         self.counts("", &lines);
