@@ -12,7 +12,7 @@
 //! | --- | --- | --- |
 //! | [`base`] | [`base::description`], [`base::calendar`], [`base::cause`] | the machine's sizes and latencies; which cycles of a resource are taken; why a cycle passed, and for whom |
 //! | [`isa`] | [`isa::block`], [`isa::decode`] | blocks of instructions, and how x86 is decoded into them |
-//! | [`memory`] | [`memory::cache`], [`memory::dram`], [`memory::hierarchy`], [`memory::tlb`] | one cache, DDR4, all levels together; TLBs and the page walker |
+//! | [`memory`] | [`memory::cache`], [`memory::replacement`], [`memory::dram`], [`memory::hierarchy`], [`memory::tlb`] | one cache, which of its lines is replaced, DDR4, all levels together; TLBs and the page walker |
 //! | [`core`] | [`core::branch`], [`core::pipeline`] | the branch predictor, the out-of-order core |
 //! | | [`core::extension`], [`core::support`] | Memento's units beside a core; SpeedMalloc's support core |
 //! | [`system`] | [`system::machine`], [`system::sampling`] | cores, memory and units together; sampled runs |
@@ -37,6 +37,7 @@ pub mod memory {
     pub mod cache;
     pub mod dram;
     pub mod hierarchy;
+    pub mod replacement;
     pub mod tlb;
 }
 

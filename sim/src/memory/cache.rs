@@ -1,10 +1,11 @@
-//! One level of cache, the same for all levels: LRU, write-back, write-allocate, misses held in MSHRs.
+//! One level of cache, the same for all levels: write-back, write-allocate, misses held in MSHRs.
 //!
 //! A line is put in when its miss is sent on, with the cycle at which it will be there: an access before that
 //! cycle has merged with the miss and waits for it.
 
 use crate::base::calendar::Calendar;
 use crate::base::description::CacheDescription;
+use crate::memory::replacement::Policy;
 
 /// A line's address: the physical address over 64.
 pub type Line = u64;
@@ -16,12 +17,10 @@ pub struct Cache {
     ways: usize,
     set_mask: u64,
     tags: Box<[Line]>,
-    /// Of each line: when it was used last, in accesses of this cache.
-    used: Box<[u64]>,
+    policy: Policy,
     /// Of each line: the cycle at which its data is there.
     ready: Box<[u64]>,
     dirty: Box<[bool]>,
-    accesses: u64,
     /// Of each MSHR: when the miss that has it arrived, and until when it is taken.
     mshrs: Box<[(u64, u64)]>,
     starts: Calendar,
@@ -73,10 +72,9 @@ impl Cache {
             ways: description.ways,
             set_mask: description.sets as u64 - 1,
             tags: vec![EMPTY; lines].into(),
-            used: vec![0; lines].into(),
+            policy: Policy::new(description.replacement, lines),
             ready: vec![0; lines].into(),
             dirty: vec![false; lines].into(),
-            accesses: 0,
             mshrs: vec![(0, 0); description.mshrs].into(),
             starts: Calendar::new(),
             cycles_per_access: description.cycles_per_access,
@@ -109,13 +107,12 @@ impl Cache {
     /// Looks the line up, as its newest use. The cycle at which its data is there, or nothing.
     #[inline]
     pub fn lookup(&mut self, line: Line, write: bool, at: u64) -> Option<u64> {
-        self.accesses += 1;
         let Some(index) = self.find(line) else {
             self.counts.misses += 1;
             return None;
         };
         self.counts.hits += 1;
-        self.used[index] = self.accesses;
+        self.policy.used(index);
         self.dirty[index] |= write;
         let ready = self.ready[index];
         self.counts.merges += u64::from(ready > at);
@@ -136,23 +133,17 @@ impl Cache {
     pub fn remove(&mut self, line: Line) -> Option<bool> {
         let index = self.find(line)?;
         self.tags[index] = EMPTY;
-        self.used[index] = 0;
+        self.policy.emptied(index);
         Some(std::mem::take(&mut self.dirty[index]))
     }
 
-    /// Puts the line in the place of the least recently used one.
+    /// Puts the line in the place of the one that the policy replaces.
     pub fn insert(&mut self, line: Line, dirty: bool, ready: u64) -> Option<Victim> {
         let first = self.first(line);
-        let mut index = first;
-        for other in first..first + self.ways {
-            if self.used[other] < self.used[index] {
-                index = other;
-            }
-        }
+        let index = self.policy.victim(first..first + self.ways);
         let victim = Victim { line: self.tags[index], dirty: self.dirty[index] };
-        self.accesses += 1;
         self.tags[index] = line;
-        self.used[index] = self.accesses;
+        self.policy.filled(index);
         self.ready[index] = ready;
         self.dirty[index] = dirty;
         self.counts.writebacks += u64::from(victim.dirty);

@@ -144,6 +144,20 @@ pub struct CacheDescription {
     pub mshrs: usize,
     /// One access starts every so many cycles; 0: no limit.
     pub cycles_per_access: u64,
+    /// A file without it: least recently used.
+    #[serde(default)]
+    pub replacement: ReplacementKind,
+}
+
+/// The policies by which a cache replaces lines (`memory/replacement.rs`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[allow(missing_docs)]
+pub enum ReplacementKind {
+    #[default]
+    Lru,
+    Srrip,
+    Random,
 }
 
 /// Both levels of TLB, and the page walker.

@@ -284,6 +284,7 @@ fn support_caches(description: &SupportDescription) -> [Cache; 2] {
         latency_cycles: description.cache_latency_cycles,
         mshrs: 1,
         cycles_per_access: 0,
+        replacement: Default::default(),
     };
     [Cache::new(&one, 0), Cache::new(&one, 0)]
 }
