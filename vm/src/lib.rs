@@ -22,6 +22,7 @@ pub mod base {
     pub mod error;
     pub mod host_memory;
     pub mod image;
+    pub mod scripts;
     pub mod settings;
 }
 
@@ -59,6 +60,7 @@ pub mod service {
 
 pub use base::error::Error;
 pub use base::image;
+pub use base::scripts;
 pub use base::settings::{self, Settings};
 pub use model::partition::State;
 pub use model::partitions::MemorySource;

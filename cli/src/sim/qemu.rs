@@ -5,8 +5,9 @@ use std::process::{Child, Command};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 
+use crate::libraries;
 use crate::sim::script::script;
 
 /// The same guest, to the bit, in every run: time is counted in instructions (2 ns each), and starts at a
@@ -62,7 +63,7 @@ fn is_served(version: &str) -> bool {
     version >= (9, 1) && version.0 != 11 || version >= (11, 1)
 }
 
-/// libmayfly_sim.so: beside this program, or what `MAYFLY_SIM_PLUGIN` names.
+/// libmayfly_sim.so: beside this program or below `../lib` once installed, or what `MAYFLY_SIM_PLUGIN` names.
 ///
 /// # Errors
 /// There is no such file.
@@ -70,13 +71,12 @@ pub fn plugin() -> Result<PathBuf> {
     if let Some(path) = std::env::var_os("MAYFLY_SIM_PLUGIN") {
         return Ok(PathBuf::from(path));
     }
-    let program = std::env::current_exe().context("cannot find the path of this program")?;
-    let path = program.with_file_name("libmayfly_sim.so");
-    if path.is_file() {
-        Ok(path)
-    } else {
-        bail!("{} is missing: build it with: cargo build --release -p sim-plugin", path.display())
-    }
+    libraries::find("libmayfly_sim.so").map_err(|missing| {
+        anyhow!(
+            "{missing}: install Debian's package mayfly-guest of this release, or in Mayfly's source tree: cargo \
+             build --release -p sim-plugin"
+        )
+    })
 }
 
 /// A line for a QEMU that has refused the plugin for its interface's number, by what it complains of.

@@ -1,23 +1,16 @@
-//! The scripts of the source tree that build QEMU, images and the like for a simulation, and print their
-//! paths.
+//! The scripts that build QEMU, images and the like for a simulation, and print their paths.
 
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
+use vm::scripts;
 
-/// Runs a script of the source tree that prints a path.
+/// Runs a script of the source tree, or of the package `mayfly-guest`, that prints a path.
 ///
 /// # Errors
 /// The script is not found, or fails.
 pub fn script(name: &str) -> Result<String> {
-    let program = std::env::current_exe().context("cannot find the path of this program")?;
-    let here = std::env::current_dir().unwrap_or_default();
-    let found = program
-        .ancestors()
-        .chain(here.ancestors())
-        .map(|folder| folder.join(name))
-        .find(|path| path.is_file());
-    let path = found.ok_or_else(|| anyhow!("{name} is part of Mayfly's source tree: run this there"))?;
+    let path = scripts::find(name)?;
     let output = Command::new(&path)
         .stdin(Stdio::null())
         .stderr(Stdio::inherit())

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::base::cache::{key_after, prune};
 use crate::base::error::Error;
+use crate::base::scripts;
 
 /// The file that names the image's other files.
 const DESCRIPTION: &str = "vm.json";
@@ -160,25 +161,10 @@ pub(crate) fn cache_folder() -> Option<PathBuf> {
     Some(cache.join("mayfly"))
 }
 
-/// `vm/image/build` of the source tree that this program was built in, or what `MAYFLY_VM_IMAGE_BUILDER`
-/// names.
+/// `vm/image/build`, or what `MAYFLY_VM_IMAGE_BUILDER` names.
 fn builder() -> Result<PathBuf, Error> {
-    if let Some(path) = std::env::var_os("MAYFLY_VM_IMAGE_BUILDER") {
-        return Ok(PathBuf::from(path));
+    match std::env::var_os("MAYFLY_VM_IMAGE_BUILDER") {
+        Some(path) => Ok(PathBuf::from(path)),
+        None => scripts::find("vm/image/build"),
     }
-    let program =
-        std::env::current_exe().map_err(|error| Error::Failed(format!("cannot find myself: {error}")))?;
-    let here = std::env::current_dir().unwrap_or_default();
-    let found = program
-        .ancestors()
-        .chain(here.ancestors())
-        .map(|folder| folder.join("vm/image/build"))
-        .find(|path| path.is_file());
-    found.ok_or_else(|| {
-        Error::Missing(
-            "images are built in Mayfly's source tree: run this there, or name its vm/image/build in \
-             MAYFLY_VM_IMAGE_BUILDER"
-                .to_string(),
-        )
-    })
 }
