@@ -52,9 +52,12 @@ soak: build ## random operations for long, fuzzing, and VMs on kernels that chec
 	sim/tests/mutants
 	deploy/reproducible
 
-packages: setup ## Debian package, Python wheel, images of the node agent and of a system to build in: target/packages
-	deploy/packages
+packages: setup ## builds all packages and images into target/packages, and checks them; BINARIES=FOLDER has the command
+	deploy/packages $(if $(BINARIES),--binaries $(BINARIES))
+	deploy/crates
 	deploy/builder
+	MAYFLY_PACKAGES_BUILT=$(CURDIR)/target/packages $(if $(BINARIES),MAYFLY_BINARIES=$(abspath $(BINARIES))) \
+		deploy/tests/run
 
 demo: ## Lambda functions under a bursty load, plainly and on Mayfly, side by side
 	@./setup demo

@@ -1,4 +1,5 @@
-"""The node agent's image as an OCI archive: image.py ROOT OUT; ROOT is what the Debian package installs.
+"""An image FROM scratch as an OCI archive: image.py ROOT OUT NAME WORD...; ROOT is what the Debian package
+installs, WORDs what `mayfly` runs with.
 
 One layer: the command with the loader and the C libraries that it is linked to, and the libraries for
 containers. Dates are SOURCE_DATE_EPOCH, names are sorted, so the same input gives the same archive.
@@ -43,7 +44,8 @@ def layer(root: Path) -> bytes:
         folders = {str(folder) for name in files for folder in Path(name).parents if str(folder) != "."}
         for folder in sorted(folders | {"tmp", "var", "var/lib", "etc"}):
             info = tarfile.TarInfo(folder)
-            info.type, info.mode, info.mtime = tarfile.DIRTYPE, 0o755, EPOCH
+            mode = 0o1777 if folder == "tmp" else 0o755
+            info.type, info.mode, info.mtime = tarfile.DIRTYPE, mode, EPOCH
             archive.addfile(info)
         for name, (path, mode) in sorted(files.items()):
             add(archive, name, path.read_bytes(), mode)
@@ -52,6 +54,7 @@ def layer(root: Path) -> bytes:
 
 def main() -> None:
     root, out = Path(sys.argv[1]), Path(sys.argv[2])
+    name, words = sys.argv[3], sys.argv[4:]
     blobs: dict[str, bytes] = {}
 
     def blob(content: bytes, media_type: str) -> dict:
@@ -73,7 +76,7 @@ def main() -> None:
             "created": created,
             "config": {
                 "Entrypoint": ["/usr/bin/mayfly"],
-                "Cmd": ["node"],
+                "Cmd": words,
                 "Env": ["PATH=/usr/bin"],
                 "Labels": {"org.opencontainers.image.version": VERSION},
             },
@@ -85,7 +88,7 @@ def main() -> None:
         {"schemaVersion": 2, "mediaType": f"{kind}.manifest.v1+json", "config": config, "layers": [packed]},
         f"{kind}.manifest.v1+json",
     )
-    manifest["annotations"] = {"org.opencontainers.image.ref.name": f"mayfly-node:{VERSION}"}
+    manifest["annotations"] = {"org.opencontainers.image.ref.name": f"{name}:{VERSION}"}
     index = {"schemaVersion": 2, "mediaType": f"{kind}.index.v1+json", "manifests": [manifest]}
     with tarfile.open(out, "w", format=tarfile.PAX_FORMAT) as archive:
         add(archive, "oci-layout", json.dumps({"imageLayoutVersion": "1.0.0"}).encode())

@@ -35,12 +35,17 @@ def parsers():
         pytest.skip(str(why))
 
 
+def tools():
+    """Programs of the environment that deploy/libraries makes."""
+    name = hashlib.sha256((DEPLOY / "requirements.txt").read_bytes()).hexdigest()[:16]
+    caches = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache"))
+    return caches / "mayfly/portable" / name / "bin"
+
+
 @pytest.fixture(scope="module")
 def validate():
     """Validates against the schemas of Kubernetes' API."""
-    name = hashlib.sha256((DEPLOY / "requirements.txt").read_bytes()).hexdigest()[:16]
-    caches = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache"))
-    program = caches / "mayfly/portable" / name / "bin/kubernetes-validate"
+    program = tools() / "kubernetes-validate"
 
     def validate(text, version, folder):
         file = folder / "objects.yaml"

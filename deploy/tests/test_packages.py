@@ -1,86 +1,31 @@
 """Packages: two builds are equal, and a package installs, upgrades and is purged without a trace."""
 
-import contextlib
 import hashlib
 import os
 import pathlib
 import shutil
 import subprocess
-import tempfile
 import time
+import zipfile
 
 import pytest
+from roots import inside, installed, run
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-BINARIES = os.environ.get("MAYFLY_BINARIES", ROOT / "target/release")
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0, reason="needs root: packages are installed in a root of their own"
 )
 
 
-def run(*words, **more):
-    more = {"timeout": 900} | more
-    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, **more)
-    assert done.returncode == 0, f"{words}: exit code {done.returncode}\n{done.stdout}{done.stderr}"
-    return done.stdout
-
-
-@pytest.fixture(scope="module")
-def packages(tmp_path_factory):
-    folders = [tmp_path_factory.mktemp("first"), tmp_path_factory.mktemp("second")]
-    for folder in folders:
-        environment = {**os.environ, "MAYFLY_PACKAGES": str(folder)}
-        run(ROOT / "deploy/packages", "--binaries", BINARIES, env=environment)
-    return folders
-
-
-@pytest.fixture(scope="module")
-def package(packages):
-    return next(packages[0].glob("*.deb"))
-
-
-@pytest.fixture(scope="module")
-def system(tmp_path_factory):
-    """A fresh Debian with the package's dependencies only."""
-    folder = tmp_path_factory.mktemp("system") / "root"
-    sources = run(ROOT / "deploy/sources")
-    command = ["mmdebstrap", "--mode=root", "--variant=minbase", "--include=libstdc++6,libgcc-s1,python3"]
-    command += ["--keyring=/usr/share/keyrings", "--format=directory", "--quiet", "", str(folder), "-"]
-    run(*command, input=sources)
-    with mounted(folder):
-        yield folder
-    shutil.rmtree(folder)
-
-
-@contextlib.contextmanager
-def mounted(folder):
-    places = [("proc", "proc"), ("tmpfs", "run"), ("tmpfs", "dev/shm")]
-    try:
-        for kind, place in places:
-            run("mount", "-t", kind, kind, folder / place)
-        yield
-    finally:
-        for _, place in reversed(places):
-            subprocess.run(["umount", "--lazy", str(folder / place)], check=False)
-
-
-def inside(system, *words, **more):
-    return run("chroot", system, *words, **more)
-
-
-def installed(system):
-    """Mayfly's paths, without the records of apt and dpkg."""
-    found = inside(system, "find", "/", "-xdev", "-iname", "*mayfly*", "-not", "-path", "/proc/*").split()
-    return [path for path in found if not path.startswith(("/var/lib/dpkg", "/var/cache/apt", "/tmp"))]
-
-
 def test_two_builds_are_the_same(packages):
     first, second = (
-        {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+        {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.glob("mayfly[_-]*.*")}
         for folder in packages
     )
-    assert len(first) == 3
+    first = {name: digest for name, digest in first.items() if not name.startswith("mayfly-build-")}
+    kinds = ["deb", "deb", "deb", "rpm", "tar", "tar", "tgz", "whl", "whl"]
+    assert sorted(name.rsplit(".")[-1] for name in first) == kinds
     assert first == second
 
 
@@ -163,6 +108,35 @@ def test_it_installs_upgrades_under_a_client_and_is_purged(system, package):
     assert left == []
 
 
+def test_messages_lead_to_the_package_that_builds_guests(system, package, packages):
+    """Without mayfly-guest they name it; with it the scripts are found."""
+
+    def asked(*words):
+        command = ["chroot", system, "env", "HOME=/tmp", "mayfly", *words]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode != 0
+        return done.stderr
+
+    [guest] = packages[0].glob("mayfly-guest_*.deb")
+    for file in (package, guest):
+        shutil.copy(file, system / "tmp" / file.name)
+    inside(system, "dpkg", "-i", f"/tmp/{package.name}")
+    try:
+        assert "build it once with: mayfly vm image" in asked("vm", "boot")
+        assert "install Debian's package mayfly-guest" in asked("vm", "image")
+        assert "install Debian's package mayfly-guest" in asked("sim", "--", "churn")
+        inside(system, "dpkg", "--force-depends", "-i", f"/tmp/{guest.name}")
+        assert "image: mmdebstrap is missing" in asked("vm", "image")
+        assert "in-debian-12: mmdebstrap is missing" in asked("sim", "--", "churn")
+        for program in (
+            *(system / "usr/lib/mayfly/vm/programs").iterdir(),
+            system / "usr/lib/mayfly/sim/guest/init",
+        ):
+            assert "INTERP" not in run("readelf", "-lW", program), f"{program} is not static"
+    finally:
+        inside(system, "dpkg", "--purge", "--force-depends", "mayfly-guest", "mayfly")
+
+
 def until(condition, what, seconds=60):
     end = time.monotonic() + seconds
     while not condition():
@@ -171,8 +145,7 @@ def until(condition, what, seconds=60):
 
 
 def test_the_wheel_brings_heap_and_sharing(packages, tmp_path):
-    wheel = next(packages[0].glob("*.whl"))
-    assert wheel.name.endswith("-py3-none-manylinux_2_28_x86_64.whl")
+    [wheel] = packages[0].glob("*-py3-none-manylinux_2_28_x86_64.whl")
     run("/usr/bin/python3", "-m", "venv", tmp_path / "venv")
     python = tmp_path / "venv/bin/python"
     run(python, "-m", "pip", "install", "-q", "--no-index", "--disable-pip-version-check", wheel)
@@ -183,22 +156,24 @@ def test_the_wheel_brings_heap_and_sharing(packages, tmp_path):
     assert run(python, "-m", "mayfly", "run", script, "a", "b", cwd=tmp_path) == "['a', 'b'] True\n"
     path = run(python, "-c", "import mayfly; print(mayfly.library.library()._name)", cwd=tmp_path)
     assert path.startswith(str(tmp_path))
+    about = zipfile.ZipFile(wheel).read("mayfly_memory-0.1.0.dist-info/METADATA").decode()
+    for line in (
+        "Name: mayfly-memory",
+        "License-Expression: MIT OR Apache-2.0",
+        "# mayfly: share the memory",
+    ):
+        assert f"\n{line}" in about, about
     wrong = subprocess.run([python, "-m", "mayfly"], capture_output=True, text=True, cwd=tmp_path)
     assert (wrong.returncode, wrong.stdout) == (2, "")
 
 
-@pytest.mark.skipif(not shutil.which("podman"), reason="needs podman")
-def test_podman_takes_the_image_and_runs_it(packages):
-    short = pathlib.Path(tempfile.mkdtemp(prefix="mayfly-"))  # Podman takes no long paths
-    image = next(packages[0].glob("*.oci.tar"))
-    command = ["podman", "--root", short / "root", "--runroot", short / "run", "--tmpdir", short / "tmp"]
-    command += ["--cgroup-manager", "cgroupfs", "--events-backend", "file", "--runtime", "runc"]
-    try:
-        assert "mayfly-node" in run(*command, "load", "-i", image)
-        name = run(*command, "images", "--format", "{{.Repository}}:{{.Tag}}").split()[0]
-        options = ["--rm", "--network", "none", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096"]
-        assert run(*command, "run", *options, name, "--version").startswith("mayfly ")
-    finally:
-        subprocess.run([*command, "rmi", "--all", "--force"], capture_output=True, check=False)
-        subprocess.run(["umount", "--lazy", str(short / "root/overlay")], capture_output=True, check=False)
-        shutil.rmtree(short, ignore_errors=True)
+def test_the_wheel_for_musl_needs_no_other_libc(packages, tmp_path):
+    [wheel] = packages[0].glob("*-py3-none-musllinux_1_2_x86_64.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    libraries = sorted((tmp_path / "mayfly").glob("*.so"))
+    assert [path.name for path in libraries] == [
+        f"libmayfly_{name}.so" for name in ("heap", "merge", "merge_auto")
+    ]
+    for library in libraries:
+        assert "GLIBC_" not in run("objdump", "-T", library), library
