@@ -12,8 +12,6 @@ use tokio::net::UnixStream;
 use worker_snapshot::RUNS;
 use worker_system::text::shown;
 
-use crate::sandbox::snapshots::START;
-
 /// First bytes of messages on the line, beside [`RUNS`]: it waits to be taken, an error.
 const WAITS: u8 = b'W';
 const FAILS: u8 = b'E';
@@ -48,8 +46,8 @@ impl Line {
     ///
     /// # Errors
     /// It has failed, ended, or takes too long.
-    pub async fn until_it_waits(&mut self) -> Result<()> {
-        self.expect(WAITS, START).await
+    pub async fn until_it_waits(&mut self, limit: Duration) -> Result<()> {
+        self.expect(WAITS, limit).await
     }
 
     /// Tells a restored process its environment, and waits until it runs.
@@ -94,13 +92,14 @@ mod tests {
     use std::io::{Read, Write};
 
     use super::*;
-    use crate::sandbox::snapshots::RESTORE;
+
+    const RESTORE: Duration = Duration::from_secs(10);
 
     /// What the worker takes from a line on which a process writes this, and then ends.
     async fn received(written: &[u8]) -> Result<(), String> {
         let (mut line, theirs) = Line::pair().unwrap();
         StdStream::from(theirs).write_all(written).unwrap();
-        line.until_it_waits().await.map_err(|error| error.to_string())
+        line.until_it_waits(RESTORE).await.map_err(|error| error.to_string())
     }
 
     #[tokio::test]

@@ -230,8 +230,8 @@ impl Snapshots {
         }
     }
 
-    /// An instance could not be restored. If that is the snapshot's fault, another is taken, unless that happens
-    /// again and again. Returns whether it is.
+    /// An instance could not be restored. If that is the snapshot's fault, another is taken, unless that
+    /// happens again and again. Returns whether it is.
     pub fn failed(&self, deployment: &Deployment, error: &anyhow::Error) -> bool {
         let mut all = lock(&self.all);
         let Some(known) = all.known.get_mut(&deployment.function) else { return true };

@@ -127,7 +127,7 @@ impl Containers {
             // It ends if the line closes.
             let mut line = line.context("it has no line")?;
             let first = tokio::select! {
-                waits = line.until_it_waits() => waits.map(|()| None),
+                waits = line.until_it_waits(snapshots::START) => waits.map(|()| None),
                 first = FirstRequest::receive(&instance.listener, snapshots::START) => first.map(Some),
             };
             let first = first.context("it did not start")?;
