@@ -11,7 +11,7 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
-enum { PAGES = 512, BYTES = PAGES * PAGE, CHILDREN = 150, STACK = 256 << 10 };
+enum { PAGES = 512, BYTES = PAGES * PAGE, CHILDREN = 60, STACK = 256 << 10 };
 
 // `merged` is advised before any fork, `busy` is merged and made private again all the time.
 static unsigned char *merged, *busy;
