@@ -144,13 +144,19 @@ def holding(end: int, most: int) -> dict:
     return {f"held.{when}.{kind}_pages": held[when] for when in held for kind in ("user", "kernel")}
 
 
-def test_pages_and_price_count_the_pages_held():
-    units = {f"memento.{key}": 0 for key in ("allocations", "frees", "inactive_slots")}
-    units |= {
-        f"memento.pages_{one}.{kind}": 7
+def units_with(pages: int) -> dict:
+    """Statistics of Memento's units that took so many pages of each kind."""
+    idle = {f"memento.{key}": 0 for key in ("allocations", "frees", "inactive_slots")}
+    of_kinds = {
+        f"memento.pages_{one}.{kind}": pages
         for one in ("from_os", "allocated")
         for kind in ("data", "tables", "blocks")
     }
+    return idle | of_kinds
+
+
+def test_pages_and_price_count_the_pages_held():
+    units = units_with(pages=7)
     owners = {"cycles_by_owner.allocate": 0, "cycles_by_owner.free": 0, "time_us": 1000, "instructions": 1}
     its = {
         "native": run(1200, pages=900, **owners, **holding(90, 100)),
@@ -167,12 +173,7 @@ def test_pages_and_price_count_the_pages_held():
 
 
 def test_runs_of_before_are_counted_alike_and_marked():
-    units = {f"memento.{key}": 0 for key in ("allocations", "frees", "inactive_slots")}
-    units |= {
-        f"memento.pages_{one}.{kind}": 0
-        for one in ("from_os", "allocated")
-        for kind in ("data", "tables", "blocks")
-    }
+    units = units_with(pages=0)
     owners = {"cycles_by_owner.allocate": 0, "cycles_by_owner.free": 0, "time_us": 1, "instructions": 1}
     its = {
         "native": run(1200, pages=200, **owners),

@@ -78,6 +78,18 @@ def open_folder(tmp_path_factory, name):
     return made
 
 
+def one_function(folder, name, runtime, handler="app.handler", metadata=None, **properties):
+    """Writes the template of a function, whose code is in the folder `code` beside it; returns its path."""
+    properties |= {"FunctionName": name, "Runtime": runtime, "Handler": handler, "CodeUri": "code"}
+    function = {"Type": "AWS::Serverless::Function", "Properties": properties}
+    if metadata:
+        function["Metadata"] = {"Mayfly": metadata}
+    template = {"Transform": "AWS::Serverless-2016-10-31", "Resources": {"Function": function}}
+    path = folder / "template.yaml"
+    path.write_text(json.dumps(template))
+    return str(path)
+
+
 def zipped(**files):
     """A .zip of files; the argument `app_py` is the file app.py."""
     content = io.BytesIO()

@@ -12,21 +12,12 @@ import subprocess
 import sys
 
 import pytest
-from calls import PYTHON, invoke, killing, open_folder
+from calls import PYTHON, invoke, killing, one_function, open_folder
 from conftest import Worker
 
 SOAK = os.environ.get("MAYFLY_SOAK")
 RESTORED = int(SOAK) if SOAK and int(SOAK) > 1 else 1000
 CALLERS = 6
-TEMPLATE = """
-Transform: AWS::Serverless-2016-10-31
-Resources:
-  Function:
-    Type: AWS::Serverless::Function
-    Metadata: { Mayfly: { Snapshot: true } }
-    Properties:
-      { FunctionName: %s, Runtime: %s, Handler: %s, CodeUri: code, MemorySize: 512, Timeout: 60 }
-"""
 SCIKIT_LEARN = """
 import os, random, uuid
 import numpy
@@ -139,8 +130,14 @@ def test_a_thousand_restored_instances_under_kills(tmp_path_factory, make):
     (place / "code").mkdir()
     name = make.__name__.replace("_", "-")
     runtime, handler = make(place / "code")
-    (place / "template.yaml").write_text(TEMPLATE % (name, runtime, handler))
-    arguments = [str(place / "template.yaml"), "--memory", "5000", "--burst", str(CALLERS)]
+    settings = {"metadata": {"Snapshot": True}, "MemorySize": 512, "Timeout": 60}
+    arguments = [
+        one_function(place, name, runtime, handler, **settings),
+        "--memory",
+        "5000",
+        "--burst",
+        str(CALLERS),
+    ]
     with Worker(*arguments) as running:
         client, outcomes, unique = running.client(max_pool_connections=CALLERS), [], []
         first, error = invoke(client, name, {"n": 0})

@@ -7,7 +7,7 @@ import shutil
 import signal
 
 import pytest
-from calls import PYTHON, create, invoke, until, zipped
+from calls import PYTHON, create, invoke, one_function, until, zipped
 from conftest import Worker
 
 CODE = """
@@ -23,20 +23,13 @@ def handler(event, context):
             "random": random.getrandbits(64), "stream": context.log_stream_name, "ticks": len(ticks) > before,
             "tmp": open("/tmp/kept").read()}
 """
-TEMPLATE = """
-Transform: AWS::Serverless-2016-10-31
-Resources:
-  Function:
-    Type: AWS::Serverless::Function
-    Properties: { FunctionName: kept, Runtime: %s, Handler: app.handler, CodeUri: code }
-"""
 
 
 @pytest.fixture
 def place(tmp_path):
     (tmp_path / "code").mkdir()
     (tmp_path / "code/app.py").write_text(CODE)
-    (tmp_path / "template.yaml").write_text(TEMPLATE % PYTHON)
+    one_function(tmp_path, "kept", PYTHON)
     return tmp_path
 
 
@@ -113,8 +106,7 @@ def changed_code(place):
 
 
 def changed_settings(place):
-    template = place / "template.yaml"
-    template.write_text(template.read_text().replace("CodeUri: code", "CodeUri: code, MemorySize: 300"))
+    one_function(place, "kept", PYTHON, MemorySize=300)
 
 
 def flipped(ending):

@@ -11,19 +11,10 @@ import signal
 
 import botocore.exceptions
 import pytest
-from calls import PYTHON, create, invoke, killing, until, zipped
+from calls import PYTHON, create, invoke, killing, one_function, until, zipped
 from conftest import MAYFLY, Worker
 
 ALL = 16
-TEMPLATE = """
-Transform: AWS::Serverless-2016-10-31
-Resources:
-  Function:
-    Type: AWS::Serverless::Function
-    Metadata: { Mayfly: { Snapshot: true } }
-    Properties:
-      { FunctionName: restored, Runtime: %s, Handler: app.handler, CodeUri: code, Timeout: 60 }
-"""
 CODE = """
 import asyncio, hashlib, mmap, os, random, secrets, socket, ssl, sys, threading, time, uuid
 LOOP = asyncio.new_event_loop()
@@ -117,8 +108,8 @@ def restoring(tmp_path_factory):
     folder = tmp_path_factory.mktemp("snapshots")
     (folder / "code").mkdir()
     (folder / "code/app.py").write_text(CODE)
-    (folder / "template.yaml").write_text(TEMPLATE % PYTHON)
-    with Worker(str(folder / "template.yaml"), "--memory", "4000", "--burst", str(ALL)) as worker:
+    template = one_function(folder, "restored", PYTHON, metadata={"Snapshot": True}, Timeout=60)
+    with Worker(template, "--memory", "4000", "--burst", str(ALL)) as worker:
         worker.first = started(worker, "restored")
         yield worker
 

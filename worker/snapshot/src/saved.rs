@@ -302,7 +302,9 @@ fn copied(from: &File, to: Option<&File>) -> std::io::Result<String> {
     }
 }
 
-fn digest(bytes: &[u8]) -> String {
+/// The SHA-256 of bytes, in hexadecimal digits.
+#[must_use]
+pub fn digest(bytes: &[u8]) -> String {
     digits(&Sha256::digest(bytes))
 }
 

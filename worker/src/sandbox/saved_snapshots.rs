@@ -13,9 +13,8 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use serde_json::json;
-use sha2::{Digest, Sha256};
 use worker_container::Bind;
-use worker_snapshot::saved;
+use worker_snapshot::saved::{self, digest};
 use worker_snapshot::{MappedFile, Snapshot};
 
 use crate::function::definition::Deployment;
@@ -61,10 +60,10 @@ struct Wanted {
 impl Wanted {
     fn new(order: &Order, options: &Options, folder: &Path) -> Result<Wanted> {
         let deployment = &order.deployment;
-        let name = digest(format!("{}\0{}", deployment.name, deployment.version).as_bytes());
+        let name = file_name(&deployment.name, &deployment.version);
         let spec = environment::program_spec(order, options, folder, Sharing::No);
         let purpose = purpose(deployment, &spec.command, &spec.environment)?;
-        Ok(Wanted { name: name[..32].into(), purpose, binds: spec.binds })
+        Ok(Wanted { name, purpose, binds: spec.binds })
     }
 
     /// Opens a mapped file that may be laid down anew.
@@ -94,7 +93,7 @@ impl SavedSnapshots {
     }
 
     /// Saves a function's snapshot for the next worker. One that waits in a request and shares pages is not
-    /// saved: it would look for the page store of this worker. Returns whether it is saved.
+    /// saved: it would look for the page store of this worker.
     ///
     /// # Errors
     /// The disk is full or fails.
@@ -104,9 +103,9 @@ impl SavedSnapshots {
         options: &Options,
         own: &Path,
         snapshot: Arc<Snapshot>,
-    ) -> Result<bool> {
+    ) -> Result<()> {
         if !snapshot.reads_its_line() && environment::may_share(order) || snapshot.size() > self.most_bytes {
-            return Ok(false);
+            return Ok(());
         }
         let wanted = Wanted::new(order, options, own)?;
         let (folder, path, most) =
@@ -116,7 +115,7 @@ impl SavedSnapshots {
             let outside = |file: &MappedFile| wanted.open(file).map(|(_, opened)| opened);
             Ok(saved::save(&snapshot, folder.as_fd(), &wanted.name, &wanted.purpose, outside)?)
         });
-        work.await.context("saving was cut short")?.map(|()| true)
+        work.await.context("saving was cut short")?
     }
 
     /// The snapshot that an earlier worker has saved for the same. One that is of no use is removed.
@@ -139,9 +138,13 @@ impl SavedSnapshots {
 
     /// Removes a function's, which is deleted or cannot be restored.
     pub fn remove(&self, name: &str, version: &str) {
-        let name = digest(format!("{name}\0{version}").as_bytes());
-        saved::remove(self.folder.as_fd(), &name[..32]);
+        saved::remove(self.folder.as_fd(), &file_name(name, version));
     }
+}
+
+/// The name of the files of a function's, or of a version's.
+fn file_name(name: &str, version: &str) -> String {
+    digest(format!("{name}\0{version}").as_bytes())[..32].into()
 }
 
 /// All that a snapshot is taken for, as a digest.
@@ -190,8 +193,4 @@ fn make_room(folder: &Path, most_bytes: u64) -> Result<()> {
         }
     }
     Ok(())
-}
-
-fn digest(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
