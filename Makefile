@@ -45,6 +45,7 @@ soak: build ## random operations for long, fuzzing, and VMs on kernels that chec
 	kernel/tests/run --soak
 	bench/vm/soak
 	MAYFLY_SOAK=1 worker/tests/run -k "kills or soak"
+	MAYFLY_HISTORIES=10000 cargo test --release -p worker-snapshot --test histories
 	train/tests/run
 	deploy/aarch64 --soak
 	MEMENTO_OPERATIONS=100000000 cargo test -p memento --test agree

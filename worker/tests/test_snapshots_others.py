@@ -162,7 +162,19 @@ func main() {
 }
 """
 PROGRAM = """#!/usr/bin/python3
-import http.client, json, os, threading, time, uuid
+import ctypes, http.client, json, os, threading, time, uuid
+libc = ctypes.CDLL(None)
+libc.malloc.restype = libc.calloc.restype = ctypes.c_void_p
+held = [libc.malloc(1 << 16) for _ in range(256)]
+def reads_as_zeros():
+    # What the allocator has given back to the system, and takes again.
+    for block in held:
+        libc.free(ctypes.c_void_p(block))
+    libc.malloc_trim(0)
+    held[:] = [libc.calloc(1, 1 << 16) for _ in held]
+    return all(ctypes.string_at(block, 1 << 16).count(0) == 1 << 16 for block in held)
+for block in held:
+    ctypes.memset(block, 0x5a, 1 << 16)
 STARTED, TABLE = uuid.uuid4().hex, {n: [n] for n in range(20_000)}
 ticks = []
 def tick():
@@ -182,7 +194,8 @@ while True:
     before = len(ticks)
     time.sleep(event.get("seconds", 0))
     answer = {"started": STARTED, "unique": [uuid.uuid4().hex], "sum": sum(n for n, in TABLE.values()),
-              "ticks": len(ticks) - before > 5, "type": os.environ["AWS_LAMBDA_INITIALIZATION_TYPE"]}
+              "zeros": reads_as_zeros(), "ticks": len(ticks) - before > 5,
+              "type": os.environ["AWS_LAMBDA_INITIALIZATION_TYPE"]}
     id = asked.headers["Lambda-Runtime-Aws-Request-Id"]
     api.request("POST", f"{below}invocation/{id}/response", json.dumps(answer))
     api.getresponse().read()
@@ -230,7 +243,7 @@ def restored(worker, name):
     answers = [answer for answer in answers if is_restored(answer)]
     assert len({answer["started"] for answer in answers}) == 1
     for answer in answers:
-        assert answer["sum"] == sum(range(20_000)) and answer["ticks"], answer
+        assert answer["sum"] == sum(range(20_000)) and answer["ticks"] and answer.get("zeros", True), answer
     for source in zip(*(answer["unique"] for answer in answers), strict=True):
         assert len(set(source)) == len(source), source
     return answers

@@ -4,6 +4,11 @@
 //!
 //! A run of pages costs a mapping and a system call at each restore, so runs that lie near one another
 //! become one, with the pages between them.
+//!
+//! Emptied (`MADV_DONTNEED`), a mapping of the snapshot's file reads as the file again, and anonymous memory
+//! as zeros, which allocators rely on; and `mremap` takes one mapping at a time. So pages are mapped from the
+//! file only where the process makes up for both. Elsewhere all is mapped as it was, and they are copied
+//! there ([`OwnPages`]).
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -57,6 +62,15 @@ pub struct Memory {
     pub mappings: usize,
 }
 
+/// How a restored process has the pages that the taken one has written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OwnPages {
+    /// As private mappings of the snapshot's file, which all restored processes share until they write.
+    Shared,
+    /// Each as a copy, in mappings as they were.
+    Copied,
+}
+
 /// A window that the process leaves free.
 ///
 /// # Errors
@@ -78,6 +92,7 @@ pub fn plan(
     all: &[Mapping],
     plan: &mut Plan,
     pages: &OwnedFd,
+    own_pages: OwnPages,
     limits: Limits<'_>,
 ) -> Result<Memory, Error> {
     let page_map =
@@ -86,6 +101,7 @@ pub fn plan(
         tracee,
         plan,
         pages: pages.try_clone().during("no descriptor is left")?.into(),
+        own_pages,
         limits,
         page_map,
         words: Stat::read(tracee.process)?.words(),
@@ -134,6 +150,7 @@ struct Taker<'a> {
     tracee: &'a Tracee,
     plan: &'a mut Plan,
     pages: File,
+    own_pages: OwnPages,
     limits: Limits<'a>,
     page_map: File,
     /// Pages of arguments and environment.
@@ -160,6 +177,28 @@ impl Taker<'_> {
         } else {
             self.own_pages(mapping)?
         };
+        match self.own_pages {
+            OwnPages::Shared => self.map_runs(mapping, own, memory)?,
+            OwnPages::Copied => self.copy_runs(mapping, &own, memory)?,
+        }
+        for (letters, advice) in ADVICE {
+            if mapping.has(letters) {
+                let bytes = mapping.range.end - mapping.range.start;
+                let arguments = [mapping.range.start, bytes, advice as u64];
+                // Files do not take every advice.
+                self.plan.push(Operation::call(libc::SYS_madvise, &arguments).or_not())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Maps runs of pages from the snapshot's file, and the rest as before.
+    fn map_runs(
+        &mut self,
+        mapping: &Mapping,
+        own: Vec<Range<u64>>,
+        memory: &mut Memory,
+    ) -> Result<(), Error> {
         let mut at = mapping.range.start;
         let grows = mapping.has("gd");
         if grows && own.first().is_some_and(|run| run.start == at) {
@@ -176,13 +215,25 @@ impl Taker<'_> {
         if at < mapping.range.end {
             self.map_as_before(mapping, at..mapping.range.end, memory)?;
         }
-        for (letters, advice) in ADVICE {
-            if mapping.has(letters) {
-                let bytes = mapping.range.end - mapping.range.start;
-                let arguments = [mapping.range.start, bytes, advice as u64];
-                // Files do not take every advice.
-                self.plan.push(Operation::call(libc::SYS_madvise, &arguments).or_not())?;
-            }
+        Ok(())
+    }
+
+    /// Maps all as before, and reads runs of pages into it.
+    fn copy_runs(&mut self, mapping: &Mapping, own: &[Range<u64>], memory: &mut Memory) -> Result<(), Error> {
+        let mut open = mapping.clone();
+        if !own.is_empty() && mapping.rights & libc::PROT_WRITE == 0 {
+            open.rights = libc::PROT_WRITE;
+        }
+        let Range { start, end } = mapping.range;
+        self.map_as_before(&open, start..end, memory)?;
+        for run in own {
+            let offset = self.save(run, memory)?;
+            let arguments = [PAGES as u64, run.start, run.end - run.start, offset];
+            self.plan.push(Operation::call(libc::SYS_pread64, &arguments))?;
+        }
+        if open.rights != mapping.rights {
+            let arguments = [start, end - start, mapping.rights as u64];
+            self.plan.push(Operation::call(libc::SYS_mprotect, &arguments))?;
         }
         Ok(())
     }
@@ -222,8 +273,8 @@ impl Taker<'_> {
         Ok(runs.into_iter().map(|run| address(run.start)..address(run.end)).collect())
     }
 
-    /// Copies a run into the snapshot's file, and maps it from there.
-    fn take(&mut self, mapping: &Mapping, run: Range<u64>, memory: &mut Memory) -> Result<(), Error> {
+    /// Copies a run into the snapshot's file; returns where it lies there.
+    fn save(&mut self, run: &Range<u64>, memory: &mut Memory) -> Result<u64, Error> {
         let length = run.end - run.start;
         let offset = memory.bytes;
         if offset + length > self.limits.bytes {
@@ -238,6 +289,12 @@ impl Taker<'_> {
             done += part.len() as u64;
         }
         memory.bytes += length;
+        Ok(offset)
+    }
+
+    /// Copies a run into the snapshot's file, and maps it from there.
+    fn take(&mut self, mapping: &Mapping, run: Range<u64>, memory: &mut Memory) -> Result<(), Error> {
+        let (offset, length) = (self.save(&run, memory)?, run.end - run.start);
         memory.mappings += 1;
         let flags = libc::MAP_FIXED | libc::MAP_PRIVATE | no_reserve(mapping);
         let arguments = [run.start, length, mapping.rights as u64, flags as u64, PAGES as u64, offset];

@@ -2,10 +2,13 @@
 //! sandbox restored processes begin.
 
 use std::fs;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use crate::{Error, WAITS, While};
 
+/// The begin of a program, where its notes lie.
+const NOTES: u64 = 64 << 10;
 /// The lines of /proc/PID/status that must be alike.
 const ALIKE: [&str; 9] =
     ["Uid", "Gid", "Groups", "CapEff", "CapPrm", "CapInh", "CapAmb", "NoNewPrivs", "Seccomp_filters"];
@@ -40,6 +43,15 @@ pub fn inside(root: &Path, path: PathBuf) -> PathBuf {
         Ok(rest) => Path::new("/").join(rest),
         Err(_) => path,
     }
+}
+
+/// Whether it is a program that Go has linked, by the note with its build's name. Go's runtime clears memory
+/// that it has used before, whether it has given it back or not, and never calls `mremap`.
+pub fn is_go(process: libc::pid_t) -> bool {
+    let mut begin = Vec::new();
+    let Ok(program) = fs::File::open(format!("/proc/{process}/exe")) else { return false };
+    let note = |words: &[u8]| words[..4] == [4, 0, 0, 0] && words[8..] == *b"\x04\0\0\0Go\0\0";
+    program.take(NOTES).read_to_end(&mut begin).is_ok() && begin.windows(16).step_by(4).any(note)
 }
 
 /// Whether the main thread waits in `read` at [`WAITS`].

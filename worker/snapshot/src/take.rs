@@ -7,7 +7,7 @@ use libc::pid_t;
 
 use crate::address_space::{MappedFile, mappings};
 use crate::connection::Request;
-use crate::memory;
+use crate::memory::{self, OwnPages};
 use crate::own_folder::{self, Entry};
 use crate::plan::{Operation, Plan};
 use crate::threads::{State, below_stack};
@@ -40,9 +40,11 @@ pub struct Limits<'a> {
 /// How a process waits to be taken. It has a line at [`WAITS`] in any case.
 #[derive(Clone, Copy, Debug)]
 pub enum Waiting<'a> {
-    /// Its main thread reads from the line.
+    /// Its main thread reads from the line. Restored, it makes up for its anonymous memory being mappings of
+    /// a file (`mayfly_keep_anonymous` of the merge library).
     AtLine,
-    /// It has sent a request, whose answer it waits for.
+    /// It has sent a request, whose answer it waits for. It knows nothing of snapshots: its pages are copied,
+    /// but for those of Go, whose runtime relies on neither.
     ForAnswer(Request<'a>),
 }
 
@@ -141,7 +143,9 @@ pub fn take(process: pid_t, waiting: Waiting<'_>, limits: Limits<'_>) -> Result<
     let on_disk = limits.disk.and_then(program::disk_file);
     let is_on_disk = on_disk.is_some();
     let pages = on_disk.map_or_else(program::memory_file, Ok)?;
-    let memory = memory::plan(&tracee, &all, &mut plan, &pages, limits)?;
+    let makes_up = request.is_none() || status::is_go(process);
+    let own_pages = if makes_up { OwnPages::Shared } else { OwnPages::Copied };
+    let memory = memory::plan(&tracee, &all, &mut plan, &pages, own_pages, limits)?;
     let entries = match limits.own_folder {
         Some(folder) => own_folder::gather(process, folder, &pages, memory.bytes, limits.bytes)?,
         None => Vec::new(),

@@ -47,6 +47,41 @@ assert loop.poll() == [(woken.fileno(), select.EPOLLIN)] and woken.recv(10) == b
 connection.sendall(b"%d %s\n" % (42, answer))
 loop.poll()
 "#;
+/// Memory that the C library knows nothing of: some is emptied after the answer, and grows; some is not
+/// writable.
+const EMPTIES: &str = r#"
+import ctypes, socket, sys
+libc, word = ctypes.CDLL(None, use_errno=True), ctypes.c_size_t
+def call(name, *arguments):
+    function = getattr(libc, name)
+    function.restype = word
+    return function(*map(word, arguments))
+def new(pages):
+    return call("mmap", 0, pages << 12, 3, 0x22, (1 << 64) - 1, 0)
+def pages(at, count):
+    return [set(ctypes.string_at(at + (n << 12), 4096)) for n in range(count)]
+large, fixed = new(64), new(2)
+ctypes.memset(large, 7, 64 << 12)
+ctypes.memset(large + (30 << 12), 0, 20 << 12)
+ctypes.memset(fixed, 5, 8192)
+assert call("mprotect", fixed, 8192, 1) == 0
+connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+connection.sendall(b"GET /next HTTP/1.1\r\n\r\n")
+answer = connection.recv(100)
+assert pages(large, 64) == [{7}] * 30 + [{0}] * 20 + [{7}] * 14
+assert call("madvise", large + (4 << 12), 8 << 12, 4) == 0
+assert pages(large, 13) == [{7}] * 4 + [{0}] * 8 + [{7}], pages(large, 13)
+ctypes.memset(large, 9, 4096)
+moved = call("mremap", large, 64 << 12, 96 << 12, 1)
+assert moved != (1 << 64) - 1, ctypes.get_errno()
+assert pages(moved, 96) == [{9}] + [{7}] * 3 + [{0}] * 8 + [{7}] * 18 + [{0}] * 20 + [{7}] * 14 + [{0}] * 32
+assert pages(fixed, 2) == [{5}] * 2
+with open("/proc/self/maps") as maps:
+    rights = [line.split()[1] for line in maps if line.startswith("%x-" % fixed)]
+assert rights == ["r--p"], rights
+connection.sendall(b"%d %s\n" % (42, answer))
+connection.recv(1)
+"#;
 
 struct Process(Child);
 
@@ -115,7 +150,7 @@ fn answer(mut connection: TcpStream, with: &[u8; 4]) {
 
 #[test]
 fn each_copy_asks_the_server_again() {
-    for script in [BLOCKS, LOOPS] {
+    for script in [BLOCKS, LOOPS, EMPTIES] {
         let server = TcpListener::bind("127.0.0.1:0").unwrap();
         let (process, connection, from) = start(script, &server);
         let snapshot = taken(&process, &server, from).unwrap();
