@@ -136,8 +136,9 @@ pub mod service {
     pub(crate) mod open_files;
     pub(crate) mod serve;
     pub(crate) mod sources;
-    pub(crate) mod stack;
+    pub mod stack;
     pub(crate) mod systemd;
+    pub(crate) mod vm_domains;
 }
 
 #[cfg(fuzzing)]

@@ -77,6 +77,19 @@ def test_worker_serves_the_functions_that_the_check_shows(name, tmp_path):
             running.wait_for(line)
 
 
+def test_check_knows_how_much_memory_the_worker_has(tmp_path):
+    template = of(
+        "Globals: { Function: { Runtime: provided.al2023, Handler: h, CodeUri: code } }\nResources:\n"
+        "  Plain: { Type: AWS::Serverless::Function }\n"
+        "  Large: { Type: AWS::Serverless::Function, Properties: { MemorySize: 1024 } }\n"
+    ).written(tmp_path)
+    code, found = checked(template, "--memory", "1023")
+    reasons = {one["Id"]: (one["StateReasonCode"], one["StateReason"]) for one in found["Functions"]}
+    large = "MemorySize is 1024 MB, but this worker has only 1023 MB for all instances (--memory)"
+    assert reasons == {"Plain": (None, None), "Large": ("InvalidConfiguration", large)} and code == 1
+    assert checked(template, "--memory", "1024")[0] == 0
+
+
 def test_check_shows_a_table(tmp_path):
     template = CASES["implicit-api-ref"].written(tmp_path)
     done = subprocess.run([MAYFLY, "up", "--check", template], capture_output=True, text=True, timeout=120)

@@ -14,6 +14,8 @@ def listed(client):
 
 GLOBALS = "Globals: { Function: { Runtime: provided.al2023, Handler: h, CodeUri: code } }\nResources:\n"
 
+TOO_LARGE = "MemorySize is 10240 MB, but this worker has only 1500 MB for all instances (--memory)"
+
 
 def test_failed_function_says_so_where_it_is_called(tmp_path):
     case = of(
@@ -29,6 +31,8 @@ def test_failed_function_says_so_where_it_is_called(tmp_path):
         found = client.get_function(FunctionName="Old")["Configuration"]
         assert (found["State"], found["StateReasonCode"]) == ("Failed", "InvalidRuntime")
         assert found["Runtime"] == "cobol85" and "cobol85" in found["StateReason"]
+        found = client.get_function(FunctionName="Large")["Configuration"]
+        assert (found["StateReasonCode"], found["StateReason"]) == ("InvalidConfiguration", TOO_LARGE)
         with pytest.raises(client.exceptions.ResourceConflictException) as caught:
             invoke(client, "Old")
         assert "state: Failed. " in str(caught.value) and "cobol85" in str(caught.value)

@@ -13,6 +13,7 @@ use worker::function::worker_options::{Advise, Libraries};
 use worker::http::sigv4::Credentials;
 use worker::sandbox::vm::{Plan, image};
 use worker::service::check;
+use worker::service::stack::Offer;
 use worker_pool::Capacity;
 
 use super::reading::Reading;
@@ -200,17 +201,18 @@ impl UpArguments {
     /// # Errors
     /// The worker cannot start.
     pub fn execute(self) -> Result<i32> {
-        if let Some(template) = self.template.as_deref().filter(|_| self.check) {
-            let options = self.reading.options()?;
-            let outside = self.network == Network::Outside;
-            let checked = check::check(template, &options, outside, self.queues.is_some())?;
-            return super::check::show(&checked, self.json);
-        }
-        let processors = std::thread::available_parallelism().map_or(1, |number| number.get() as u32);
         let memory_mib = match self.memory {
             Some(given) => given,
             None => machine_memory_mib()? / 4 * 3,
         };
+        if let Some(template) = self.template.as_deref().filter(|_| self.check) {
+            let options = self.reading.options()?;
+            let (outside, queues) = (self.network == Network::Outside, self.queues.is_some());
+            let in_vm = self.sandbox == Sandbox::Vm;
+            let checked = check::check(template, &options, Offer { outside, in_vm, queues, memory_mib })?;
+            return super::check::show(&checked, self.json);
+        }
+        let processors = std::thread::available_parallelism().map_or(1, |number| number.get() as u32);
         let vm = match self.sandbox {
             Sandbox::Process => None,
             Sandbox::Vm => Some(self.plan()?),

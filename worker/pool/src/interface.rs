@@ -59,6 +59,8 @@ pub enum Refusal {
     Memory,
     /// There is room, but instances did not start in time.
     Starting,
+    /// There is room, but more requests wait already than may.
+    Queue,
     /// The function was deleted.
     Removed,
 }

@@ -167,7 +167,8 @@ impl Pool {
         }
         let known = self.functions.get_mut(&function).expect("known a line above");
         if known.queue.len() >= self.capacity.queue && known.ready.is_empty() {
-            return refused(self.limiting_resource(function));
+            let limit = self.limiting_resource(function);
+            return refused(if limit == Refusal::Starting { Refusal::Queue } else { limit });
         }
         known.queue.push_back((request, now));
         self.serve_queue(function, &mut actions);

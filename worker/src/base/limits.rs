@@ -56,3 +56,16 @@ pub const EVENT_RETRIES: u32 = 2;
 pub const REST_API: Duration = Duration::from_secs(29);
 /// The same of an HTTP API.
 pub const HTTP_API: Duration = Duration::from_secs(30);
+
+/// Whether an instance of `memory_mib` fits into a worker that has `most_mib` for all.
+///
+/// # Errors
+/// It never would.
+pub fn check_memory(memory_mib: u32, most_mib: u64) -> Result<(), String> {
+    if u64::from(memory_mib) <= most_mib {
+        return Ok(());
+    }
+    Err(format!(
+        "MemorySize is {memory_mib} MB, but this worker has only {most_mib} MB for all instances (--memory)"
+    ))
+}

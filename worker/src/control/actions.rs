@@ -197,6 +197,10 @@ fn refusal_error(refusal: Refusal, invocation: &Invocation, state: &State) -> Ap
             "Rate Exceeded: instances did not start in time, {} start at once (--burst)",
             capacity.starting
         )),
+        Refusal::Queue => limited(format!(
+            "Rate Exceeded: {} requests of the function wait already (--queue), and {} instances start at once (--burst)",
+            capacity.queue, capacity.starting
+        )),
         Refusal::Removed if state.closing => stopping(),
         Refusal::Removed => ApiError::not_found(format!("Function not found: {}", invocation.arn)),
     }

@@ -70,12 +70,9 @@ impl Worker {
                 "{name}: the image's {variable}={own} is passed over: CapacityProviderConfig sets it"
             );
         }
-        let (wanted, most) = (settings.memory_mib, state.pool.capacity().memory_mib);
-        if u64::from(wanted) > most {
-            return Err(ApiError::invalid_parameter(format!(
-                "MemorySize is {wanted} MB, but this worker has only {most} MB for all instances"
-            )));
-        }
+        let wanted = settings.memory_mib;
+        limits::check_memory(wanted, state.pool.capacity().memory_mib)
+            .map_err(ApiError::invalid_parameter)?;
         let deployment = Arc::new(Deployment {
             function: id,
             parent: id,

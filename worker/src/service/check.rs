@@ -14,7 +14,7 @@ use crate::function::http_api::{Format, HttpApi, Kind};
 use crate::function::queue_source::Mapping;
 use crate::function::template::{Declared, DeclaredUrl, LATEST_OF_LAYER, Package};
 use crate::function::worker_options::TemplateOptions;
-use crate::service::stack::Stack;
+use crate::service::stack::{Offer, Stack};
 
 /// What of a template is served, and what is not.
 #[derive(Debug, Serialize)]
@@ -57,14 +57,14 @@ pub struct CheckedFunction {
     pub unbuilt: Option<String>,
 }
 
-/// Reads a template. `outside` and `queues` are what the worker would have.
+/// Reads a template for a worker that has what is on offer.
 ///
 /// # Errors
 /// The template as a whole is wrong, and where.
-pub fn check(template: &Path, options: &TemplateOptions, outside: bool, queues: bool) -> Result<Checked> {
+pub fn check(template: &Path, options: &TemplateOptions, offer: Offer) -> Result<Checked> {
     let place = tempfile::tempdir().context("cannot make a temporary folder")?;
     let mut stack = Stack::declared(template, options)?;
-    stack.check(outside, false, queues)?;
+    stack.check(offer)?;
     let layers = stack.layers.drain(..).map(|layer| {
         let found = layer.content.and_then(|path| present(&path).context("ContentUri"));
         (layer.name, found)

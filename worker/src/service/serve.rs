@@ -14,7 +14,6 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use crate::api;
 use crate::code::installed::Installed;
 use crate::code::runtime::Runtime;
-use crate::code::runtime_files;
 use crate::control::Worker;
 use crate::control::sampler;
 use crate::events::async_invokes::Events;
@@ -23,15 +22,15 @@ use crate::function::definition::FunctionUrl;
 use crate::function::worker_options::{Account, Libraries, Options, TemplateOptions};
 use crate::http::sigv4::Credentials;
 use crate::sandbox::containers::Containers;
-use crate::sandbox::environment;
 use crate::sandbox::interface::Maker;
-use crate::sandbox::vm::{Part, Plan, VmDomain, VmDomains};
+use crate::sandbox::vm::{Plan, VmDomains};
 use crate::service::deploy::deploy;
 use crate::service::http_apis;
 use crate::service::open_files::open_many_files;
 use crate::service::sources::{Running, Sources};
-use crate::service::stack::{Ready, Stack};
+use crate::service::stack::{Offer, Stack};
 use crate::service::systemd;
+use crate::service::vm_domains::{domains_of, memory_of};
 use crate::state::function_store::StoredState;
 use crate::state::handover::{Accepting, HandedOver, Predecessor, State, Successor};
 use worker_pool::Capacity;
@@ -41,8 +40,6 @@ use worker_system::descriptors;
 const GRACE: Duration = Duration::from_secs(5);
 /// Connections that the kernel holds while no worker accepts them, such as during a handover.
 const BACKLOG: u32 = 4096;
-/// The smallest memory of a function; a VM without functions has room for it.
-const SMALLEST_MIB: u32 = 128;
 /// How often the pool checks its time-outs.
 const TICK: Duration = Duration::from_millis(200);
 
@@ -110,7 +107,12 @@ pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
         service.capacity.concurrency = service.capacity.concurrency.min(plan.partitions);
         service.capacity.memory_mib = memory_of(plan, &declared);
     }
-    declared.check(service.outside, service.vm.is_some(), service.queues.is_some())?;
+    declared.check(Offer {
+        outside: service.outside,
+        in_vm: service.vm.is_some(),
+        queues: service.queues.is_some(),
+        memory_mib: service.capacity.memory_mib,
+    })?;
     runtime.block_on(async {
         // Before a user may send one: without a handler these signals end the process.
         let (hangup, hand_over) = (signal(SignalKind::hangup())?, signal(SignalKind::user_defined2())?);
@@ -282,7 +284,12 @@ impl Changing {
         let vms = self.vms.clone();
         let read = move || -> Result<_> {
             let mut stack = Stack::read(&path, &worker.options.installed, &worker.options.template)?;
-            stack.check(worker.options.outside, vms.is_some(), worker.options.queues.is_some())?;
+            stack.check(Offer {
+                outside: worker.options.outside,
+                in_vm: vms.is_some(),
+                queues: worker.options.queues.is_some(),
+                memory_mib: worker.options.capacity.memory_mib,
+            })?;
             let (sources, apis) = (stack.sources(), stack.http_apis());
             let memory_mib = vms.as_ref().map(|vms| memory_of(&vms.plan, &stack));
             let functions = stack.ready(&worker)?;
@@ -352,47 +359,4 @@ impl Changing {
         let url = |name: &String| Some((name.clone(), self.worker.function(name).ok()?.url?));
         self.names.iter().filter_map(url).collect()
     }
-}
-
-/// Memory of all instances in VMs together.
-fn memory_of(plan: &Plan, declared: &Stack) -> u64 {
-    let largest = declared.functions().map(|function| function.settings.memory_mib).max();
-    u64::from(plan.partitions) * u64::from(largest.unwrap_or(SMALLEST_MIB))
-}
-
-/// Which functions live in a VM together.
-fn domains_of(worker: &Worker, functions: &[Ready]) -> Vec<VmDomain> {
-    let mut by_name: BTreeMap<Option<String>, Vec<&Ready>> = BTreeMap::new();
-    for function in functions {
-        by_name.entry(function.declared.settings.vm.clone()).or_default().push(function);
-    }
-    let domain = |(name, functions): (_, Vec<&Ready>)| {
-        let memory = functions.iter().map(|function| function.declared.settings.memory_mib);
-        VmDomain { name, largest_mib: memory.max().unwrap_or(SMALLEST_MIB), parts: parts(worker, &functions) }
-    };
-    by_name.into_iter().map(domain).collect()
-}
-
-/// The files of this host that the instances in a VM see.
-fn parts(worker: &Worker, functions: &[&Ready]) -> Vec<Part> {
-    let part = |source: &Path, content: &str, is_root| Part {
-        source: source.into(),
-        name: String::new(),
-        content: content.into(),
-        is_root,
-    };
-    let common = environment::common(&worker.options, worker.folder()).into_iter().map(|bind| bind.source);
-    let common = common.chain(worker.options.installed.all());
-    let common = common.chain([worker.folder().join(runtime_files::PACKAGES)]);
-    let mut parts: Vec<Part> = common.map(|source| part(&source, "", false)).collect();
-    for Ready { code, opt, .. } in functions {
-        parts.push(part(&code.folder, &code.sha256, code.image.is_some()));
-        // The folders of packages are named after their contents.
-        let layers: String = opt.layers.iter().map(|layer| layer.code.sha256.as_str()).collect();
-        parts.extend(opt.folder.iter().map(|folder| part(folder, &layers, false)));
-    }
-    parts.sort_by(|one, other| one.source.cmp(&other.source));
-    parts.dedup_by(|one, other| one.source == other.source);
-    let named = |(number, part): (usize, Part)| Part { name: number.to_string(), ..part };
-    parts.into_iter().enumerate().map(named).collect()
 }

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use serde_json::Map;
 
 use crate::base::error::ApiError;
-use crate::base::name;
+use crate::base::{limits, name};
 use crate::code::Code;
 use crate::code::installed::Installed;
 use crate::code::lambda_layers::{Layer, OptMount};
@@ -24,6 +24,19 @@ use crate::function::template::{self, Declared, DeclaredLayer, LATEST_OF_LAYER, 
 use crate::function::worker_options::TemplateOptions;
 use crate::service::sources::Sources;
 use worker_container::rights::{no_network, no_page_out};
+
+/// What a worker has for functions.
+#[derive(Clone, Copy, Debug)]
+pub struct Offer {
+    /// Functions without a setting for it reach the outside world.
+    pub outside: bool,
+    /// Instances run in VMs.
+    pub in_vm: bool,
+    /// There is a server for queues.
+    pub queues: bool,
+    /// The memory of all instances together, where they are not in VMs.
+    pub memory_mib: u64,
+}
 
 /// What a template declares, with the packages that its functions name.
 #[derive(Default)]
@@ -126,12 +139,13 @@ impl Stack {
         Sources { queues, schedules: self.schedules.clone() }
     }
 
-    /// Takes out what this worker cannot serve: functions that need a network or a VM feature that it lacks,
-    /// and queues without a server.
+    /// Takes out what this worker cannot serve: functions that need a network, a VM feature or memory that it
+    /// lacks, and queues without a server.
     ///
     /// # Errors
     /// Every function would need what it lacks.
-    pub fn check(&mut self, outside: bool, in_vm: bool, queues: bool) -> Result<()> {
+    pub fn check(&mut self, offer: Offer) -> Result<()> {
+        let Offer { outside, in_vm, queues, memory_mib } = offer;
         let (no_network, no_page_out) = (no_network(), no_page_out());
         if let (true, Some(why)) = (outside, &no_network) {
             bail!("{why}");
@@ -167,7 +181,9 @@ impl Stack {
             )
         };
         for (function, packages) in std::mem::take(&mut self.functions) {
-            if let Some(fault) = fault(&function) {
+            let fits = limits::check_memory(function.settings.memory_mib, memory_mib);
+            let too_large = fits.err().filter(|_| !in_vm); // The VMs' memory is made for their functions.
+            if let Some(fault) = too_large.or_else(|| fault(&function).map(String::from)) {
                 self.failed.push(failed(&function, &anyhow!("{fault}")));
                 continue;
             }

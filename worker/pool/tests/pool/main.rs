@@ -189,7 +189,7 @@ fn a_refusal_names_the_limiting_resource() {
     pool.set_function(1, 128);
     pool.request(1, 0, Time::ZERO);
     pool.request(1, 1, Time::ZERO);
-    assert_eq!(pool.request(1, 9, Time::ZERO), refused(Refusal::Starting));
+    assert_eq!(pool.request(1, 9, Time::ZERO), refused(Refusal::Queue));
 }
 
 #[test]
