@@ -23,6 +23,20 @@ def holds_a_runtime(group, mayfly):
     return any(os.readlink(f"/proc/{process}/exe") != mayfly for process in processes)
 
 
+def monitor(running):
+    """The monitor of the instance, which is above its runtime; those of empty sandboxes are above none."""
+    worker = running.process.pid
+    mayfly = os.readlink(f"/proc/{worker}/exe")
+    process = next(one for one in running.descendants() if os.readlink(f"/proc/{one}/exe") != mayfly)
+    while (above := parent(process)) != worker:
+        process = above
+    return process
+
+
+def parent(process):
+    return int(pathlib.Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[1])
+
+
 def texts(running, *names):
     """Of each instance: the contents of its cgroups' files of these names. An instance may end meanwhile."""
     found, mayfly = [], os.readlink(f"/proc/{running.process.pid}/exe")
@@ -121,12 +135,12 @@ def test_next_worker_ends_a_frozen_instance_without_monitor():
         invoke(running.client(), "probe", {"do": "start_counting"})
         wait_until_frozen(running)
         below = descendants(running.process.pid)
-        monitor = below[0]
+        its_monitor = monitor(running)
         # So that it does not notice the end of the worker.
-        os.kill(monitor, signal.SIGSTOP)
+        os.kill(its_monitor, signal.SIGSTOP)
         running.stop(signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):  # a worker of another test may be the next one
-            os.kill(monitor, signal.SIGKILL)
+            os.kill(its_monitor, signal.SIGKILL)
         with Worker(*WITHOUT_REST):
             until(lambda: not [process for process in below if is_alive(process)])
             assert not cgroups_of(running.process.pid)
@@ -137,8 +151,7 @@ def test_instance_is_replaced_after_its_monitor_dies():
         client = running.client()
         first, _ = invoke(client, "probe", {"do": "count"})
         wait_until_frozen(running)
-        monitor = descendants(running.process.pid)[0]
-        os.kill(monitor, signal.SIGKILL)
+        os.kill(monitor(running), signal.SIGKILL)
         until(lambda: states(running) == [])
         second, error = invoke(client, "probe", {"do": "count"})
         assert error is None and second["calls"] == 1, (first, second)
