@@ -11,13 +11,13 @@ use clap::Args;
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use vm::control::{Client, Command, Output};
-use vm::protocol::{ExitReason, Spawn};
+use vm::protocol::{ExitReason, PartitionNumber, Spawn};
 use vm::report::{Plugged, Spawned, Unplugged};
 
 use crate::failure::{Failure, OWN_FAILURE};
 use crate::quantity;
 use crate::vm::partitions::unplugged_line;
-use crate::vm::selector::{VmSelector, print_json};
+use crate::vm::selector::{VmSelector, number_parser, print_json};
 
 /// How long each `wait` request lasts while an instance runs, and the pause before output is read again.
 const POLL: Duration = Duration::from_millis(100);
@@ -47,7 +47,7 @@ struct Program {
 }
 
 impl Program {
-    fn spawn(self, instance: String, partitions: &[u32]) -> Spawn {
+    fn spawn(self, instance: String, partitions: &[PartitionNumber]) -> Spawn {
         let env: BTreeMap<_, _> = self.env.into_iter().collect();
         Spawn {
             instance,
@@ -86,8 +86,8 @@ pub struct SpawnArguments {
     instance: String,
     /// The partition it gets all its memory from [default: the first that is ready]; with commas: several,
     /// not in mode hotmem
-    #[arg(short, long, value_name = "NUMBER,...", value_delimiter = ',')]
-    partition: Vec<u32>,
+    #[arg(short, long, value_name = "NUMBER,...", value_delimiter = ',', value_parser = number_parser())]
+    partition: Vec<PartitionNumber>,
     /// No partition: boot memory, for tools
     #[arg(long, conflicts_with = "partition")]
     outside: bool,
@@ -121,7 +121,8 @@ impl SpawnArguments {
             print_json(&spawned)?;
             return Ok(0);
         }
-        let all: Vec<_> = spawned.partition.iter().chain(&spawned.more).map(u32::to_string).collect();
+        let all: Vec<_> =
+            spawned.partition.iter().chain(&spawned.more).map(PartitionNumber::to_string).collect();
         let place = match &all[..] {
             [] => "no partition".to_string(),
             [one] => format!("partition {one}"),
@@ -198,7 +199,7 @@ impl RunArguments {
 }
 
 /// Unplugs the partition, also when the agent has just died and must come back first.
-fn unplug(client: &mut Client, partition: u32) -> Result<Unplugged> {
+fn unplug(client: &mut Client, partition: PartitionNumber) -> Result<Unplugged> {
     let mut attempts = 0;
     loop {
         match client.ask(&Command::Unplug { partition }) {

@@ -5,16 +5,18 @@ use clap::Args;
 use serde_json::json;
 use vm::State;
 use vm::control::{Client, Command};
+use vm::protocol::PartitionNumber;
 use vm::report::{Plugged, Status, Unplugged};
 
 use crate::quantity;
-use crate::vm::selector::{VmSelector, print_json};
+use crate::vm::selector::{VmSelector, number_parser, print_json};
 
 /// Plug partitions: give them memory
 #[derive(Args)]
 pub struct PlugArguments {
     /// Which partitions [default: the first absent one]
-    partitions: Vec<u32>,
+    #[arg(value_parser = number_parser())]
+    partitions: Vec<PartitionNumber>,
     /// All that are absent
     #[arg(long, conflicts_with = "partitions")]
     all: bool,
@@ -29,7 +31,7 @@ impl PlugArguments {
     /// The first that cannot be plugged; those before it stay plugged.
     pub fn execute(self) -> Result<i32> {
         let mut client = self.vm.connect()?;
-        let partitions: Vec<Option<u32>> = match (self.all, &self.partitions[..]) {
+        let partitions: Vec<Option<PartitionNumber>> = match (self.all, &self.partitions[..]) {
             (true, _) => {
                 in_state(&mut client, |state| *state == State::Absent)?.into_iter().map(Some).collect()
             }
@@ -56,8 +58,8 @@ impl PlugArguments {
 #[derive(Args)]
 pub struct UnplugArguments {
     /// Which partitions
-    #[arg(required_unless_present = "all")]
-    partitions: Vec<u32>,
+    #[arg(required_unless_present = "all", value_parser = number_parser())]
+    partitions: Vec<PartitionNumber>,
     /// All that are ready
     #[arg(long, conflicts_with = "partitions")]
     all: bool,
@@ -102,7 +104,8 @@ pub fn unplugged_line(unplugged: &Unplugged) -> String {
     )
 }
 
-fn in_state(client: &mut Client, wanted: impl Fn(&State) -> bool) -> Result<Vec<u32>> {
+fn in_state(client: &mut Client, wanted: impl Fn(&State) -> bool) -> Result<Vec<PartitionNumber>> {
     let status: Status = client.ask(&Command::Status)?;
-    Ok((0..).zip(&status.partitions).filter(|(_, state)| wanted(state)).map(|(number, _)| number).collect())
+    let all = status.layout.numbers().zip(&status.partitions);
+    Ok(all.filter(|(_, state)| wanted(state)).map(|(number, _)| number).collect())
 }

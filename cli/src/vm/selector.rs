@@ -1,9 +1,11 @@
 //! The options of every verb of `mayfly vm`: which VM, and whether to print a table or JSON.
 
 use anyhow::Result;
-use clap::Args;
+use clap::builder::TypedValueParser;
+use clap::{Args, value_parser};
 use serde::Serialize;
 use vm::control::Client;
+use vm::protocol::PartitionNumber;
 
 /// Selects the VM and the output format.
 #[derive(Args)]
@@ -24,6 +26,11 @@ impl VmSelector {
     pub fn connect(&self) -> Result<Client> {
         Ok(Client::connect(self.vm.as_deref())?)
     }
+}
+
+/// Parses a partition's number on a command line.
+pub fn number_parser() -> impl TypedValueParser<Value = PartitionNumber> {
+    value_parser!(u32).map(PartitionNumber)
 }
 
 /// Prints one JSON object on a line.

@@ -4,7 +4,7 @@ use anyhow::Result;
 use clap::Args;
 use serde_json::{Value, json};
 use vm::control::{self, Client, Command};
-use vm::protocol::InstanceInfo;
+use vm::protocol::{InstanceInfo, PartitionNumber};
 use vm::report::{GuestStatus, Memory, Status};
 
 use crate::quantity;
@@ -68,7 +68,7 @@ fn print_status(status: &Status) {
         quantity::bytes(status.host_resident_bytes as f64),
     );
     println!("  {:>9}  {:>10}  {:<10}  instance", "partition", "size", "state");
-    for (number, state) in (0..).zip(&status.partitions) {
+    for (number, state) in status.layout.numbers().zip(&status.partitions) {
         let size = quantity::bytes(status.layout.bytes_of(number) as f64);
         let line = format!("  {number:>9}  {size:>10}  {:<10}  {}", state.to_string(), state.note());
         println!("{}", line.trim_end());
@@ -143,7 +143,8 @@ impl StatsArguments {
 }
 
 fn partitions_of(instance: &InstanceInfo) -> String {
-    let all: Vec<_> = instance.partition.iter().chain(&instance.more).map(u32::to_string).collect();
+    let all: Vec<_> =
+        instance.partition.iter().chain(&instance.more).map(PartitionNumber::to_string).collect();
     if all.is_empty() { "none".to_string() } else { all.join(",") }
 }
 

@@ -10,7 +10,7 @@ use std::sync::Mutex;
 
 use rustix::fs::{CWD, MemfdFlags, Mode, OFlags};
 use rustix::mount::{MountFlags, mount};
-use vm_protocol::{Confinement, Spawn};
+use vm_protocol::{Confinement, PartitionNumber, Spawn};
 
 use crate::cgroup::Group;
 use crate::plan::{Identity, MemoryBinding, Plan, Report};
@@ -21,7 +21,7 @@ use crate::user_namespaces;
 #[derive(Debug)]
 pub struct Share {
     /// Its first partition, from whose number its users in the guest are computed.
-    pub partition: u32,
+    pub partition: PartitionNumber,
     pub memory: OwnedMemoryBinding,
     /// Size limit of its writable layer.
     pub layer_bytes: u64,

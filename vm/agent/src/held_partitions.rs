@@ -13,7 +13,7 @@ use std::thread::Builder;
 use std::time::Duration;
 
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
-use vm_protocol::{Event, FromAgent};
+use vm_protocol::{Event, FromAgent, PartitionNumber};
 
 use crate::memory;
 use crate::port::SendQueue;
@@ -27,8 +27,8 @@ const NAMED: usize = 3;
 pub struct HeldPartitions {
     to_host: SendQueue,
     /// The last instance in each partition.
-    last: Mutex<HashMap<u32, String>>,
-    watched: Mutex<HashSet<u32>>,
+    last: Mutex<HashMap<PartitionNumber, String>>,
+    watched: Mutex<HashSet<PartitionNumber>>,
 }
 
 impl HeldPartitions {
@@ -37,13 +37,18 @@ impl HeldPartitions {
     }
 
     /// Records that an instance in a partition has ended.
-    pub fn record_user(&self, partition: u32, instance: &str) {
+    pub fn record_user(&self, partition: PartitionNumber, instance: &str) {
         self.last.lock().expect("not poisoned").insert(partition, instance.to_string());
     }
 
     /// Why the partition is not empty, if it is not. The caller makes sure that no instance uses it. The host
     /// gets an event when it is empty.
-    pub fn check(self: &Arc<Self>, partition: u32, node: u32, patience: Duration) -> Option<String> {
+    pub fn check(
+        self: &Arc<Self>,
+        partition: PartitionNumber,
+        node: u32,
+        patience: Duration,
+    ) -> Option<String> {
         let pages = memory::wait_free(node, patience);
         if pages == 0 {
             return None;
@@ -55,7 +60,7 @@ impl HeldPartitions {
         Some(why)
     }
 
-    fn watch(self: &Arc<Self>, partition: u32, node: u32) {
+    fn watch(self: &Arc<Self>, partition: PartitionNumber, node: u32) {
         if !self.watched.lock().expect("not poisoned").insert(partition) {
             return;
         }

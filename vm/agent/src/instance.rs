@@ -9,7 +9,7 @@ use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
-use vm_protocol::{ErrorKind, ExitReason, Refusal, Spawn};
+use vm_protocol::{ErrorKind, ExitReason, PartitionNumber, Refusal, Spawn};
 
 use crate::cgroup::Group;
 use crate::confine::{self, Confined, Reports, Share};
@@ -25,7 +25,7 @@ pub const STACK_BYTES: usize = 128 << 10;
 /// One instance, from its start until its last process has ended.
 pub struct Instance {
     pub name: String,
-    pub partitions: Vec<u32>,
+    pub partitions: Vec<PartitionNumber>,
     pub pid: u32,
     pub started: Instant,
     pub group: Group,
@@ -52,7 +52,7 @@ pub struct Allowance {
     /// Its memory limit, and whether kernel memory (page tables) is allowed on top of it.
     pub memory: Option<(u64, bool)>,
     /// Its partitions and their nodes, in modes where a partition is a node.
-    pub nodes: Vec<(u32, u32)>,
+    pub nodes: Vec<(PartitionNumber, u32)>,
     /// The node to which page cache in its partitions is moved when it ends, in modes where page cache may be
     /// there.
     pub files_to: Option<u32>,

@@ -8,7 +8,7 @@ use std::thread::Builder;
 use std::time::Duration;
 
 use rustix::process::{Pid, WaitOptions, waitpid};
-use vm_protocol::{ErrorKind, Event, ExitReason, FromAgent, InstanceInfo, Refusal, Spawn};
+use vm_protocol::{ErrorKind, Event, ExitReason, FromAgent, InstanceInfo, PartitionNumber, Refusal, Spawn};
 
 use crate::held_partitions::{HeldPartitions, move_file_pages};
 use crate::instance::{self, Allowance, Instance, KILL_PATIENCE, STACK_BYTES, StartedInstance};
@@ -41,7 +41,7 @@ type Outputs = [Arc<Output>; 2];
 struct State {
     running: HashMap<String, Arc<Instance>>,
     /// Instances being started, whose names and partitions are reserved.
-    starting: HashMap<String, Vec<u32>>,
+    starting: HashMap<String, Vec<PartitionNumber>>,
     /// Names and output of those that have ended, the latest last.
     ended: VecDeque<(String, Outputs)>,
 }
@@ -108,7 +108,7 @@ impl Instances {
             return Err(refusal(ErrorKind::InstanceExists, format!("instance {name} runs already")));
         }
         let partitions = order.partitions();
-        let taken = |number: &u32| Some((*number, state.user_of(*number)?));
+        let taken = |number: &PartitionNumber| Some((*number, state.user_of(*number)?));
         if alone && let Some((partition, user)) = partitions.iter().find_map(taken) {
             return Err(refusal(
                 ErrorKind::Busy,
@@ -120,7 +120,7 @@ impl Instances {
     }
 
     /// Waits for an instance's end, and reports it once nothing of the instance is left.
-    fn supervise(&self, started: StartedInstance, nodes: &[(u32, u32)], files_to: Option<u32>) {
+    fn supervise(&self, started: StartedInstance, nodes: &[(PartitionNumber, u32)], files_to: Option<u32>) {
         let StartedInstance { instance, child, reports, .. } = started;
         let (reason, all_ended) = instance.wait_and_clean_up(child, reports, |reason| {
             let instance = instance.name.clone();
@@ -135,7 +135,7 @@ impl Instances {
             let message = format!("instance {}: not all of it could be removed: {error}", instance.name);
             self.to_host.send(FromAgent::Event(Event::Notice { message }));
         }
-        let held = |(partition, node): &(u32, u32)| {
+        let held = |(partition, node): &(PartitionNumber, u32)| {
             memory::wait_unused(*node, TEARDOWN_PATIENCE);
             self.held.record_user(*partition, &instance.name);
             self.held.check(*partition, *node, TEARDOWN_PATIENCE)
@@ -230,7 +230,7 @@ impl Instances {
     }
 
     /// The instance that is in a partition, or is being started there.
-    pub fn user_of(&self, partition: u32) -> Option<String> {
+    pub fn user_of(&self, partition: PartitionNumber) -> Option<String> {
         self.state.lock().expect("not poisoned").user_of(partition)
     }
 
@@ -253,7 +253,7 @@ fn outputs(instance: &Instance) -> Outputs {
 }
 
 impl State {
-    fn user_of(&self, partition: u32) -> Option<String> {
+    fn user_of(&self, partition: PartitionNumber) -> Option<String> {
         let running = self.running.values().map(|instance| (&instance.name, &instance.partitions));
         let mut all = running.chain(&self.starting);
         all.find(|(_, taken)| taken.contains(&partition)).map(|(name, _)| name.clone())

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use vm_protocol::{Answer, ErrorKind, Layout, Mode, Refusal};
+use vm_protocol::{Answer, ErrorKind, Layout, Mode, PartitionNumber, Refusal};
 
 use crate::held_partitions::move_file_pages;
 use crate::instances::Instances;
@@ -27,7 +27,7 @@ const EMPTY_PATIENCE: Duration = Duration::from_secs(1);
 /// The partitions that are closed to new instances.
 #[derive(Default)]
 pub struct Partitions {
-    closed: Mutex<HashSet<u32>>,
+    closed: Mutex<HashSet<PartitionNumber>>,
 }
 
 impl Partitions {
@@ -35,7 +35,7 @@ impl Partitions {
     pub fn confirm_plug(
         &self,
         layout: &Layout,
-        partition: Option<u32>,
+        partition: Option<PartitionNumber>,
         bytes: u64,
         patience: Duration,
         instances: &Instances,
@@ -66,7 +66,7 @@ impl Partitions {
     pub fn confirm_unplug(
         &self,
         layout: &Layout,
-        partition: Option<u32>,
+        partition: Option<PartitionNumber>,
         bytes: u64,
         patience: Duration,
     ) -> Result<Answer, Refusal> {
@@ -75,7 +75,12 @@ impl Partitions {
 
     /// Closes a partition and empties it of page cache; refuses if an instance uses it. In mode `nodes` this
     /// takes its memory offline, too.
-    pub fn prepare(&self, layout: &Layout, partition: u32, instances: &Instances) -> Result<Answer, Refusal> {
+    pub fn prepare(
+        &self,
+        layout: &Layout,
+        partition: PartitionNumber,
+        instances: &Instances,
+    ) -> Result<Answer, Refusal> {
         // Closes first, so that no instance can be started after the check.
         self.closed.lock().expect("not poisoned").insert(partition);
         let outcome = match instances.user_of(partition) {
@@ -95,13 +100,18 @@ impl Partitions {
     }
 
     /// Opens a partition to new instances again.
-    pub fn open(&self, partition: u32) {
+    pub fn open(&self, partition: PartitionNumber) {
         self.closed.lock().expect("not poisoned").remove(&partition);
     }
 
     /// Fails unless an instance can be started in the partition.
-    pub fn check_open(&self, layout: &Layout, partition: u32, instances: &Instances) -> Result<(), Refusal> {
-        if partition >= layout.partitions() {
+    pub fn check_open(
+        &self,
+        layout: &Layout,
+        partition: PartitionNumber,
+        instances: &Instances,
+    ) -> Result<(), Refusal> {
+        if partition.0 >= layout.partitions() {
             let message =
                 format!("partition {partition}: this VM has {}, numbered from 0", layout.partitions());
             return Err(refusal(ErrorKind::NotPlugged, message));
@@ -130,7 +140,7 @@ pub fn has_node(mode: Mode) -> bool {
     matches!(mode, Mode::Nodes | Mode::Hotmem)
 }
 
-fn online_bytes(layout: &Layout, partition: Option<u32>) -> u64 {
+fn online_bytes(layout: &Layout, partition: Option<PartitionNumber>) -> u64 {
     match (layout.mode, partition) {
         (Mode::Nodes | Mode::Hotmem, Some(partition)) => memory::of_node(layout.node_of(partition)).total,
         (Mode::Nodes | Mode::Hotmem, None) => memory::of_node(layout.shared_node()).total,
@@ -140,7 +150,7 @@ fn online_bytes(layout: &Layout, partition: Option<u32>) -> u64 {
 
 fn wait_for(
     layout: &Layout,
-    partition: Option<u32>,
+    partition: Option<PartitionNumber>,
     patience: Duration,
     what: &str,
     enough: impl Fn(u64) -> bool,
@@ -188,7 +198,7 @@ fn wait_until_bindable(layout: &Layout, node: u32, patience: Duration) -> Result
 ///
 /// What can be left is page cache that the last instance read: another instance may still map it, or it is
 /// charged to a control group whose teardown the kernel has not finished.
-fn empty(layout: &Layout, partition: u32, instances: &Instances) -> Result<u64, Refusal> {
+fn empty(layout: &Layout, partition: PartitionNumber, instances: &Instances) -> Result<u64, Refusal> {
     let node = layout.node_of(partition);
     let first = memory::wait_unused(node, Duration::ZERO);
     // Usually only the teardown of mounts is late.
@@ -205,7 +215,7 @@ fn empty(layout: &Layout, partition: u32, instances: &Instances) -> Result<u64, 
 }
 
 /// Why an unused partition is not empty, if it is not.
-fn why_held(layout: &Layout, partition: u32, instances: &Instances) -> Option<String> {
+fn why_held(layout: &Layout, partition: PartitionNumber, instances: &Instances) -> Option<String> {
     if !has_node(layout.mode) || instances.user_of(partition).is_some() {
         return None;
     }

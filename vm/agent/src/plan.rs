@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::os::fd::RawFd;
 
 use serde::{Deserialize, Serialize};
+use vm_protocol::PartitionNumber;
 
 /// How an instance is to run. Descriptors are valid in the process that reads this, and only there.
 #[derive(Debug, Serialize, Deserialize)]
@@ -70,8 +71,8 @@ pub const USERS: u32 = 65536;
 
 impl Identity {
     /// Each partition has users of its own in the guest.
-    pub fn of(partition: u32, user: u32) -> Identity {
-        Identity { owner: USERS * (1 + 2 * partition), user }
+    pub fn of(partition: PartitionNumber, user: u32) -> Identity {
+        Identity { owner: USERS * (1 + 2 * partition.0), user }
     }
 
     /// The user that it runs as, by its number in the guest.
@@ -105,7 +106,7 @@ mod tests {
     #[test]
     fn partitions_share_no_users() {
         let mut last = 0;
-        for partition in 0..vm_protocol::MAX_PARTITIONS {
+        for partition in (0..vm_protocol::MAX_PARTITIONS).map(PartitionNumber) {
             let (root, function) = (Identity::of(partition, 0), Identity::of(partition, 2_000_000_007));
             assert!(root.outside() > last && root.outside() == root.owner);
             assert!(function.outside() >= root.owner + USERS);

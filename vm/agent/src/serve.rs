@@ -9,8 +9,8 @@ use std::thread::Builder;
 use std::time::Duration;
 
 use vm_protocol::{
-    Agent, Answer, ErrorKind, Event, FromAgent, Layout, Mode, NodeStats, Operation, Outcome, Refusal, Reply,
-    Request, Spawn, Stats,
+    Agent, Answer, ErrorKind, Event, FromAgent, Layout, Mode, NodeStats, Operation, Outcome, PartitionNumber,
+    Refusal, Reply, Request, Spawn, Stats,
 };
 
 use crate::boot::limit_cpu_page_lists;
@@ -296,7 +296,10 @@ impl Server {
             let memory = memory::of_node(node);
             NodeStats {
                 node,
-                partition: node.checked_sub(layout.node_of(0)).filter(|_| has_node(layout.mode)),
+                partition: node
+                    .checked_sub(layout.node_of(PartitionNumber(0)))
+                    .filter(|_| has_node(layout.mode))
+                    .map(PartitionNumber),
                 total_bytes: memory.total,
                 free_bytes: memory.free,
                 anonymous_bytes: memory.anonymous,

@@ -1,5 +1,7 @@
 //! A VM's layout, fixed at boot: its mode, its partitions and their sizes.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 /// How a VM's memory is made elastic.
@@ -14,6 +16,24 @@ pub enum Mode {
     Plain,
     /// All memory from boot (the paper's *statically over-provisioned* VM). A partition is only a number.
     Static,
+}
+
+/// A partition's number, from 0. It is not the number of its NUMA node ([`Layout::node_of`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct PartitionNumber(pub u32);
+
+impl PartitionNumber {
+    /// Its place in a list of all partitions.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl fmt::Display for PartitionNumber {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
 }
 
 /// A VM's layout, fixed at boot (HotMem §4.1, "VM creation").
@@ -34,9 +54,14 @@ impl Layout {
         self.partition_bytes.len() as u32
     }
 
+    /// The numbers of all partitions.
+    pub fn numbers(&self) -> impl Iterator<Item = PartitionNumber> + use<> {
+        (0..self.partitions()).map(PartitionNumber)
+    }
+
     /// The size of a partition; 0 if there is no such partition.
-    pub fn bytes_of(&self, partition: u32) -> u64 {
-        self.partition_bytes.get(partition as usize).copied().unwrap_or(0)
+    pub fn bytes_of(&self, partition: PartitionNumber) -> u64 {
+        self.partition_bytes.get(partition.index()).copied().unwrap_or(0)
     }
 
     /// All memory that can be plugged.
@@ -51,7 +76,7 @@ impl Layout {
     }
 
     /// The NUMA node of a partition, in the modes `nodes` and `hotmem`.
-    pub fn node_of(&self, partition: u32) -> u32 {
-        self.shared_node() + 1 + partition
+    pub fn node_of(&self, partition: PartitionNumber) -> u32 {
+        self.shared_node() + 1 + partition.0
     }
 }

@@ -15,7 +15,7 @@ pub mod stats;
 pub mod window;
 
 pub use frame::{Decoder, FrameError, MAX_FRAME_BYTES, encode};
-pub use layout::{Layout, Mode};
+pub use layout::{Layout, Mode, PartitionNumber};
 pub use message::*;
 pub use spawn::{Confinement, Limits, Network, Spawn};
 pub use stats::{Merged, NodeStats, Stats};

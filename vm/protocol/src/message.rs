@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::layout::Layout;
+use crate::layout::{Layout, PartitionNumber};
 use crate::spawn::Spawn;
 use crate::stats::Stats;
 
@@ -32,7 +32,7 @@ pub enum Operation {
     /// Answer: [`Answer::Confirmed`].
     PlugConfirm {
         /// Which one.
-        partition: Option<u32>,
+        partition: Option<PartitionNumber>,
         /// How much of it must be online.
         bytes: u64,
         /// When to give up with [`ErrorKind::TimedOut`].
@@ -102,18 +102,18 @@ pub enum Operation {
     /// [`Answer::Prepared`].
     PrepareUnplug {
         /// Which one.
-        partition: u32,
+        partition: PartitionNumber,
     },
     /// Opens a prepared partition again, after an unplug was given up. Answer: [`Answer::Done`].
     CancelUnplug {
         /// Which one.
-        partition: u32,
+        partition: PartitionNumber,
     },
     /// Waits until no memory of the partition is online any more. `None` and `bytes` as for plugging: at most
     /// `bytes` stay. Answer: [`Answer::Confirmed`].
     UnplugConfirm {
         /// Which one.
-        partition: Option<u32>,
+        partition: Option<PartitionNumber>,
         /// How much may stay online.
         bytes: u64,
         /// When to give up with [`ErrorKind::TimedOut`].
@@ -284,7 +284,7 @@ pub enum Event {
         /// Which one.
         instance: String,
         /// Where its memory was.
-        partition: Option<u32>,
+        partition: Option<PartitionNumber>,
         /// How its program ended, or the extension that ended first.
         reason: ExitReason,
         /// Pages of it still in use in its partition, and which process holds them. Until they are free no
@@ -295,14 +295,14 @@ pub enum Event {
     /// A further partition of an instance that has just ended is unused, and yet not empty.
     Held {
         /// Which one.
-        partition: u32,
+        partition: PartitionNumber,
         /// Which pages are still in use, and which process holds them.
         why: String,
     },
     /// A held partition is empty now.
     Released {
         /// Which one.
-        partition: u32,
+        partition: PartitionNumber,
     },
     /// A message for the log.
     Notice {
@@ -344,10 +344,10 @@ pub struct InstanceInfo {
     /// Its name.
     pub instance: String,
     /// The partition that its memory comes from.
-    pub partition: Option<u32>,
+    pub partition: Option<PartitionNumber>,
     /// Further partitions that its memory comes from.
     #[serde(default)]
-    pub more: Vec<u32>,
+    pub more: Vec<PartitionNumber>,
     /// Its first process.
     pub pid: u32,
     /// How many processes it has.

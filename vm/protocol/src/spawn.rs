@@ -4,17 +4,19 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::layout::PartitionNumber;
+
 /// An instance to start.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spawn {
     /// Its name, unique among those that run: letters, digits, `-`, `_` and `.`.
     pub instance: String,
     /// Where its memory comes from. `None`: outside all partitions, from boot memory (tools, not instances).
-    pub partition: Option<u32>,
+    pub partition: Option<PartitionNumber>,
     /// Further partitions for its memory, for it alone. Not in mode `hotmem`, where the kernel gives an
     /// address space one partition.
     #[serde(default)]
-    pub more: Vec<u32>,
+    pub more: Vec<PartitionNumber>,
     /// The program and its arguments.
     pub argv: Vec<String>,
     /// Its whole environment, apart from defaults for PATH and HOME.
@@ -40,7 +42,7 @@ pub struct Spawn {
 
 impl Spawn {
     /// All its partitions; none for a tool.
-    pub fn partitions(&self) -> Vec<u32> {
+    pub fn partitions(&self) -> Vec<PartitionNumber> {
         self.partition.into_iter().chain(self.more.iter().copied()).collect()
     }
 }

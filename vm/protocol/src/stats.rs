@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::layout::PartitionNumber;
+
 /// Memory in the guest.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Stats {
@@ -37,7 +39,7 @@ pub struct NodeStats {
     /// Its number in the guest.
     pub node: u32,
     /// Its partition, if the node is one.
-    pub partition: Option<u32>,
+    pub partition: Option<PartitionNumber>,
     /// Online memory.
     pub total_bytes: u64,
     /// Free memory.

@@ -9,7 +9,7 @@ fn requests() -> impl Strategy<Value = Request> {
         Just(Operation::List),
         Just(Operation::Shutdown),
         (any::<u32>(), any::<u64>(), any::<u64>()).prop_map(|(partition, bytes, timeout_ms)| {
-            Operation::PlugConfirm { partition: Some(partition), bytes, timeout_ms }
+            Operation::PlugConfirm { partition: Some(PartitionNumber(partition)), bytes, timeout_ms }
         }),
         (name, ".{0,200}").prop_map(|(instance, text)| Operation::Input { instance, text, close: true }),
         (
@@ -21,8 +21,8 @@ fn requests() -> impl Strategy<Value = Request> {
                 let cwd = Some("/tmp/\u{0}\n{".to_string());
                 Operation::Spawn(Spawn {
                     instance,
-                    partition: Some(1),
-                    more: vec![3, 2],
+                    partition: Some(PartitionNumber(1)),
+                    more: vec![PartitionNumber(3), PartitionNumber(2)],
                     argv,
                     env,
                     cwd,
@@ -117,11 +117,14 @@ fn replies_and_events_look_as_documented() {
             reply(Outcome::Ok(Answer::Stopped { reason: ExitReason::Code { code: -1 } })),
             r#"{"id":7,"ok":{"answer":"stopped","reason":{"kind":"code","code":-1}}}"#,
         ),
-        (FromAgent::Event(Event::Released { partition: 3 }), r#"{"event":"released","partition":3}"#),
+        (
+            FromAgent::Event(Event::Released { partition: PartitionNumber(3) }),
+            r#"{"event":"released","partition":3}"#,
+        ),
         (
             FromAgent::Event(Event::Exited {
                 instance: "a".to_string(),
-                partition: Some(3),
+                partition: Some(PartitionNumber(3)),
                 reason: ExitReason::Overflow,
                 held: Some("2 pages".to_string()),
             }),
@@ -131,7 +134,7 @@ fn replies_and_events_look_as_documented() {
         assert_eq!(serde_json::to_string(&message).unwrap(), text);
         assert_eq!(serde_json::from_str::<FromAgent>(text).unwrap(), message);
     }
-    let request = Request { id: 1, op: Operation::PrepareUnplug { partition: 2 } };
+    let request = Request { id: 1, op: Operation::PrepareUnplug { partition: PartitionNumber(2) } };
     assert_eq!(serde_json::to_string(&request).unwrap(), r#"{"id":1,"op":"prepare_unplug","partition":2}"#);
 }
 

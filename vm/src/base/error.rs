@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use vm_protocol::{ErrorKind, Refusal};
+use vm_protocol::{ErrorKind, PartitionNumber, Refusal};
 
 /// Why an operation failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -57,21 +57,21 @@ pub enum Error {
     #[error("no partition {partition}: the VM was made with partitions 0 to {}", count - 1)]
     NoSuchPartition {
         /// The number.
-        partition: u32,
+        partition: PartitionNumber,
         /// How many there are.
         count: u32,
     },
     /// The partition must be plugged first.
     #[error("partition {0} is absent: plug it first")]
-    Absent(u32),
+    Absent(PartitionNumber),
     /// The partition is plugged already.
     #[error("partition {0} is already plugged")]
-    Plugged(u32),
+    Plugged(PartitionNumber),
     /// An instance uses it.
     #[error("partition {partition} is in use by instance {instance}: stop it first")]
     Used {
         /// The partition.
-        partition: u32,
+        partition: PartitionNumber,
         /// The instance that uses it.
         instance: String,
     },
@@ -79,7 +79,7 @@ pub enum Error {
     #[error("partition {partition} is held, no instance can have it until that is free: {why}")]
     Held {
         /// The partition.
-        partition: u32,
+        partition: PartitionNumber,
         /// Which pages are in use, and by which process.
         why: String,
     },
@@ -87,7 +87,7 @@ pub enum Error {
     #[error("partition {partition} is {doing}: try again when that is over")]
     Moving {
         /// The partition.
-        partition: u32,
+        partition: PartitionNumber,
         /// "being plugged", "being unplugged", "being emptied".
         doing: &'static str,
     },
@@ -126,7 +126,7 @@ pub enum Error {
 
 impl Error {
     /// The error for an agent's refusal of a request about a partition.
-    pub(crate) fn refused(partition: u32, refusal: Refusal) -> Error {
+    pub(crate) fn refused(partition: PartitionNumber, refusal: Refusal) -> Error {
         match refusal.kind {
             ErrorKind::Held => Error::Held { partition, why: refusal.message },
             _ => Error::Refused(refusal),

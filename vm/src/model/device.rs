@@ -1,7 +1,7 @@
 //! The virtio-mem devices through which a VM's memory is plugged: the host requests a size of each, and the
 //! guest's driver plugs or unplugs memory to match it.
 
-use vm_protocol::Mode;
+use vm_protocol::{Mode, PartitionNumber};
 
 use crate::base::settings::{BLOCK_BYTES, Settings};
 
@@ -23,7 +23,7 @@ pub enum Device {
     /// The shared partition.
     Shared,
     /// A partition.
-    Partition(u32),
+    Partition(PartitionNumber),
     /// Mode `plain`: the one device for everything.
     All,
 }
@@ -55,7 +55,7 @@ pub fn memory_devices(settings: &Settings) -> Vec<MemoryDevice> {
                 bytes: layout.shared_bytes,
                 node: layout.shared_node(),
             };
-            let partitions = (0..layout.partitions()).map(|number| MemoryDevice {
+            let partitions = layout.numbers().map(|number| MemoryDevice {
                 device: Device::Partition(number),
                 bytes: layout.bytes_of(number).next_multiple_of(BLOCK_BYTES),
                 node: layout.node_of(number),

@@ -142,7 +142,7 @@ impl<H: Hypervisor + ?Sized> Partitions<H> {
         // The agent sends the Exited event before this answer. If none came, that agent died; then only this
         // partition may be changed, for another instance may have the name by now.
         self.record.write(|state| match number {
-            Some(number) if state.partitions[number as usize].state.instance() == Some(instance) => {
+            Some(number) if state.partitions[number.index()].state.instance() == Some(instance) => {
                 state.exited(instance, reason.clone());
             }
             Some(_) => {}

@@ -15,6 +15,7 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+use vm_protocol::PartitionNumber;
 
 use crate::base::error::Error;
 
@@ -132,7 +133,7 @@ pub enum Event<'a> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Partition {
     /// Its number.
-    pub number: u32,
+    pub number: PartitionNumber,
     /// Its state.
     pub state: State,
     /// A thread operates on it. The recovery thread finishes the operation on a partition that is plugging,
@@ -142,7 +143,7 @@ pub struct Partition {
 
 impl Partition {
     /// An absent partition.
-    pub fn new(number: u32) -> Partition {
+    pub fn new(number: PartitionNumber) -> Partition {
         Partition { number, state: State::Absent, driven: false }
     }
 
@@ -278,7 +279,8 @@ mod tests {
         ];
         for state in states() {
             for event in events() {
-                let mut partition = Partition { number: 3, state: state.clone(), driven: true };
+                let mut partition =
+                    Partition { number: PartitionNumber(3), state: state.clone(), driven: true };
                 let outcome = partition.apply(event.clone());
                 let arrow = arrows.iter().find(|(from, with, _)| *from == state && *with == event);
                 let expected = match arrow {
@@ -303,7 +305,7 @@ mod tests {
             (State::Unplugging, Event::Unplug),
             (State::Draining { instance: "a".to_string() }, Event::Stop("a")),
         ] {
-            let mut partition = Partition { number: 0, state: state.clone(), driven: false };
+            let mut partition = Partition { number: PartitionNumber(0), state: state.clone(), driven: false };
             assert!(partition.is_abandoned());
             assert_eq!((partition.apply(event), &partition.state), (Ok(()), &state));
         }
@@ -312,7 +314,10 @@ mod tests {
     #[test]
     fn refusals_suggest_a_remedy() {
         let refusal = |state: State, event| {
-            Partition { number: 3, state, driven: true }.apply(event).unwrap_err().to_string()
+            Partition { number: PartitionNumber(3), state, driven: true }
+                .apply(event)
+                .unwrap_err()
+                .to_string()
         };
         let used = State::InUse { instance: "a".to_string() };
         assert_eq!(refusal(used, Event::Unplug), "partition 3 is in use by instance a: stop it first");

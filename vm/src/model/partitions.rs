@@ -9,7 +9,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use vm_protocol::{Answer, ErrorKind, Layout, Mode, Operation, Refusal};
+use vm_protocol::{Answer, ErrorKind, Layout, Mode, Operation, PartitionNumber, Refusal};
 
 use crate::base::error::Error;
 use crate::model::hypervisor::{AskError, Hypervisor};
@@ -20,7 +20,7 @@ use crate::model::record::{AgentLink, Record, VmState};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemorySource {
     /// The partition of this number.
-    Partition(u32),
+    Partition(PartitionNumber),
     /// The first partition that is ready.
     FirstReady,
     /// Boot memory; for tools.
@@ -42,14 +42,14 @@ pub(crate) struct Partitions<H: ?Sized> {
 /// Exclusive right to operate on a partition, until this is dropped.
 pub(crate) struct PartitionGuard<'a> {
     record: &'a Record,
-    pub(crate) number: u32,
+    pub(crate) number: PartitionNumber,
     /// An earlier operation was abandoned in transition: the partition may be partly plugged.
     pub(crate) resumed: bool,
 }
 
 impl Drop for PartitionGuard<'_> {
     fn drop(&mut self) {
-        self.record.write(|state| state.partitions[self.number as usize].driven = false);
+        self.record.write(|state| state.partitions[self.number.index()].driven = false);
     }
 }
 
@@ -123,7 +123,7 @@ impl<H: Hypervisor + ?Sized> Partitions<H> {
     /// Records the operation that is about to start on a partition, and returns the guard for it.
     pub(crate) fn begin<'e>(
         &self,
-        decide: impl Fn(&mut VmState) -> Result<(u32, Event<'e>), Error>,
+        decide: impl Fn(&mut VmState) -> Result<(PartitionNumber, Event<'e>), Error>,
     ) -> Result<PartitionGuard<'_>, Error> {
         loop {
             let guard = self.record.write(|state| {

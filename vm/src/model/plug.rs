@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use vm_protocol::{ErrorKind, Mode, Operation, Refusal};
+use vm_protocol::{ErrorKind, Mode, Operation, PartitionNumber, Refusal};
 
 use crate::base::error::Error;
 use crate::model::device::Device;
@@ -15,7 +15,7 @@ use crate::model::report::{Plugged, Unplugged};
 
 impl<H: Hypervisor + ?Sized> Partitions<H> {
     /// Plugs the partition of that number, or the first absent one.
-    pub(crate) fn plug(&self, number: Option<u32>) -> Result<Plugged, Error> {
+    pub(crate) fn plug(&self, number: Option<PartitionNumber>) -> Result<Plugged, Error> {
         let guard = self.begin(|state| {
             state.require_guest()?;
             let absent = || state.partitions.iter().find(|partition| partition.state == State::Absent);
@@ -59,7 +59,7 @@ impl<H: Hypervisor + ?Sized> Partitions<H> {
     }
 
     /// Unplugs an empty partition. A used one is refused without a request to the guest.
-    pub(crate) fn unplug(&self, number: u32) -> Result<Unplugged, Error> {
+    pub(crate) fn unplug(&self, number: PartitionNumber) -> Result<Unplugged, Error> {
         let guard = self.begin(|state| {
             state.require_guest()?;
             state.partition(number)?;
@@ -125,7 +125,7 @@ impl<H: Hypervisor + ?Sized> Partitions<H> {
 
     /// Plugs a whole partition. Returns the time until QEMU had it plugged, and until the agent saw it
     /// online.
-    fn grow(&self, number: u32, deadline: Instant) -> Result<(u64, u64), Error> {
+    fn grow(&self, number: PartitionNumber, deadline: Instant) -> Result<(u64, u64), Error> {
         if self.has_nodes() {
             return self.plug_device(
                 Device::Partition(number),
@@ -135,7 +135,7 @@ impl<H: Hypervisor + ?Sized> Partitions<H> {
             );
         }
         let mut parts = self.plain.lock().expect("no panic under this lock");
-        parts[number as usize] = true;
+        parts[number.index()] = true;
         self.plug_device(Device::All, None, self.plain_bytes(&parts), deadline)
     }
 
@@ -143,7 +143,7 @@ impl<H: Hypervisor + ?Sized> Partitions<H> {
     pub(crate) fn plug_device(
         &self,
         device: Device,
-        partition: Option<u32>,
+        partition: Option<PartitionNumber>,
         bytes: u64,
         deadline: Instant,
     ) -> Result<(u64, u64), Error> {
@@ -157,12 +157,12 @@ impl<H: Hypervisor + ?Sized> Partitions<H> {
     }
 
     /// Unplugs a partition. Returns the time until QEMU had all of it back.
-    fn shrink(&self, number: u32, deadline: Instant) -> Result<u64, Error> {
+    fn shrink(&self, number: PartitionNumber, deadline: Instant) -> Result<u64, Error> {
         match self.layout.mode {
             Mode::Static => Ok(0),
             Mode::Plain => {
                 let mut parts = self.plain.lock().expect("no panic under this lock");
-                parts[number as usize] = false;
+                parts[number.index()] = false;
                 self.unplug_device(Device::All, None, self.plain_bytes(&parts), deadline)
             }
             _ => self.unplug_device(Device::Partition(number), Some(number), 0, deadline),
@@ -172,7 +172,7 @@ impl<H: Hypervisor + ?Sized> Partitions<H> {
     fn unplug_device(
         &self,
         device: Device,
-        partition: Option<u32>,
+        partition: Option<PartitionNumber>,
         bytes: u64,
         deadline: Instant,
     ) -> Result<u64, Error> {
@@ -186,7 +186,7 @@ impl<H: Hypervisor + ?Sized> Partitions<H> {
     }
 
     /// Undoes an unplug that the guest did not finish: plugs all of the partition again.
-    fn replug(&self, number: u32) -> Result<(), Error> {
+    fn replug(&self, number: PartitionNumber) -> Result<(), Error> {
         let deadline = Instant::now() + self.patience;
         self.grow(number, deadline)?;
         if self.has_nodes() {

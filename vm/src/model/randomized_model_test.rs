@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use vm_protocol::{Layout, Mode, Spawn};
+use vm_protocol::{Layout, Mode, PartitionNumber, Spawn};
 
 use crate::base::error::Error;
 use crate::model::partition::State;
@@ -22,14 +22,14 @@ const PATIENCE: Duration = Duration::from_millis(25);
 /// A call, or something that happens in the VM.
 #[derive(Debug, Clone)]
 enum Action {
-    Plug(Option<u32>),
-    Unplug(u32),
+    Plug(Option<PartitionNumber>),
+    Unplug(PartitionNumber),
     /// Partition, further partition, and name.
-    Spawn(Option<u32>, Option<u32>, u32),
+    Spawn(Option<PartitionNumber>, Option<PartitionNumber>, u32),
     Stop(u32),
     Exits(u32),
-    LeakPages(u32),
-    FreeLeakedPages(u32),
+    LeakPages(PartitionNumber),
+    FreeLeakedPages(PartitionNumber),
     AgentDies,
     AgentReturns,
     /// QEMU's events about the port arrive after the new agent's Ready.
@@ -39,7 +39,7 @@ enum Action {
 }
 
 fn actions() -> impl Strategy<Value = Vec<Action>> {
-    let partition = 0..PARTITIONS;
+    let partition = (0..PARTITIONS).prop_map(PartitionNumber);
     let instance = 0..PARTITIONS + 2;
     let fault = prop_oneof![
         Just(Fault::Refused),
@@ -73,7 +73,7 @@ fn name(instance: u32) -> String {
     format!("i{instance}")
 }
 
-fn spawn_of(instance: u32, more: Option<u32>) -> Spawn {
+fn spawn_of(instance: u32, more: Option<PartitionNumber>) -> Spawn {
     Spawn {
         more: more.into_iter().collect(),
         instance: name(instance),
@@ -120,10 +120,10 @@ fn perform(partitions: &Partitions<SimulatedVm>, action: Action) {
 
 /// Partitions of a simulated VM, with their recovery thread.
 fn start() -> (Arc<Partitions<SimulatedVm>>, std::thread::JoinHandle<()>) {
-    let record = Arc::new(Record::new(PARTITIONS));
-    let vm = SimulatedVm { truth: Mutex::default(), record: Arc::clone(&record) };
     let layout =
         Layout { mode: Mode::Nodes, partition_bytes: vec![BYTES; PARTITIONS as usize], shared_bytes: BYTES };
+    let record = Arc::new(Record::new(&layout));
+    let vm = SimulatedVm { truth: Mutex::default(), record: Arc::clone(&record) };
     let partitions = Arc::new(Partitions::new(vm, Arc::clone(&record), layout, u64::MAX, PATIENCE));
     let weak = Arc::downgrade(&partitions);
     let recovery = std::thread::spawn(move || recovery::run(&record, &weak));
@@ -168,8 +168,8 @@ fn settle(partitions: &Partitions<SimulatedVm>) -> Result<(), TestCaseError> {
     drop(state);
     let truth = partitions.hypervisor.truth.lock().unwrap();
     prop_assert!(truth.wrong.is_empty(), "{:?}", truth.wrong);
-    for (number, state) in (0..).zip(&states) {
-        let value = |map: &BTreeMap<u32, u64>| map.get(&number).copied().unwrap_or(0);
+    for (number, state) in (0..).map(PartitionNumber).zip(&states) {
+        let value = |map: &BTreeMap<PartitionNumber, u64>| map.get(&number).copied().unwrap_or(0);
         let whole = if *state == State::Absent { 0 } else { BYTES };
         let (requested, size, online) = (value(&truth.requested), value(&truth.size), value(&truth.online));
         prop_assert_eq!(
@@ -209,7 +209,7 @@ fn stop_and_unplug_all(partitions: &Partitions<SimulatedVm>) -> Result<(), TestC
         prop_assert!(matches!(refused, Err(Error::Held { .. })), "{refused:?}");
         partitions.hypervisor.free_leaked_pages(number);
     }
-    for number in 0..PARTITIONS {
+    for number in (0..PARTITIONS).map(PartitionNumber) {
         let unplugged = partitions.unplug(number);
         prop_assert!(matches!(unplugged, Ok(_) | Err(Error::Absent(_))), "{unplugged:?}");
     }
@@ -285,7 +285,7 @@ proptest! {
         prop_assert!(states.iter().all(|state| *state == State::Absent), "{states:?}");
         let killed = Error::Ended("killed".to_string());
         prop_assert_eq!(partitions.plug(None), Err(killed.clone()));
-        prop_assert_eq!(partitions.unplug(0).unwrap_err(), killed.clone());
+        prop_assert_eq!(partitions.unplug(PartitionNumber(0)).unwrap_err(), killed.clone());
         for instance in (0..PARTITIONS + 2).map(name) {
             prop_assert_eq!(partitions.stop(&instance, Duration::ZERO), Err(killed.clone()));
             prop_assert!(!matches!(partitions.wait(&instance, Instant::now()), Ok(None)), "{instance} is reported to run");

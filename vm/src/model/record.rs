@@ -9,7 +9,7 @@ use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Instant;
 
 use tracing::{info, warn};
-use vm_protocol::{Agent, Event as AgentEvent, ExitReason};
+use vm_protocol::{Agent, Event as AgentEvent, ExitReason, Layout, PartitionNumber};
 
 use crate::base::error::Error;
 use crate::model::partition::{Event, Partition, State};
@@ -53,10 +53,10 @@ pub(crate) struct Record {
 }
 
 impl Record {
-    pub(crate) fn new(partitions: u32) -> Record {
+    pub(crate) fn new(layout: &Layout) -> Record {
         let state = VmState {
             agent: AgentLink::Down("it has not started yet".to_string()),
-            partitions: (0..partitions).map(Partition::new).collect(),
+            partitions: layout.numbers().map(Partition::new).collect(),
             outside: BTreeSet::new(),
             ended: VecDeque::new(),
             ends: BTreeMap::new(),
@@ -146,7 +146,7 @@ impl Record {
                 if let Some(instance) = state.partitions[index].state.instance().map(str::to_string) {
                     state.keep_reason(instance, ExitReason::AgentLost);
                 }
-                state.apply(index as u32, Event::VmEnded);
+                state.apply(state.partitions[index].number, Event::VmEnded);
             }
             state.lose_outside();
             state.agent = AgentLink::Ended(why);
@@ -175,21 +175,21 @@ impl VmState {
     }
 
     /// The partition of that number.
-    pub(crate) fn partition(&mut self, number: u32) -> Result<&mut Partition, Error> {
+    pub(crate) fn partition(&mut self, number: PartitionNumber) -> Result<&mut Partition, Error> {
         let count = self.partitions.len() as u32;
-        self.partitions.get_mut(number as usize).ok_or(Error::NoSuchPartition { partition: number, count })
+        self.partitions.get_mut(number.index()).ok_or(Error::NoSuchPartition { partition: number, count })
     }
 
     /// Applies an event that cannot be refused to a partition.
-    pub(crate) fn apply(&mut self, number: u32, event: Event) {
-        let partition = &mut self.partitions[number as usize];
+    pub(crate) fn apply(&mut self, number: PartitionNumber, event: Event) {
+        let partition = &mut self.partitions[number.index()];
         if let Err(error) = partition.apply(event) {
             warn!("partition {number}: {error}");
         }
     }
 
     /// The partitions that an instance has.
-    pub(crate) fn partitions_of(&self, instance: &str) -> Vec<u32> {
+    pub(crate) fn partitions_of(&self, instance: &str) -> Vec<PartitionNumber> {
         let has = |partition: &&Partition| partition.state.instance() == Some(instance);
         self.partitions.iter().filter(has).map(|partition| partition.number).collect()
     }
@@ -218,8 +218,8 @@ impl VmState {
     }
 
     /// Records whether pages of an unused partition are still in use, and why.
-    pub(crate) fn set_held(&mut self, number: Option<u32>, held: Option<String>) {
-        let Some(number) = number.filter(|number| (*number as usize) < self.partitions.len()) else { return };
+    pub(crate) fn set_held(&mut self, number: Option<PartitionNumber>, held: Option<String>) {
+        let Some(number) = number.filter(|number| number.index() < self.partitions.len()) else { return };
         self.apply(number, held.as_deref().map_or(Event::Released, Event::Held));
     }
 
@@ -242,7 +242,7 @@ impl VmState {
             if let State::InUse { instance } = &self.partitions[index].state {
                 self.keep_reason(instance.clone(), ExitReason::AgentLost);
             }
-            self.apply(index as u32, Event::AgentLost);
+            self.apply(self.partitions[index].number, Event::AgentLost);
         }
         self.lose_outside();
     }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
-use vm_protocol::{Answer, ErrorKind, Mode, Operation, Refusal, VERSION};
+use vm_protocol::{Answer, ErrorKind, Mode, Operation, PartitionNumber, Refusal, VERSION};
 
 use crate::base::error::Error;
 use crate::model::hypervisor::{AskError, Hypervisor};
@@ -47,10 +47,10 @@ pub(crate) enum Work {
     /// A new agent has started: say hello to it.
     Greet,
     /// Partitions in transition on which no thread operates.
-    Abandoned(Vec<(u32, State)>),
+    Abandoned(Vec<(PartitionNumber, State)>),
 }
 
-fn abandoned(state: &VmState) -> Option<Vec<(u32, State)>> {
+fn abandoned(state: &VmState) -> Option<Vec<(PartitionNumber, State)>> {
     let all: Vec<_> = state
         .partitions
         .iter()
@@ -91,7 +91,7 @@ impl<H: Hypervisor + ?Sized> Partitions<H> {
     }
 
     /// Records whether an unused partition is empty, if the agent answers.
-    pub(crate) fn refresh_held(&self, number: u32) {
+    pub(crate) fn refresh_held(&self, number: PartitionNumber) {
         if let Some(held) = self.why_held(number) {
             self.record.write(|state| state.set_held(Some(number), held));
         }
@@ -99,7 +99,7 @@ impl<H: Hypervisor + ?Sized> Partitions<H> {
 
     /// Why an unused partition is not empty: `Some(None)` if it is empty, `None` if the agent does not
     /// answer.
-    fn why_held(&self, number: u32) -> Option<Option<String>> {
+    fn why_held(&self, number: PartitionNumber) -> Option<Option<String>> {
         let (bytes, timeout_ms) = (self.layout.bytes_of(number), 0);
         let op = Operation::PlugConfirm { partition: Some(number), bytes, timeout_ms };
         if !self.has_nodes() {
@@ -111,7 +111,7 @@ impl<H: Hypervisor + ?Sized> Partitions<H> {
         }
     }
 
-    fn finish(&self, number: u32, state: &State) -> Result<(), Error> {
+    fn finish(&self, number: PartitionNumber, state: &State) -> Result<(), Error> {
         let outcome = match state {
             State::Draining { instance } => self.stop(instance, Duration::ZERO).map(drop),
             State::Plugging | State::Unplugging => self.unplug(number).map(drop),

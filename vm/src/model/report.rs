@@ -1,7 +1,7 @@
 //! Results of the calls of [`crate::Vm`]: times in nanoseconds, sizes in bytes.
 
 use serde::{Deserialize, Serialize};
-use vm_protocol::{ExitReason, Layout, Stats};
+use vm_protocol::{ExitReason, Layout, PartitionNumber, Stats};
 
 use crate::model::partition::State;
 
@@ -9,7 +9,7 @@ use crate::model::partition::State;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plugged {
     /// Which one.
-    pub partition: u32,
+    pub partition: PartitionNumber,
     /// From the request to QEMU until the guest's driver had taken all of it.
     pub device_ns: u64,
     /// Until the agent saw it online; then an instance can be started in it.
@@ -20,7 +20,7 @@ pub struct Plugged {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unplugged {
     /// Which one.
-    pub partition: u32,
+    pub partition: PartitionNumber,
     /// Before the request to QEMU: the agent checks that it is empty and, in mode `nodes`, takes it offline.
     pub prepare_ns: u64,
     /// From the request to QEMU until the guest's driver had released all of it and QEMU had discarded it:
@@ -41,9 +41,9 @@ pub struct Spawned {
     /// Its name.
     pub instance: String,
     /// The partition that its memory comes from.
-    pub partition: Option<u32>,
+    pub partition: Option<PartitionNumber>,
     /// Further partitions that its memory comes from.
-    pub more: Vec<u32>,
+    pub more: Vec<PartitionNumber>,
     /// Its first process in the guest.
     pub pid: u32,
     /// The extensions that were started beside its program.

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use vm_protocol::{Agent, Answer, ErrorKind, Event, ExitReason, Operation, Refusal};
+use vm_protocol::{Agent, Answer, ErrorKind, Event, ExitReason, Operation, PartitionNumber, Refusal};
 
 use crate::base::error::Error;
 use crate::model::device::Device;
@@ -37,15 +37,15 @@ pub(crate) struct Truth {
     /// QEMU has ended.
     pub(crate) ended: bool,
     agent_id: u64,
-    pub(crate) requested: BTreeMap<u32, u64>,
-    pub(crate) size: BTreeMap<u32, u64>,
-    pub(crate) online: BTreeMap<u32, u64>,
+    pub(crate) requested: BTreeMap<PartitionNumber, u64>,
+    pub(crate) size: BTreeMap<PartitionNumber, u64>,
+    pub(crate) online: BTreeMap<PartitionNumber, u64>,
     /// With their partitions.
-    pub(crate) instances: BTreeMap<String, Vec<u32>>,
+    pub(crate) instances: BTreeMap<String, Vec<PartitionNumber>>,
     /// Partitions whose instance has passed pages on (through a pipe, say), and partitions held by such
     /// pages.
-    pub(crate) leaking: BTreeSet<u32>,
-    pub(crate) held: BTreeSet<u32>,
+    pub(crate) leaking: BTreeSet<PartitionNumber>,
+    pub(crate) held: BTreeSet<PartitionNumber>,
     late: Vec<Operation>,
     pub(crate) faults: Vec<Fault>,
     /// What the host did and must never do.
@@ -58,7 +58,7 @@ pub(crate) struct SimulatedVm {
 }
 
 impl Truth {
-    fn users(&self, partition: u32) -> usize {
+    fn users(&self, partition: PartitionNumber) -> usize {
         self.instances.values().filter(|used| used.contains(&partition)).count()
     }
 
@@ -128,7 +128,7 @@ impl Truth {
     }
 
     /// The events that the agent sends when an instance has ended.
-    fn exited(&mut self, instance: &str, numbers: &[u32], reason: ExitReason) -> Vec<Event> {
+    fn exited(&mut self, instance: &str, numbers: &[PartitionNumber], reason: ExitReason) -> Vec<Event> {
         let mut held =
             numbers.iter().map(|number| (*number, self.leave(*number))).collect::<Vec<_>>().into_iter();
         let (first, why) = held.next().expect("the simulated VM spawns in partitions");
@@ -139,14 +139,14 @@ impl Truth {
     }
 
     /// The instance of a partition has ended: pages that it has passed on stay in use.
-    fn leave(&mut self, partition: u32) -> Option<String> {
+    fn leave(&mut self, partition: PartitionNumber) -> Option<String> {
         if self.leaking.remove(&partition) {
             self.held.insert(partition);
         }
         self.why_held(partition)
     }
 
-    fn why_held(&self, partition: u32) -> Option<String> {
+    fn why_held(&self, partition: PartitionNumber) -> Option<String> {
         self.held.contains(&partition).then(|| "1 page".to_string())
     }
 
@@ -195,7 +195,7 @@ impl SimulatedVm {
     }
 
     /// The instance in a partition passes pages of it on to another process.
-    pub(crate) fn leak_pages(&self, partition: u32) {
+    pub(crate) fn leak_pages(&self, partition: PartitionNumber) {
         let mut truth = self.truth.lock().unwrap();
         if truth.users(partition) > 0 {
             truth.leaking.insert(partition);
@@ -203,10 +203,10 @@ impl SimulatedVm {
     }
 
     /// The process that has these pages frees them.
-    pub(crate) fn free_leaked_pages(&self, partition: u32) {
+    pub(crate) fn free_leaked_pages(&self, partition: PartitionNumber) {
         let mut truth = self.truth.lock().unwrap();
         truth.leaking.remove(&partition);
-        if truth.held.remove(&partition) && truth.alive && partition.is_multiple_of(2) {
+        if truth.held.remove(&partition) && truth.alive && partition.0.is_multiple_of(2) {
             // Half of the time the event is lost.
             self.record.agent_event(Event::Released { partition });
         }

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use vm_protocol::Spawn;
+use vm_protocol::{PartitionNumber, Spawn};
 
 use crate::base::error::Error;
 
@@ -25,12 +25,12 @@ pub enum Command {
     /// [`crate::model::report::Plugged`].
     Plug {
         /// `None`: the first absent one.
-        partition: Option<u32>,
+        partition: Option<PartitionNumber>,
     },
     /// [`crate::model::report::Unplugged`].
     Unplug {
         /// Which one.
-        partition: u32,
+        partition: PartitionNumber,
     },
     /// [`crate::model::report::Spawned`].
     Spawn {

@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tracing::warn;
-use vm_protocol::{Answer, ErrorKind, ExitReason, InstanceInfo, Layout, Mode, Operation, Spawn};
+use vm_protocol::{
+    Answer, ErrorKind, ExitReason, InstanceInfo, Layout, Mode, Operation, PartitionNumber, Spawn,
+};
 
 use crate::base::cache;
 use crate::base::error::Error;
@@ -72,7 +74,7 @@ impl Vm {
 
     fn boot_once(settings: &Settings, program: &Path, accelerator: Accelerator) -> Result<Vm, Error> {
         let started = Instant::now();
-        let record = Arc::new(Record::new(settings.layout.partitions()));
+        let record = Arc::new(Record::new(&settings.layout));
         let record_of_end = Arc::clone(&record);
         let qemu::Started { process, agent, relay, console } =
             qemu::start(program, settings, accelerator, move |why| record_of_end.ended(why))?;
@@ -153,7 +155,7 @@ impl Vm {
     /// # Errors
     /// It is plugged already, the guest is down, or there is too little memory. A part that was plugged is
     /// unplugged again.
-    pub fn plug(&self, partition: Option<u32>) -> Result<Plugged, Error> {
+    pub fn plug(&self, partition: Option<PartitionNumber>) -> Result<Plugged, Error> {
         self.partitions.plug(partition)
     }
 
@@ -189,7 +191,7 @@ impl Vm {
     /// # Errors
     /// It is used or absent, or the guest does not unplug it in time. Then it is plugged whole again, or the
     /// recovery thread finishes the unplug.
-    pub fn unplug(&self, partition: u32) -> Result<Unplugged, Error> {
+    pub fn unplug(&self, partition: PartitionNumber) -> Result<Unplugged, Error> {
         self.partitions.unplug(partition)
     }
 

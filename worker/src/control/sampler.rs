@@ -96,7 +96,7 @@ pub fn instances(worker: &Worker) -> data::Instances {
             mapped_shared_bytes,
             heap_live_bytes,
             heap_held_bytes,
-            partition: instance.partition().map(u64::from),
+            partition: instance.partition().map(|number| number.0.into()),
             init_ms: instance.start_time().and_then(ms),
         }
     });

@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use tokio::sync::{Notify, oneshot};
+use vm::protocol::PartitionNumber;
 use worker_page::data::Event;
 
 use crate::base::error::ApiError;
@@ -351,7 +352,7 @@ impl Instance {
     }
 
     /// The partition of the VM that it lives in, once it does.
-    pub fn partition(&self) -> Option<u32> {
+    pub fn partition(&self) -> Option<PartitionNumber> {
         self.sandbox.get()?.partition()
     }
 

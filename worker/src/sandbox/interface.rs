@@ -15,6 +15,7 @@ use hyper::Request;
 use hyper::body::Incoming;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::unix::pipe;
+use vm::protocol::PartitionNumber;
 use worker_container::steps::Steps;
 pub use worker_container::{Bind, Ending, RUNTIME_PORT};
 use worker_page::data::{Ready, Store, Vm};
@@ -220,7 +221,7 @@ pub(crate) trait Sandbox: Send + Sync {
     }
 
     /// The partition of the VM's memory that it has.
-    fn partition(&self) -> Option<u32> {
+    fn partition(&self) -> Option<PartitionNumber> {
         None
     }
 

@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use vm::protocol::{Merged, NodeStats};
+use vm::protocol::{Merged, NodeStats, PartitionNumber};
 
 use super::Running;
 
 /// Memory of each partition.
-pub type Partitions = BTreeMap<u32, NodeStats>;
+pub type Partitions = BTreeMap<PartitionNumber, NodeStats>;
 
 /// The guest's report.
 #[derive(Clone, Default)]
@@ -49,7 +49,7 @@ impl Guest {
     }
 
     /// Memory of a partition, as last reported.
-    pub fn partition(&self, partition: u32) -> Option<NodeStats> {
+    pub fn partition(&self, partition: PartitionNumber) -> Option<NodeStats> {
         self.lock().last.partitions.get(&partition).cloned()
     }
 
@@ -82,7 +82,7 @@ mod tests {
 
     const NODE: NodeStats = NodeStats {
         node: 5,
-        partition: Some(3),
+        partition: Some(PartitionNumber(3)),
         total_bytes: 2,
         free_bytes: 1,
         anonymous_bytes: 1,
@@ -101,12 +101,15 @@ mod tests {
                 if let Some(held) = held {
                     let _ = held.recv();
                 }
-                asked.receive(GuestMemory { partitions: [(3, NODE)].into(), merged: Merged::default() });
+                asked.receive(GuestMemory {
+                    partitions: [(PartitionNumber(3), NODE)].into(),
+                    merged: Merged::default(),
+                });
             })
         };
         assert!(ask().partitions.is_empty() && ask().partitions.is_empty(), "no report yet");
         assert_eq!(*questions.lock().unwrap(), 1);
         release.send(()).unwrap();
-        assert!(ask().partitions.contains_key(&3), "the answer came, late");
+        assert!(ask().partitions.contains_key(&PartitionNumber(3)), "the answer came, late");
     }
 }

@@ -9,7 +9,7 @@ use tokio::net::UnixStream;
 use tokio::net::unix::pipe;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use vm::protocol::{ErrorKind, ExitReason};
+use vm::protocol::{ErrorKind, ExitReason, PartitionNumber};
 use vm::report::End;
 use vm::{Error, MemorySource};
 
@@ -40,7 +40,7 @@ pub struct Instance {
     /// Until it is ended.
     vm: Mutex<Option<InUse>>,
     running: Arc<Running>,
-    partition: u32,
+    partition: PartitionNumber,
     extensions: Vec<String>,
     heads: Arc<Heads>,
     listener: tokio::sync::Mutex<Listener>,
@@ -117,7 +117,7 @@ async fn start_in(
     running: &Arc<Running>,
     order: &Order,
     name: &str,
-) -> Result<(u32, Vec<String>, Listener, Option<Link>)> {
+) -> Result<(PartitionNumber, Vec<String>, Listener, Option<Link>)> {
     let link = match order.reaches_out(&vm.host.options) {
         true => {
             let network = vm.host.outside.network().await?;
@@ -299,7 +299,7 @@ impl Sandbox for Instance {
         })
     }
 
-    fn partition(&self) -> Option<u32> {
+    fn partition(&self) -> Option<PartitionNumber> {
         Some(self.partition)
     }
 

@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use tokio::sync::watch;
-use vm::protocol::{Layout, Mode};
+use vm::protocol::{Layout, Mode, PartitionNumber};
 use vm::{Settings, Vm};
 use worker_page::data::{self, Event};
 
@@ -81,7 +81,7 @@ pub struct Running {
     pub(crate) relay: Relay,
     guest: Guest,
     /// The instance of each plugged partition, as far as the worker knows.
-    holders: Mutex<BTreeMap<u32, InstanceId>>,
+    holders: Mutex<BTreeMap<PartitionNumber, InstanceId>>,
 }
 
 /// Shared by all VMs.
@@ -273,7 +273,7 @@ impl PartitionedVm {
             partitions: status.partitions.len() as u64,
             plugged,
             used,
-            plugged_bytes: plugged * self.settings.layout.bytes_of(0),
+            plugged_bytes: plugged * self.settings.layout.bytes_of(PartitionNumber(0)),
             merged_bytes: merged.bytes,
             mapped_merged_bytes: merged.advised_bytes,
         })
@@ -281,7 +281,7 @@ impl PartitionedVm {
 
     /// Whether these functions can live in it as it is.
     fn suits(&self, domain: &VmDomain) -> bool {
-        u64::from(domain.largest_mib) << 20 <= self.settings.layout.bytes_of(0)
+        u64::from(domain.largest_mib) << 20 <= self.settings.layout.bytes_of(PartitionNumber(0))
             && self.disk.has(&domain.parts)
     }
 

@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use vm::Error;
+use vm::protocol::PartitionNumber;
 use worker_page::data::Event;
 
 use super::{PartitionedVm, Running};
@@ -30,11 +31,15 @@ pub(super) async fn ask<T: Send + 'static>(
 }
 
 /// An event of this instance and its partition.
-fn event(kind: &str, order: &Order, partition: u32) -> Event {
-    Event { partition: Some(partition.into()), ..history::of_instance(kind, &order.deployment, order.id) }
+fn event(kind: &str, order: &Order, partition: PartitionNumber) -> Event {
+    Event { partition: Some(partition.0.into()), ..history::of_instance(kind, &order.deployment, order.id) }
 }
 
-pub(super) async fn plug(vm: &PartitionedVm, running: &Arc<Running>, order: &Order) -> Result<u32, Error> {
+pub(super) async fn plug(
+    vm: &PartitionedVm,
+    running: &Arc<Running>,
+    order: &Order,
+) -> Result<PartitionNumber, Error> {
     let plugged = patiently(PLUG_PATIENCE, || ask(running, |vm| vm.plug(None))).await?;
     lock(&running.holders).insert(plugged.partition, order.id);
     vm.host.history.note(Event {
@@ -68,7 +73,12 @@ async fn patiently<T, F: Future<Output = Result<T, Error>>>(
 
 /// Tries to unplug until the partition is the host's again or the VM has ended. A partition that stayed
 /// plugged without an instance would be lost: others plug absent ones only.
-pub(super) async fn unplug(vm: &PartitionedVm, running: &Arc<Running>, order: &Order, partition: u32) {
+pub(super) async fn unplug(
+    vm: &PartitionedVm,
+    running: &Arc<Running>,
+    order: &Order,
+    partition: PartitionNumber,
+) {
     let mut failed = false;
     loop {
         match ask(running, move |vm| vm.unplug(partition)).await {
