@@ -4,12 +4,30 @@ use std::time::Duration;
 
 /// Time since the worker began.
 pub type Time = Duration;
-/// A function, from its creation to its deletion.
-pub type FunctionId = u64;
-/// An instance.
-pub type InstanceId = u64;
-/// A request, from its arrival to its answer.
-pub type RequestId = u64;
+
+/// Identifiers that the worker counts up; none is used twice while it runs.
+macro_rules! ids {
+    ($($(#[$about:meta])* $name:ident;)*) => {$(
+        $(#[$about])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(pub u64);
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+    )*};
+}
+
+ids! {
+    /// A function, or a version or tenant that has instances of its own, until it is deleted.
+    FunctionId;
+    /// An instance.
+    InstanceId;
+    /// A request, from its arrival to its answer. Its caller and its function know it by another id.
+    RequestId;
+}
 
 /// What the worker may use.
 #[derive(Clone, Debug)]

@@ -66,7 +66,7 @@ impl Pool {
             capacity,
             functions: BTreeMap::new(),
             instances: BTreeMap::new(),
-            next_instance: 1,
+            next_instance: InstanceId(1),
             now: Time::ZERO,
             saturated: false,
         }

@@ -142,7 +142,7 @@ impl Pool {
             return false;
         }
         let instance = self.next_instance;
-        self.next_instance += 1;
+        self.next_instance.0 += 1;
         let known = &self.functions[&function];
         let started = Instance {
             function,

@@ -151,7 +151,7 @@ impl Worker {
             waiting: HashMap::new(),
             instances: BTreeMap::new(),
             published: crate::code::lambda_layers::Layers::default(),
-            next_function: 1,
+            next_function: FunctionId(1),
             releasing: actions::Releasing::default(),
             processors: Processors::new(options.capacity.processors),
             closing: false,
@@ -232,7 +232,7 @@ impl Worker {
         target: &Target,
         mut invocation: Invocation,
     ) -> Result<Outcome, ApiError> {
-        let request = self.next_request.fetch_add(1, Ordering::Relaxed);
+        let request = RequestId(self.next_request.fetch_add(1, Ordering::Relaxed));
         let (reply, answer) = oneshot::channel();
         {
             let mut state = self.lock();
@@ -360,7 +360,7 @@ pub(crate) fn stopping() -> ApiError {
 impl State {
     fn new_function_id(&mut self) -> FunctionId {
         let id = self.next_function;
-        self.next_function += 1;
+        self.next_function.0 += 1;
         id
     }
 

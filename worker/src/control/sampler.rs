@@ -82,7 +82,7 @@ pub fn instances(worker: &Worker) -> data::Instances {
         let Memory { pss_bytes, private_bytes, shared_bytes, mapped_shared_bytes } = memory;
         let (heap_live_bytes, heap_held_bytes) = instance.heap_bytes();
         data::Instance {
-            id: instance.id,
+            id: instance.id.0,
             function: instance.deployment.name.clone(),
             tenant: instance.deployment.tenant.as_deref().map(String::from),
             phase: worker.phase(instance.id).to_string(),

@@ -8,7 +8,7 @@ use super::Worker;
 use crate::base::error::ApiError;
 use crate::base::name::{self, Target};
 use crate::function::definition::{Alias, Deployment, Function};
-use crate::sandbox::interface::Order;
+use crate::sandbox::interface::{Order, SPARE};
 
 impl Worker {
     /// What a request calls.
@@ -72,7 +72,7 @@ impl Worker {
         function.versions.insert(number, version.clone());
         drop(state);
         let metadata_token = uuid::Uuid::new_v4().to_string().into();
-        let order = Order { id: 0, deployment: version.clone(), metadata_token, snap_start: false };
+        let order = Order { id: SPARE, deployment: version.clone(), metadata_token, snap_start: false };
         self.context().maker.clone().prepare(order);
         Ok(version)
     }

@@ -8,7 +8,7 @@ use std::time::{Instant, SystemTime};
 
 use bytes::Bytes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
-use worker_pool::{InstanceId, RequestId};
+use worker_pool::{FunctionId, InstanceId, RequestId};
 use worker_system::lock::lock;
 
 use crate::base::error::ApiError;
@@ -82,7 +82,7 @@ impl Scheduler for Requests {
                 drop(connection);
             });
         }
-        tokio::spawn(async move { instance.dispatch(request, Arc::new(invocation)) });
+        tokio::spawn(async move { instance.dispatch(RequestId(request), Arc::new(invocation)) });
     }
 
     fn answer(self: Arc<Self>, _: InstanceId, request: RequestId, outcome: Result<Outcome, ApiError>) {
@@ -99,8 +99,8 @@ fn instance(requests: &Arc<Requests>, folder: &Path) -> Arc<Instance> {
     let wanted = serde_json::from_str(r#"{"Runtime": "provided.al2023", "Handler": "h"}"#);
     let settings = Settings::new(&wanted.expect("it is JSON")).expect("it is right");
     let deployment = Arc::new(Deployment {
-        function: 1,
-        parent: 1,
+        function: FunctionId(1),
+        parent: FunctionId(1),
         tenant: None,
         name: "f".into(),
         version: "$LATEST".into(),
@@ -118,7 +118,7 @@ fn instance(requests: &Arc<Requests>, folder: &Path) -> Arc<Instance> {
         zone: "z".into(),
         calls: OnceLock::new(),
     });
-    let instance = Arc::new(Instance::new(1, deployment, requests.clone(), context));
+    let instance = Arc::new(Instance::new(InstanceId(1), deployment, requests.clone(), context));
     let _ = requests.instance.set(Arc::downgrade(&instance));
     instance
 }

@@ -253,10 +253,10 @@ mod tests {
         let asked = ask(&mut requests).unwrap();
         assert!(asked.is_first && !asked.is_again && requests.is_idle());
         assert_eq!(ask(&mut requests).err(), Some(Misuse::State), "it waits already");
-        let id = give(&mut requests, 1).unwrap();
+        let id = give(&mut requests, RequestId(1)).unwrap();
         assert_eq!(ask(&mut requests).err(), Some(Misuse::State), "it has not answered");
         assert_eq!(requests.finish("other").err(), Some(Misuse::RequestId));
-        assert_eq!(requests.finish(&id).unwrap().request, 1);
+        assert_eq!(requests.finish(&id).unwrap().request, RequestId(1));
         assert_eq!(requests.finish(&id).err(), Some(Misuse::State));
         assert!(ask(&mut requests).unwrap().timer.is_some());
         drop(asked);
@@ -267,12 +267,12 @@ mod tests {
         let mut requests = Requests::new(2);
         let asked = [ask(&mut requests).unwrap(), ask(&mut requests).unwrap()];
         assert!(asked[0].is_first && !asked[1].is_first);
-        let ids = [give(&mut requests, 1).unwrap(), give(&mut requests, 2).unwrap()];
-        assert_eq!(give(&mut requests, 3), None, "nothing asks for it");
+        let ids = [give(&mut requests, RequestId(1)).unwrap(), give(&mut requests, RequestId(2)).unwrap()];
+        assert_eq!(give(&mut requests, RequestId(3)), None, "nothing asks for it");
         assert!(!requests.is_idle());
-        assert_eq!(requests.finish(&ids[1]).unwrap().request, 2);
+        assert_eq!(requests.finish(&ids[1]).unwrap().request, RequestId(2));
         assert_eq!(requests.finish(&ids[1]).err(), Some(Misuse::RequestId), "answered already");
-        assert_eq!(requests.finish(&ids[0]).unwrap().request, 1);
+        assert_eq!(requests.finish(&ids[0]).unwrap().request, RequestId(1));
         drop(asked);
     }
 
@@ -280,12 +280,16 @@ mod tests {
     async fn an_overdue_request_leaves_the_others_alone() {
         let mut requests = Requests::new(2);
         let asked = [ask(&mut requests).unwrap(), ask(&mut requests).unwrap()];
-        let ids = [give(&mut requests, 1).unwrap(), give(&mut requests, 2).unwrap()];
-        let Overdue::Request(work) = requests.out_of_time(1, false) else { panic!("the other goes on") };
-        assert_eq!(work.request, 1);
+        let ids = [give(&mut requests, RequestId(1)).unwrap(), give(&mut requests, RequestId(2)).unwrap()];
+        let Overdue::Request(work) = requests.out_of_time(RequestId(1), false) else {
+            panic!("the other goes on")
+        };
+        assert_eq!(work.request, RequestId(1));
         assert_eq!(requests.finish(&ids[0]).err(), Some(Misuse::Overdue));
         assert!(requests.finish_overdue(&ids[0]) && !requests.finish_overdue(&ids[0]));
-        let Overdue::Last(Some(_)) = requests.out_of_time(2, false) else { panic!("nothing is left in it") };
+        let Overdue::Last(Some(_)) = requests.out_of_time(RequestId(2), false) else {
+            panic!("nothing is left in it")
+        };
         drop(asked);
     }
 
@@ -296,7 +300,7 @@ mod tests {
         assert!(ask(&mut requests).unwrap().is_again);
         let asked = ask(&mut requests).unwrap();
         assert!(asked.is_again, "as that was dropped, too");
-        assert!(give(&mut requests, 1).is_some());
+        assert!(give(&mut requests, RequestId(1)).is_some());
     }
 
     #[tokio::test]
@@ -304,9 +308,9 @@ mod tests {
         let mut requests = Requests::new(3);
         let asked: Vec<Asked> =
             (0..3).map(|process| requests.ask(Vec::new(), Some(process)).unwrap()).collect();
-        let ids = [give(&mut requests, 1).unwrap(), give(&mut requests, 2).unwrap()];
+        let ids = [give(&mut requests, RequestId(1)).unwrap(), give(&mut requests, RequestId(2)).unwrap()];
         assert_eq!(requests.process_ended(1), Some(ids[1].clone()));
-        let Overdue::Request(_) = requests.out_of_time(1, false) else { panic!("others go on") };
+        let Overdue::Request(_) = requests.out_of_time(RequestId(1), false) else { panic!("others go on") };
         assert_eq!(requests.process_ended(0), None, "its caller has the reason");
         assert!(!requests.finish_overdue(&ids[0]));
         assert_eq!(requests.process_ended(2), None);

@@ -26,6 +26,7 @@ use crate::base::error::ApiError;
 use crate::base::name::Target;
 use crate::http::client;
 use crate::invocation::request::{Invocation, Outcome};
+use worker_pool::InstanceId;
 
 const ENDPOINTS: [&str; 2] = ["OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"];
 /// How long a collector may take.
@@ -103,9 +104,9 @@ impl Traces {
 
 impl Span {
     /// An instance has received the invocation; `cold` if it was started after the invocation's arrival.
-    pub fn handed_to(&mut self, instance: u64, cold: bool) {
+    pub fn handed_to(&mut self, instance: InstanceId, cold: bool) {
         self.0.set_attribute(KeyValue::new("faas.coldstart", cold));
-        let instance = i64::try_from(instance).unwrap_or(i64::MAX);
+        let instance = i64::try_from(instance.0).unwrap_or(i64::MAX);
         self.0.add_event("handed to an instance", vec![KeyValue::new("faas.instance", instance)]);
     }
 

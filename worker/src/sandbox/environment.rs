@@ -65,7 +65,7 @@ pub(crate) enum Sharing<'a> {
 pub(crate) fn program_spec(order: &Order, options: &Options, folder: &Path, sharing: Sharing) -> ProgramSpec {
     let deployment = &order.deployment;
     let settings = &deployment.settings;
-    let user = FIRST_USER + (order.id % USERS) as u32;
+    let user = FIRST_USER + (order.id.0 % USERS) as u32;
     if let Some(image) = &deployment.code.image {
         return of_image(order, image, options, folder, sharing, user);
     }

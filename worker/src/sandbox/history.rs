@@ -51,7 +51,7 @@ pub fn event(kind: &str) -> Event {
 /// An event of an instance.
 pub fn of_instance(kind: &str, deployment: &Deployment, instance: InstanceId) -> Event {
     let tenant = deployment.tenant.as_deref().map(String::from);
-    Event { function: Some(deployment.name.clone()), tenant, instance: Some(instance), ..event(kind) }
+    Event { function: Some(deployment.name.clone()), tenant, instance: Some(instance.0), ..event(kind) }
 }
 
 /// Milliseconds, for events.

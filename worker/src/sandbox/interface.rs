@@ -40,6 +40,10 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Connection for T {}
 /// Answers one request of the runtime inside.
 pub(crate) type Handler = Arc<dyn Fn(Request<Incoming>) -> BoxFuture<'static, Answer> + Send + Sync>;
 
+/// The number of an instance that serves no request, of which there is one at a time: it is to be taken, or
+/// restored on trial. Instances that serve have other numbers.
+pub(crate) const SPARE: InstanceId = InstanceId(0);
+
 /// The instance that is to be started.
 #[derive(Clone)]
 pub(crate) struct Order {

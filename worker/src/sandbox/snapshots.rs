@@ -27,7 +27,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt};
 use tokio::net::unix::pipe;
 use tokio::sync::Semaphore;
 use worker_container::page_store::Kept;
-use worker_pool::{FunctionId, InstanceId};
+use worker_pool::FunctionId;
 use worker_snapshot::{Error, Limits, Snapshot, Waiting};
 use worker_system::lock::lock;
 use worker_system::text::shown;
@@ -60,9 +60,7 @@ const MOST_PRINTED: u64 = 16 << 20;
 pub(super) const VARIABLE: &str = "MAYFLY_SNAPSHOT";
 pub(super) const ASKED: &str = "asked";
 pub(super) const BY_DEFAULT: &str = "default";
-/// The number and the user of an instance that serves no request, of which there is one at a time: it is to
-/// be taken, or restored on trial. Instances that serve have other numbers, and users before this one.
-pub(super) const SPARE: InstanceId = 0;
+/// The user of the [spare](crate::sandbox::interface::SPARE) instance; the users of others are before it.
 pub(super) const USER: u32 = 2_002_000_000;
 
 /// The snapshots of a worker's functions. Together they have so many bytes at most: of those beyond, the one

@@ -126,7 +126,7 @@ impl PageStores {
     }
 
     fn endpoint(&self, function: FunctionId) -> Endpoint {
-        let user = worker_is_root().then(|| FIRST_USER + (function % 1_000_000) as u32);
+        let user = worker_is_root().then(|| FIRST_USER + (function.0 % 1_000_000) as u32);
         Endpoint { folder: self.place(function).join("socket"), socket: SOCKET, user }
     }
 

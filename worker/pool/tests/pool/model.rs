@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use proptest::prelude::*;
-use worker_pool::{Action, Pool, Time};
+use worker_pool::{Action, FunctionId, InstanceId, Pool, RequestId, Time};
 
 use super::capacity;
 
@@ -14,7 +14,7 @@ const AT_ONCE: [u32; 3] = [1, 1, 3];
 
 #[derive(Clone, Debug)]
 enum Event {
-    Request(u64),
+    Request(FunctionId),
     /// An index, modulo the number of instances that may send the event; the same below.
     Ready(usize),
     Answered(usize),
@@ -22,9 +22,9 @@ enum Event {
     Undelivered(usize),
     Stop(usize),
     Drain(usize),
-    Reserve(u64, Option<u32>),
-    Change(u64, usize),
-    Remove(u64),
+    Reserve(FunctionId, Option<u32>),
+    Change(FunctionId, usize),
+    Remove(FunctionId),
     Withdraw(usize),
     Wait(u64),
     /// Microseconds.
@@ -33,7 +33,7 @@ enum Event {
 }
 
 fn event() -> impl Strategy<Value = Event> {
-    let function = 0..3_u64;
+    let function = (0..3_u64).prop_map(FunctionId);
     prop_oneof![
         8 => function.clone().prop_map(Event::Request),
         8 => (0..8_usize).prop_map(Event::Ready),
@@ -58,18 +58,18 @@ struct Model {
     now: Time,
     next_request: u64,
     /// When each arrived, or came back.
-    waiting: BTreeMap<u64, Time>,
-    running: BTreeMap<u64, Instance>,
-    stopping: BTreeSet<u64>,
-    memory_mib: BTreeMap<u64, u64>,
+    waiting: BTreeMap<RequestId, Time>,
+    running: BTreeMap<InstanceId, Instance>,
+    stopping: BTreeSet<InstanceId>,
+    memory_mib: BTreeMap<InstanceId, u64>,
     function_memory: [u32; 3],
     removed: [bool; 3],
     reserved: [Option<u32>; 3],
 }
 
 struct Instance {
-    function: u64,
-    requests: Vec<u64>,
+    function: FunctionId,
+    requests: Vec<RequestId>,
     asks: u32,
     /// It has asked once.
     started: bool,
@@ -78,7 +78,7 @@ struct Instance {
 impl Instance {
     /// Whether its runtime could ask for one more: each process of it has one request at a time.
     fn may_ask(&self) -> bool {
-        self.requests.len() as u32 + self.asks < AT_ONCE[self.function as usize]
+        self.requests.len() as u32 + self.asks < AT_ONCE[self.function.0 as usize]
     }
 }
 
@@ -86,7 +86,7 @@ impl Model {
     fn new() -> Model {
         let mut pool = Pool::new(capacity());
         for (function, (memory, at_once)) in MEMORY_MIB.iter().zip(AT_ONCE).enumerate() {
-            assert!(pool.set_function_at_once(function as u64, *memory, at_once).is_empty());
+            assert!(pool.set_function_at_once(FunctionId(function as u64), *memory, at_once).is_empty());
         }
         Model {
             pool,
@@ -106,10 +106,10 @@ impl Model {
         for action in actions {
             match action {
                 Action::Start { instance, function } => {
-                    assert!(!self.removed[function as usize], "a removed function starts nothing");
+                    assert!(!self.removed[function.0 as usize], "a removed function starts nothing");
                     let new = Instance { function, requests: Vec::new(), asks: 0, started: false };
                     assert!(self.running.insert(instance, new).is_none(), "instances have ids of their own");
-                    self.memory_mib.insert(instance, u64::from(self.function_memory[function as usize]));
+                    self.memory_mib.insert(instance, u64::from(self.function_memory[function.0 as usize]));
                 }
                 Action::Dispatch { instance, request } => {
                     assert!(self.waiting.remove(&request).is_some(), "{request} was not waiting");
@@ -118,7 +118,7 @@ impl Model {
                     assert!(known.asks > 0, "it has not asked");
                     known.asks -= 1;
                     known.requests.push(request);
-                    assert!(known.requests.len() <= AT_ONCE[known.function as usize] as usize);
+                    assert!(known.requests.len() <= AT_ONCE[known.function.0 as usize] as usize);
                 }
                 Action::Refuse { request, .. } | Action::FailedStart { request, .. } => {
                     assert!(self.waiting.remove(&request).is_some(), "{request} was answered twice");
@@ -134,13 +134,14 @@ impl Model {
         }
     }
 
-    fn chosen(&self, index: usize, may: impl Fn(&Instance) -> bool) -> Option<u64> {
-        let all: Vec<u64> = self.running.iter().filter(|(_, its)| may(its)).map(|(id, _)| *id).collect();
+    fn chosen(&self, index: usize, may: impl Fn(&Instance) -> bool) -> Option<InstanceId> {
+        let all: Vec<InstanceId> =
+            self.running.iter().filter(|(_, its)| may(its)).map(|(id, _)| *id).collect();
         (!all.is_empty()).then(|| all[index % all.len()])
     }
 
     /// Takes a request from an instance.
-    fn request(&mut self, index: usize) -> Option<(u64, u64)> {
+    fn request(&mut self, index: usize) -> Option<(InstanceId, RequestId)> {
         let instance = self.chosen(index, |known| !known.requests.is_empty())?;
         let requests = &mut self.running.get_mut(&instance)?.requests;
         Some((instance, requests.swap_remove(index % requests.len())))
@@ -149,7 +150,7 @@ impl Model {
     fn apply(&mut self, event: &Event) {
         match *event {
             Event::Request(function) => {
-                let request = self.next_request;
+                let request = RequestId(self.next_request);
                 self.next_request += 1;
                 self.waiting.insert(request, self.now);
                 let actions = self.pool.request(function, request, self.now);
@@ -188,24 +189,24 @@ impl Model {
                 self.carry_out(actions);
             }
             Event::Reserve(function, reserved) => {
-                if !self.removed[function as usize] {
-                    self.reserved[function as usize] = reserved;
+                if !self.removed[function.0 as usize] {
+                    self.reserved[function.0 as usize] = reserved;
                 }
                 let actions = self.pool.reserve(function, reserved);
                 self.carry_out(actions);
             }
             Event::Change(function, memory) => {
-                if self.removed[function as usize] {
+                if self.removed[function.0 as usize] {
                     return;
                 }
-                self.function_memory[function as usize] = MEMORY_MIB[memory];
-                let at_once = AT_ONCE[function as usize];
+                self.function_memory[function.0 as usize] = MEMORY_MIB[memory];
+                let at_once = AT_ONCE[function.0 as usize];
                 let actions = self.pool.set_function_at_once(function, MEMORY_MIB[memory], at_once);
                 self.carry_out(actions);
             }
             Event::Remove(function) => {
-                self.removed[function as usize] = true;
-                self.reserved[function as usize] = None;
+                self.removed[function.0 as usize] = true;
+                self.reserved[function.0 as usize] = None;
                 let actions = self.pool.remove_function(function);
                 self.carry_out(actions);
             }
@@ -232,7 +233,7 @@ impl Model {
         }
     }
 
-    fn apply_end(&mut self, instance: u64) {
+    fn apply_end(&mut self, instance: InstanceId) {
         let actions = self.pool.ended(instance);
         self.carry_out(actions);
         let known = self.running.remove(&instance).expect("it is one that has not ended");
@@ -250,10 +251,10 @@ impl Model {
         let counted = counts.starting + counts.idle + counts.busy;
         assert!(counted <= capacity().concurrency.max(before), "{counts:?}");
         assert_eq!(counts.stopping as usize, self.stopping.len());
-        for function in 0..3 {
+        for function in (0..3).map(FunctionId) {
             let counts = self.pool.counts(Some(function));
             if counts.idle > 0 && counts.queued > 0 {
-                assert_eq!(AT_ONCE[function as usize], 1);
+                assert_eq!(AT_ONCE[function.0 as usize], 1);
                 assert!(self.pool.holds_requests());
                 assert!(self.waiting.values().any(|since| self.now < *since + Duration::from_millis(50)));
             }

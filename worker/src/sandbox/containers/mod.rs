@@ -22,7 +22,7 @@ use crate::function::worker_options::Options;
 use crate::http::heads::LongHeads;
 use crate::sandbox::container::Instance;
 use crate::sandbox::environment::{self, ProgramSpec, Sharing};
-use crate::sandbox::interface::{BoxFuture, Kind, Maker, Order, Overall, Sandbox, SnapshotState};
+use crate::sandbox::interface::{BoxFuture, Kind, Maker, Order, Overall, SPARE, Sandbox, SnapshotState};
 use crate::sandbox::line::Line;
 use crate::sandbox::network::{self, Outside};
 use crate::sandbox::reach;
@@ -152,7 +152,7 @@ impl Containers {
         let mut steps = Steps::default();
         steps.done("disk");
         // One that serves no request leaves those that are ready to others.
-        let ready = if order.id == snapshots::SPARE { None } else { self.ready.take() };
+        let ready = if order.id == SPARE { None } else { self.ready.take() };
         let prepared = match ready {
             Some(prepared) => {
                 steps.done("ready sandbox");
@@ -163,7 +163,7 @@ impl Containers {
         let Prepared { empty, mut cgroup, mount_point } = prepared;
         let begun = match cgroup.limit(limits) {
             Ok(()) => {
-                if order.id == snapshots::SPARE {
+                if order.id == SPARE {
                     cgroup.give_way(true);
                 }
                 steps.done("limits");
@@ -259,7 +259,7 @@ impl Containers {
         drop(theirs);
         let mut line = line;
         // One on trial yields to others.
-        let limit = if order.id == snapshots::SPARE { snapshots::START } else { snapshots::RESTORE };
+        let limit = if order.id == SPARE { snapshots::START } else { snapshots::RESTORE };
         let begins = match snapshot.reads_its_line() {
             true => line.begin(&spec.environment, limit).await,
             false => line.until_it_runs(limit).await,
@@ -307,7 +307,7 @@ impl Containers {
             hidden,
             tmp_mib: settings.ephemeral_mib,
             memory_mib: settings.memory_mib,
-            user: if order.id == snapshots::SPARE { snapshots::USER } else { user },
+            user: if order.id == SPARE { snapshots::USER } else { user },
             host_name: format!("instance-{}", order.id),
             fixed_layout,
             beginning: Beginning::Command,

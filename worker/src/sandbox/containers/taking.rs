@@ -9,7 +9,7 @@ use anyhow::{Context, Result, anyhow};
 use super::{Containers, Start};
 use crate::sandbox::container::Instance;
 use crate::sandbox::first_request::FirstRequest;
-use crate::sandbox::interface::{Order, Sandbox};
+use crate::sandbox::interface::{Order, SPARE, Sandbox};
 use crate::sandbox::reach;
 use crate::sandbox::snapshots;
 use worker_container::page_store::Kept;
@@ -39,7 +39,7 @@ impl Containers {
 
     /// Starts an instance that serves no request, takes it, ends it, and restores another on trial.
     pub(super) async fn snapshot(self: Arc<Self>, order: Order, after: Duration) {
-        let order = Order { id: snapshots::SPARE, snap_start: true, ..order };
+        let order = Order { id: SPARE, snap_start: true, ..order };
         // An instance that merged before would keep pages of its own in place of the snapshot's.
         let _held = self.stores.hold_merges(order.deployment.store());
         tokio::time::sleep(after).await;
