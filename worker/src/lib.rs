@@ -52,6 +52,7 @@ pub mod http;
 pub mod invocation {
     //! One request to a function: what it is, its output, log lines, counters and trace.
     pub(crate) mod counters;
+    pub(crate) mod id;
     pub(crate) mod logs;
     pub(crate) mod output;
     pub(crate) mod platform;

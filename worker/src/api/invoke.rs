@@ -26,7 +26,7 @@ pub async fn invoke(api: &Api, call: &Call, target: &Target) -> Result<Answer, A
     let kind = header(headers, "x-amz-invocation-type").unwrap_or("RequestResponse");
     let deployment = api.worker.target(target)?;
     let invocation = invocation(call, target, &deployment)?;
-    let id = invocation.id.clone();
+    let id = invocation.id;
     let mut answer = match kind {
         "RequestResponse" => {
             let tail = header(headers, "x-amz-log-type") == Some("Tail");
@@ -55,7 +55,7 @@ pub async fn invoke(api: &Api, call: &Call, target: &Target) -> Result<Answer, A
         }
     };
     let headers = answer.headers_mut();
-    headers.insert("x-amzn-requestid", HeaderValue::from_str(&id).expect("a UUID is a header"));
+    headers.insert("x-amzn-requestid", id.header());
     headers.insert(
         "x-amz-executed-version",
         HeaderValue::from_str(&deployment.version).expect("a version is a header"),

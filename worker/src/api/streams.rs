@@ -143,7 +143,7 @@ pub async fn call(api: &Api, call: &Call, target: &Target) -> Result<Answer, Api
     let deployment = api.worker.target(target)?;
     let version = deployment.version.clone();
     let invocation = invoke::invocation(call, target, &deployment)?;
-    let id = invocation.id.clone();
+    let id = invocation.id;
     let mut coming = Coming::begin(&api.worker, &call.client, target.clone(), invocation);
     let mut next = coming.next().await?;
     let (messages, answer) = mpsc::channel(1);
@@ -180,7 +180,7 @@ pub async fn call(api: &Api, call: &Call, target: &Target) -> Result<Answer, Api
     let mut answer = http::in_parts(200, answer);
     let headers = answer.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/vnd.amazon.eventstream"));
-    headers.insert("x-amzn-requestid", HeaderValue::from_str(&id).expect("a UUID is a header"));
+    headers.insert("x-amzn-requestid", id.header());
     let version = HeaderValue::from_str(&version).expect("a version is a header");
     headers.insert("x-amz-executed-version", version);
     Ok(answer)

@@ -215,7 +215,7 @@ fn payload(call: &Call, endpoint: &Endpoint, invocation: &Invocation) -> Result<
         peer: call.client.peer(),
         time: SystemTime::now(),
     };
-    let event = events::of_url(&received, &endpoint.id, &invocation.id, &invocation.trace_id);
+    let event = events::of_url(&received, &endpoint.id, invocation.id, &invocation.trace_id);
     let payload = event.to_string();
     if payload.len() > limits::PAYLOAD_BYTES {
         let limit = limits::PAYLOAD_BYTES;

@@ -15,6 +15,7 @@ use crate::base::time::now_ms;
 use crate::control::{Worker, stopping};
 use crate::function::attached::key;
 use crate::function::event_config::{self, Condition, EventConfig, after_failure, after_throttle};
+use crate::invocation::id::InvocationId;
 use crate::invocation::request::{Invocation, Outcome};
 use crate::state::event_store::{EventStore, StoredEvent};
 use crate::state::handover::{Accepting, Report};
@@ -32,7 +33,7 @@ pub struct Events {
     size: Arc<QueueSize>,
     pub(super) store: Option<Arc<EventStore>>,
     /// Ids of the events that functions process now, here and in earlier workers.
-    pub(super) begun: Arc<Mutex<BTreeSet<String>>>,
+    pub(super) begun: Arc<Mutex<BTreeSet<InvocationId>>>,
 }
 
 #[derive(Default)]
@@ -71,7 +72,10 @@ impl Events {
     ///
     /// # Errors
     /// The state cannot be read.
-    pub(crate) fn new(worker: Arc<Worker>, begun: &BTreeSet<String>) -> Result<(Events, Vec<StoredEvent>)> {
+    pub(crate) fn new(
+        worker: Arc<Worker>,
+        begun: &BTreeSet<InvocationId>,
+    ) -> Result<(Events, Vec<StoredEvent>)> {
         let store = worker.options.state.as_deref().map(EventStore::open).transpose()?.map(Arc::new);
         let events = Events { worker, size: Arc::default(), store, begun: Arc::default() };
         let kept = events.store.as_ref().map_or_else(|| Ok(Vec::new()), |store| store.all())?;
@@ -92,7 +96,7 @@ impl Events {
     }
 
     /// Ids of the events that functions process now, here and in earlier workers.
-    pub(crate) fn begun(&self) -> BTreeSet<String> {
+    pub(crate) fn begun(&self) -> BTreeSet<InvocationId> {
         if self.store.is_some() { lock(&self.begun).clone() } else { BTreeSet::new() }
     }
 
@@ -167,7 +171,7 @@ impl Events {
     /// the state.
     async fn run(self, mut event: StoredEvent, place: QueueSlot) {
         let mut throttled = 0;
-        while self.begin(&event.id).await {
+        while self.begin(event.id).await {
             let next = match self.attempt(&mut event, &mut throttled).await {
                 // A worker that ends fails all invocations: the next one runs the stored events.
                 None => break,
@@ -182,12 +186,12 @@ impl Events {
     }
 
     /// Whether this worker is to run the event now.
-    async fn begin(&self, id: &str) -> bool {
+    async fn begin(&self, id: InvocationId) -> bool {
         let handed_over = self.worker.handed_over.read().await;
         if handed_over.is_some() && self.store.is_some() {
             return false;
         }
-        lock(&self.begun).insert(id.into());
+        lock(&self.begun).insert(id);
         true
     }
 
@@ -284,7 +288,7 @@ impl Events {
                     next_event
                         .into_iter()
                         .for_each(|next_event| handed_over.report(&Report::Again(*next_event)));
-                    handed_over.report(&Report::Done(event.id.clone()));
+                    handed_over.report(&Report::Done(event.id));
                 }
                 Next::Again(_) => handed_over.report(&Report::Again(event.clone())),
             }
@@ -297,9 +301,9 @@ impl Events {
         let kept = match (&next_event, pause) {
             (Some(next_event), _) => {
                 let next_event = next_event.clone();
-                self.write(event, move |store, event| store.replace(&event.id, &next_event)).await
+                self.write(event, move |store, event| store.replace(event.id, &next_event)).await
             }
-            (None, None) => self.write(event, |store, event| store.forget(&event.id)).await,
+            (None, None) => self.write(event, |store, event| store.forget(event.id)).await,
             (None, Some(_)) => self.write(event, |store, event| store.put(event)).await,
         };
         if let Err(error) = kept {
@@ -327,7 +331,7 @@ fn label(event: &StoredEvent) -> String {
 /// Each attempt has the same id, so that the function can recognise it.
 fn invocation(event: &StoredEvent) -> Invocation {
     Invocation {
-        id: event.id.clone(),
+        id: event.id,
         payload: event.payload.clone().into(),
         client_context: event.client_context.clone(),
         arn: name::arn(&event.function),

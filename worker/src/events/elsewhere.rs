@@ -13,20 +13,21 @@ use std::collections::BTreeMap;
 use anyhow::Result;
 
 use crate::events::async_invokes::{Events, QueueSlot};
+use crate::invocation::id::InvocationId;
 use crate::state::event_store::StoredEvent;
 use crate::state::handover::{Predecessor, Report};
 use worker_system::lock::lock;
 
 /// The events of earlier workers, each counted in this worker's queue.
-pub(crate) struct Elsewhere(BTreeMap<String, (StoredEvent, QueueSlot)>);
+pub(crate) struct Elsewhere(BTreeMap<InvocationId, (StoredEvent, QueueSlot)>);
 
 impl Elsewhere {
     /// Those that the predecessor has reported as begun, of the events that stood in the state.
     pub(crate) fn new(events: &Events, begun: Vec<StoredEvent>) -> Elsewhere {
-        lock(&events.begun).extend(begun.iter().map(|event| event.id.clone()));
+        lock(&events.begun).extend(begun.iter().map(|event| event.id));
         let counted = |event: StoredEvent| {
             let slot = events.place(event.payload.len());
-            (event.id.clone(), (event, slot))
+            (event.id, (event, slot))
         };
         Elsewhere(begun.into_iter().map(counted).collect())
     }
@@ -58,8 +59,8 @@ impl Elsewhere {
         let handed_over = events.worker.handed_over.read().await;
         let id = match &report {
             Report::State(_) => return,
-            Report::Done(id) => id.clone(),
-            Report::Again(event) => event.id.clone(),
+            Report::Done(id) => *id,
+            Report::Again(event) => event.id,
         };
         // It counts until the report is passed on: this worker ends when its queue is empty.
         let _slot = self.0.remove(&id);
@@ -70,7 +71,7 @@ impl Elsewhere {
         }
         let persisted = match &report {
             Report::Again(event) => store.put(event),
-            _ => store.forget(&id),
+            _ => store.forget(id),
         };
         if let Err(error) = persisted {
             tracing::error!("an event of the earlier worker: {error:#}");

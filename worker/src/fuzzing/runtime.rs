@@ -20,6 +20,7 @@ use crate::http;
 use crate::http::connections::Connections;
 use crate::http::heads::Heads;
 use crate::instance::{Instance, InstanceContext, Scheduler, runtime_api as api};
+use crate::invocation::id::InvocationId;
 use crate::invocation::logs::Logs;
 use crate::invocation::request::{Invocation, Outcome, stream};
 use crate::sandbox::history::History;
@@ -62,8 +63,8 @@ struct Requests {
     outcomes: Mutex<Vec<(RequestId, Outcome)>>,
 }
 
-fn id_of(request: u64) -> String {
-    format!("00000000-0000-4000-8000-{request:012}")
+fn id_of(request: u64) -> InvocationId {
+    InvocationId::parse(&format!("00000000-0000-4000-8000-{request:012}")).expect("it is a UUID")
 }
 
 impl Scheduler for Requests {
@@ -138,8 +139,8 @@ impl Step<'_> {
     fn bytes(&self, current: u64) -> Vec<u8> {
         let path = |id: &Id, what: &str| {
             let id = match id {
-                Id::Current => id_of(current),
-                Id::Earlier => id_of(current.saturating_sub(1)),
+                Id::Current => id_of(current).to_string(),
+                Id::Earlier => id_of(current.saturating_sub(1)).to_string(),
                 Id::Other => "none".into(),
             };
             format!("/2018-06-01/runtime/invocation/{id}/{what}")

@@ -10,11 +10,12 @@ use super::routes::{Parameters, decoded};
 use crate::base::name::ACCOUNT;
 use crate::base::time::{access_log_time, epoch_ms};
 use crate::function::http_api::{HttpApi, Kind, Route};
+use crate::invocation::id::InvocationId;
 
 /// Everything beside the request that an event has.
 pub struct Context<'a> {
     /// The request's id.
-    pub id: &'a str,
+    pub id: InvocationId,
     /// Its `X-Amzn-Trace-Id`.
     pub trace: &'a str,
     /// The API.
@@ -153,7 +154,7 @@ pub fn two_without_body(received: &Received<'_>, context: &Context<'_>) -> Value
 }
 
 /// Payload format 2.0 of a function URL, whose `rawPath` keeps the encoding of the path.
-pub fn of_url(received: &Received<'_>, url_id: &str, id: &str, trace: &str) -> Value {
+pub fn of_url(received: &Received<'_>, url_id: &str, id: InvocationId, trace: &str) -> Value {
     let raw = received.path.clone();
     let path = decoded(&raw).unwrap_or_else(|| raw.clone());
     let key = "$default".to_string();
@@ -183,7 +184,7 @@ struct Named<'a> {
 }
 
 impl Named<'_> {
-    fn event(self, received: &Received<'_>, id: &str, trace: &str) -> Value {
+    fn event(self, received: &Received<'_>, id: InvocationId, trace: &str) -> Value {
         let (cookies, headers): (Vec<_>, Vec<_>) =
             received.headers(trace).into_iter().partition(|(name, _)| name == "cookie");
         let cookies = cookies.iter().flat_map(|(_, value)| value.split(';')).map(str::trim);

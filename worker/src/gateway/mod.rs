@@ -100,7 +100,7 @@ pub async fn call(worker: &Arc<Worker>, api: &HttpApi, matched: &Matched, receiv
     let request = Call { worker, api, matched, received };
     let mut invocation =
         Invocation::new(String::new(), Bytes::new(), None, received.header("x-amzn-trace-id"));
-    let id = HeaderValue::from_str(&invocation.id).expect("a UUID is a header");
+    let id = invocation.id.header();
     let answer = match request.authorize(&invocation).await {
         Ok(authorizer) => request.answer(&mut invocation, authorizer).await,
         Err(refused) => Err(refused),
@@ -124,7 +124,7 @@ struct Call<'a> {
 impl<'a> Call<'a> {
     fn context(&self, invocation: &'a Invocation, authorizer: Option<&'a Value>) -> Context<'a> {
         Context {
-            id: &invocation.id,
+            id: invocation.id,
             trace: &invocation.trace_id,
             api: self.api,
             route: &self.matched.route,
@@ -223,7 +223,7 @@ impl<'a> Call<'a> {
             return Err(too_long(kind));
         }
         let invocation = Invocation {
-            id: invocation.id.clone(),
+            id: invocation.id,
             payload: event.into(),
             client_context: None,
             arn: name::arn(&route.target.to_string()),

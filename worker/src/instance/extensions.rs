@@ -197,7 +197,7 @@ impl Instance {
         }
         for id in busy {
             // The runtime may have answered meanwhile.
-            drop(self.finish(&id, Outcome::error(kind, &format!("RequestId: {id} {reason}"))));
+            drop(self.finish(id, Outcome::error(kind, &format!("RequestId: {id} {reason}"))));
         }
         match self.was_ready() {
             true => self.scheduler.clone().end(self.id),

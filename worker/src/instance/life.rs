@@ -139,7 +139,7 @@ impl Instance {
         let ending = Ending::of_wait_status(status);
         tracing::warn!("{}: {ending}, in a process that had request {id}", self.label());
         // Its answer may have been received just now.
-        drop(self.finish(&id, Outcome::error(ending.kind(), &format!("RequestId: {id} Error: {ending}"))));
+        drop(self.finish(id, Outcome::error(ending.kind(), &format!("RequestId: {id} Error: {ending}"))));
     }
 
     pub(super) fn out_of_time(&self, request: RequestId) {
@@ -156,7 +156,7 @@ impl Instance {
         }
         match work {
             Some(work) => {
-                let outcome = Outcome::timed_out(&work.invocation.id, timeout_s);
+                let outcome = Outcome::timed_out(work.invocation.id, timeout_s);
                 tracing::warn!("{}: {} did not answer in {timeout_s} s", self.label(), work.invocation.id);
                 self.report(work, outcome);
             }

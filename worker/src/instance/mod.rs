@@ -29,6 +29,7 @@ use crate::base::process_memory::Memory;
 use crate::base::time::now_ms;
 use crate::function::definition::Deployment;
 use crate::invocation::counters::Count;
+use crate::invocation::id::InvocationId;
 use crate::invocation::logs::{Logs, Stream};
 use crate::invocation::output::Output;
 use crate::invocation::platform::{PlatformEvent, Status};
@@ -273,7 +274,7 @@ impl Instance {
 
     /// The runtime is about to send the answer to this request. The worker reads its body only once this
     /// has succeeded, and only one answer's.
-    pub(crate) fn begin_answer(&self, id: &str) -> Result<(), Misuse> {
+    pub(crate) fn begin_answer(&self, id: InvocationId) -> Result<(), Misuse> {
         let mut requests = lock(&self.requests);
         let work = requests.of(id)?;
         match std::mem::replace(&mut work.answering, true) {
@@ -283,7 +284,7 @@ impl Instance {
     }
 
     /// The answer did not come: the runtime may try again.
-    pub(crate) fn abandon_answer(&self, id: &str) {
+    pub(crate) fn abandon_answer(&self, id: InvocationId) {
         if let Ok(work) = lock(&self.requests).of(id) {
             work.answering = false;
         }
@@ -291,10 +292,15 @@ impl Instance {
     }
 
     /// The runtime is done with a request that took too long.
-    pub(crate) fn finish_overdue(&self, id: &str) {
+    pub(crate) fn finish_overdue(&self, id: InvocationId) {
         if lock(&self.requests).finish_overdue(id) {
             tracing::debug!("{}: {id} is answered after its time", self.label());
         }
+    }
+
+    /// Why an answer is refused that names no request of it.
+    pub(crate) fn no_such_request(&self) -> Misuse {
+        lock(&self.requests).no_such()
     }
 
     /// Notified whenever an answer has been received, or did not come.
@@ -308,17 +314,17 @@ impl Instance {
     }
 
     /// The runtime has answered (`POST /invocation/ID/response` or `/error`).
-    pub(crate) fn answer(&self, id: &str, payload: Bytes, failed: bool) -> Result<(), Misuse> {
+    pub(crate) fn answer(&self, id: InvocationId, payload: Bytes, failed: bool) -> Result<(), Misuse> {
         self.finish(id, Outcome::answered(payload, failed))
     }
 
     /// The invocation that it has, if it is this one.
-    pub(crate) fn invocation(&self, id: &str) -> Option<Arc<Invocation>> {
+    pub(crate) fn invocation(&self, id: InvocationId) -> Option<Arc<Invocation>> {
         lock(&self.requests).of(id).ok().map(|work| work.invocation.clone())
     }
 
     /// The request's result.
-    pub(crate) fn finish(&self, id: &str, outcome: Outcome) -> Result<(), Misuse> {
+    pub(crate) fn finish(&self, id: InvocationId, outcome: Outcome) -> Result<(), Misuse> {
         let work = lock(&self.requests).finish(id)?;
         self.report(work, outcome);
         Ok(())

@@ -42,18 +42,18 @@ impl Instance {
         let error = outcome.failed.then(|| outcome.error_type());
         let status = Status::new(end.as_ref(), error);
         self.publish(&PlatformEvent::runtime_done(invocation, figures, outcome.payload.len(), &status));
-        if let Some(lines) = end.as_ref().map(|end| end.lines(&invocation.id)) {
+        if let Some(lines) = end.as_ref().map(|end| end.lines(invocation.id)) {
             lines.iter().for_each(|line| self.say(line));
             // No event of the Telemetry API: its clients would not know it.
             self.log_in_json(&PlatformEvent::fault(&lines));
         }
         self.say(&format!("END RequestId: {}", invocation.id));
-        self.say(&report_line(&invocation.id, figures));
+        self.say(&report_line(invocation.id, figures));
         self.publish(&PlatformEvent::report(invocation, figures, &status));
         if let Some(output) = self.output.get() {
             outcome.log_tail = match self.deployment.settings.at_once() {
                 1 => output.tail(),
-                _ => output.tail_of(&invocation.id),
+                _ => output.tail_of(invocation.id),
             };
         }
     }

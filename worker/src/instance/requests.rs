@@ -11,6 +11,7 @@ use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
 use super::Misuse;
+use crate::invocation::id::InvocationId;
 use crate::invocation::request::Invocation;
 use worker_pool::RequestId;
 
@@ -73,9 +74,9 @@ pub(super) struct Requests {
     pub stage: Stage,
     asks: VecDeque<Ask>,
     /// By the ids that callers have.
-    running: BTreeMap<String, Work>,
+    running: BTreeMap<InvocationId, Work>,
     /// Their callers know that they took too long; the runtime still works on them, in these processes.
-    overdue: BTreeMap<String, Option<u32>>,
+    overdue: BTreeMap<InvocationId, Option<u32>>,
     /// The timer of the latest answer: it ends the instance if the runtime asks for nothing more.
     answered: Option<AbortHandle>,
 }
@@ -120,7 +121,7 @@ impl Requests {
         while let Some(ask) = self.asks.pop_front() {
             if ask.sender.send(invocation.clone()).is_ok() {
                 let work = Work { process: ask.process, ..work(invocation.clone()) };
-                self.running.insert(invocation.id.clone(), work);
+                self.running.insert(invocation.id, work);
                 return true;
             }
         }
@@ -130,19 +131,24 @@ impl Requests {
         false
     }
 
+    /// Why an id is refused that none of its requests has.
+    pub fn no_such(&self) -> Misuse {
+        if self.running.is_empty() { Misuse::State } else { Misuse::RequestId }
+    }
+
     /// The request of this id.
-    pub fn of(&mut self, id: &str) -> Result<&mut Work, Misuse> {
-        let none = if self.running.is_empty() { Misuse::State } else { Misuse::RequestId };
-        match self.overdue.contains_key(id) {
+    pub fn of(&mut self, id: InvocationId) -> Result<&mut Work, Misuse> {
+        let none = self.no_such();
+        match self.overdue.contains_key(&id) {
             true => Err(Misuse::Overdue),
-            false => self.running.get_mut(id).ok_or(none),
+            false => self.running.get_mut(&id).ok_or(none),
         }
     }
 
     /// It has an answer, or ended without.
-    pub fn finish(&mut self, id: &str) -> Result<Work, Misuse> {
+    pub fn finish(&mut self, id: InvocationId) -> Result<Work, Misuse> {
         self.of(id)?;
-        let work = self.running.remove(id).expect("found a line above");
+        let work = self.running.remove(&id).expect("found a line above");
         if let Some(earlier) = self.answered.replace(work.timer.clone()) {
             earlier.abort();
         }
@@ -150,25 +156,25 @@ impl Requests {
     }
 
     /// The runtime is done with a request that took too long, and whose caller knows that.
-    pub fn finish_overdue(&mut self, id: &str) -> bool {
-        self.overdue.remove(id).is_some()
+    pub fn finish_overdue(&mut self, id: InvocationId) -> bool {
+        self.overdue.remove(&id).is_some()
     }
 
     /// This process of the runtime has ended. Returns the request that it had, if its caller still waits.
-    pub fn process_ended(&mut self, process: u32) -> Option<String> {
+    pub fn process_ended(&mut self, process: u32) -> Option<InvocationId> {
         for ask in self.asks.iter_mut().filter(|ask| ask.process == Some(process)) {
             // Its connection is closed, which the worker may notice later. The next process takes its place.
             ask.sender = oneshot::channel().0;
         }
         self.overdue.retain(|_, of| *of != Some(process));
         let found = self.running.iter().find(|(_, work)| work.process == Some(process));
-        found.map(|(id, _)| id.clone())
+        found.map(|(id, _)| *id)
     }
 
     /// The time of this request has passed; `extension_works` if that may be an extension's doing.
     pub fn out_of_time(&mut self, request: RequestId, extension_works: bool) -> Overdue {
         let found = self.running.iter().find(|(_, work)| work.request == request);
-        let id = found.map(|(id, _)| id.clone());
+        let id = found.map(|(id, _)| *id);
         if self.is_single() {
             let waits = !self.asks.is_empty();
             // It may have gone on to another request just now.
@@ -181,7 +187,7 @@ impl Requests {
             self.stage = Stage::Ended;
             return Overdue::Last(id.and_then(|id| self.running.remove(&id)));
         }
-        let work = id.as_ref().and_then(|id| self.running.remove(id));
+        let work = id.and_then(|id| self.running.remove(&id));
         self.overdue.extend(id.zip(work.as_ref().map(|work| work.process)));
         // As many as it may have at once are overdue, or all that it has: nothing in it may ever ask again.
         let is_last = self.overdue.len() >= self.at_once || (self.asks.is_empty() && self.running.is_empty());
@@ -217,8 +223,8 @@ impl Requests {
     }
 
     /// The ids of what it has.
-    pub fn ids(&self) -> Vec<String> {
-        self.running.keys().cloned().collect()
+    pub fn ids(&self) -> Vec<InvocationId> {
+        self.running.keys().copied().collect()
     }
 }
 
@@ -228,9 +234,9 @@ mod tests {
 
     use super::*;
 
-    fn give(requests: &mut Requests, request: RequestId) -> Option<String> {
+    fn give(requests: &mut Requests, request: RequestId) -> Option<InvocationId> {
         let invocation = Arc::new(Invocation::new(String::new(), Bytes::new(), None, None));
-        let id = invocation.id.clone();
+        let id = invocation.id;
         let timer = tokio::spawn(std::future::pending::<()>()).abort_handle();
         let work = |invocation| Work {
             request,
@@ -255,9 +261,9 @@ mod tests {
         assert_eq!(ask(&mut requests).err(), Some(Misuse::State), "it waits already");
         let id = give(&mut requests, RequestId(1)).unwrap();
         assert_eq!(ask(&mut requests).err(), Some(Misuse::State), "it has not answered");
-        assert_eq!(requests.finish("other").err(), Some(Misuse::RequestId));
-        assert_eq!(requests.finish(&id).unwrap().request, RequestId(1));
-        assert_eq!(requests.finish(&id).err(), Some(Misuse::State));
+        assert_eq!(requests.finish(InvocationId::random()).err(), Some(Misuse::RequestId));
+        assert_eq!(requests.finish(id).unwrap().request, RequestId(1));
+        assert_eq!(requests.finish(id).err(), Some(Misuse::State));
         assert!(ask(&mut requests).unwrap().timer.is_some());
         drop(asked);
     }
@@ -270,9 +276,9 @@ mod tests {
         let ids = [give(&mut requests, RequestId(1)).unwrap(), give(&mut requests, RequestId(2)).unwrap()];
         assert_eq!(give(&mut requests, RequestId(3)), None, "nothing asks for it");
         assert!(!requests.is_idle());
-        assert_eq!(requests.finish(&ids[1]).unwrap().request, RequestId(2));
-        assert_eq!(requests.finish(&ids[1]).err(), Some(Misuse::RequestId), "answered already");
-        assert_eq!(requests.finish(&ids[0]).unwrap().request, RequestId(1));
+        assert_eq!(requests.finish(ids[1]).unwrap().request, RequestId(2));
+        assert_eq!(requests.finish(ids[1]).err(), Some(Misuse::RequestId), "answered already");
+        assert_eq!(requests.finish(ids[0]).unwrap().request, RequestId(1));
         drop(asked);
     }
 
@@ -285,8 +291,8 @@ mod tests {
             panic!("the other goes on")
         };
         assert_eq!(work.request, RequestId(1));
-        assert_eq!(requests.finish(&ids[0]).err(), Some(Misuse::Overdue));
-        assert!(requests.finish_overdue(&ids[0]) && !requests.finish_overdue(&ids[0]));
+        assert_eq!(requests.finish(ids[0]).err(), Some(Misuse::Overdue));
+        assert!(requests.finish_overdue(ids[0]) && !requests.finish_overdue(ids[0]));
         let Overdue::Last(Some(_)) = requests.out_of_time(RequestId(2), false) else {
             panic!("nothing is left in it")
         };
@@ -309,10 +315,10 @@ mod tests {
         let asked: Vec<Asked> =
             (0..3).map(|process| requests.ask(Vec::new(), Some(process)).unwrap()).collect();
         let ids = [give(&mut requests, RequestId(1)).unwrap(), give(&mut requests, RequestId(2)).unwrap()];
-        assert_eq!(requests.process_ended(1), Some(ids[1].clone()));
+        assert_eq!(requests.process_ended(1), Some(ids[1]));
         let Overdue::Request(_) = requests.out_of_time(RequestId(1), false) else { panic!("others go on") };
         assert_eq!(requests.process_ended(0), None, "its caller has the reason");
-        assert!(!requests.finish_overdue(&ids[0]));
+        assert!(!requests.finish_overdue(ids[0]));
         assert_eq!(requests.process_ended(2), None);
         assert!(requests.ask(Vec::new(), Some(2)).unwrap().is_again);
         drop(asked);

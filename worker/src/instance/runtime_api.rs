@@ -20,6 +20,7 @@ use crate::base::limits;
 use crate::http::{self, Answer, BodyError};
 use crate::instance::{Instance, Misuse};
 use crate::instance::{extension_api, metadata_api};
+use crate::invocation::id::InvocationId;
 use crate::invocation::request::{Invocation, Outcome};
 use worker_system::text::shown;
 
@@ -61,8 +62,13 @@ pub(crate) async fn handle(instance: Arc<Instance>, request: Request<Incoming>) 
     let parts: Vec<&str> = below.split('/').collect();
     match (request.method(), &parts[..]) {
         (&Method::GET, ["invocation", "next"]) => next(&instance, &request).await,
-        (&Method::POST, ["invocation", id, "response"]) => response(&instance, id, request).await,
-        (&Method::POST, ["invocation", id, "error"]) => error(&instance, id, request).await,
+        (&Method::POST, ["invocation", id, what @ ("response" | "error")]) => {
+            match (InvocationId::parse(id), *what) {
+                (Some(id), "response") => response(&instance, id, request).await,
+                (Some(id), _) => error(&instance, id, request).await,
+                (None, _) => unread(request, refused(&instance.no_such_request())).await,
+            }
+        }
         // A runtime that was taken while it asked asks again once it is restored.
         (&Method::GET, ["restore", "next"]) => http::answer(200, "application/json", Bytes::new()),
         (&Method::POST, ["init" | "restore", "error"]) => init_error(&instance, request).await,
@@ -118,9 +124,9 @@ async fn next(instance: &Instance, request: &Request<Incoming>) -> Answer {
 
 fn hand_out(instance: &Instance, invocation: &Invocation) -> Answer {
     let mut answer = http::answer(200, "application/json", invocation.payload.clone());
-    let deadline = instance.deadline_ms().to_string();
+    let (id, deadline) = (invocation.id.to_string(), instance.deadline_ms().to_string());
     let headers = [
-        ("lambda-runtime-aws-request-id", Some(invocation.id.as_str())),
+        ("lambda-runtime-aws-request-id", Some(id.as_str())),
         ("lambda-runtime-deadline-ms", Some(&deadline)),
         ("lambda-runtime-invoked-function-arn", Some(&invocation.arn)),
         ("lambda-runtime-trace-id", Some(&invocation.trace_id)),
@@ -136,7 +142,7 @@ fn hand_out(instance: &Instance, invocation: &Invocation) -> Answer {
     answer
 }
 
-async fn response(instance: &Instance, id: &str, request: Request<Incoming>) -> Answer {
+async fn response(instance: &Instance, id: InvocationId, request: Request<Incoming>) -> Answer {
     let _answering = match Answering::begin(instance, id).await {
         Ok(answering) => answering,
         Err(misuse) => return not_answering(instance, id, request, &misuse).await,
@@ -151,7 +157,7 @@ async fn response(instance: &Instance, id: &str, request: Request<Incoming>) -> 
     }
 }
 
-fn too_large(instance: &Instance, id: &str, limit: usize) -> Answer {
+fn too_large(instance: &Instance, id: InvocationId, limit: usize) -> Answer {
     match instance.finish(id, Outcome::too_large(limit)) {
         Ok(()) => message(413, "RequestEntityTooLarge", "Exceeded maximum allowed payload size."),
         Err(misuse) => refused(&misuse),
@@ -160,7 +166,7 @@ fn too_large(instance: &Instance, id: &str, limit: usize) -> Answer {
 
 /// An answer that arrives while the function makes it. Its caller receives it piece by piece, or all at
 /// once if the caller has not asked for pieces. The runtime sends an error in the middle as trailers.
-async fn streamed(instance: &Instance, id: &str, request: Request<Incoming>) -> Answer {
+async fn streamed(instance: &Instance, id: InvocationId, request: Request<Incoming>) -> Answer {
     let Some(invocation) = instance.invocation(id) else { return refused(&Misuse::State) };
     let limit = if invocation.stream.is_some() { limits::STREAM_BYTES } else { limits::ANSWER_BYTES };
     if let Some(stream) = &invocation.stream {
@@ -209,7 +215,12 @@ fn trailing_error(trailers: &HeaderMap) -> Option<Bytes> {
 }
 
 /// An answer that comes too early, too late or from nothing that was asked.
-async fn not_answering(instance: &Instance, id: &str, request: Request<Incoming>, misuse: &Misuse) -> Answer {
+async fn not_answering(
+    instance: &Instance,
+    id: InvocationId,
+    request: Request<Incoming>,
+    misuse: &Misuse,
+) -> Answer {
     if *misuse == Misuse::Overdue {
         // The runtime asks for more then, and must be able to on this connection.
         let _ = http::read_alone(request.into_body(), limits::ANSWER_BYTES).await;
@@ -220,12 +231,12 @@ async fn not_answering(instance: &Instance, id: &str, request: Request<Incoming>
 }
 
 /// The right to answer a request; without an answer, another may.
-struct Answering<'a>(&'a Instance, &'a str);
+struct Answering<'a>(&'a Instance, InvocationId);
 
 impl Answering<'_> {
     /// If an earlier attempt has the right, its connection may be closed without the worker having noticed
     /// yet.
-    async fn begin<'a>(instance: &'a Instance, id: &'a str) -> Result<Answering<'a>, Misuse> {
+    async fn begin(instance: &Instance, id: InvocationId) -> Result<Answering<'_>, Misuse> {
         let wait = async {
             loop {
                 let mut ends = pin!(instance.answering_ends().notified());
@@ -247,7 +258,7 @@ impl Drop for Answering<'_> {
     }
 }
 
-async fn error(instance: &Instance, id: &str, request: Request<Incoming>) -> Answer {
+async fn error(instance: &Instance, id: InvocationId, request: Request<Incoming>) -> Answer {
     let _answering = match Answering::begin(instance, id).await {
         Ok(answering) => answering,
         Err(misuse) => return not_answering(instance, id, request, &misuse).await,

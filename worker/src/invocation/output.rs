@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use tokio::net::unix::pipe;
 
 use crate::base::limits::LOG_TAIL_BYTES;
+use crate::invocation::id::InvocationId;
 use crate::invocation::logs::Stream;
 use worker_system::lock::lock;
 
@@ -173,12 +174,12 @@ impl Output {
         lock(&self.state).tail.iter().copied().collect()
     }
 
-    /// Of the end of the output, the lines that name this: where several requests run at once, no caller
-    /// receives what another's has printed.
-    pub fn tail_of(&self, id: &str) -> Vec<u8> {
-        let tail = self.tail();
+    /// Of the end of the output, the lines that name this invocation: where several requests run at once, no
+    /// caller receives what another's has printed.
+    pub fn tail_of(&self, id: InvocationId) -> Vec<u8> {
+        let (tail, id) = (self.tail(), id.to_string());
         let lines = tail.split_inclusive(|byte| *byte == b'\n');
-        lines.filter(|line| String::from_utf8_lossy(line).contains(id)).flatten().copied().collect()
+        lines.filter(|line| String::from_utf8_lossy(line).contains(&id)).flatten().copied().collect()
     }
 
     /// Reads at most so many bytes.

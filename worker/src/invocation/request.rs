@@ -10,12 +10,13 @@ use tokio::sync::mpsc;
 
 use crate::base::time::since_1970;
 use crate::http::connections::{Client, Part};
+use crate::invocation::id::InvocationId;
 
 /// A call of a function.
 #[derive(Debug)]
 pub struct Invocation {
-    /// `RequestId`, a UUID.
-    pub id: String,
+    /// `RequestId`.
+    pub id: InvocationId,
     /// The event, JSON.
     pub payload: Bytes,
     /// `X-Amz-Client-Context`, decoded: JSON.
@@ -79,7 +80,6 @@ impl Invocation {
         client_context: Option<String>,
         trace_id: Option<&str>,
     ) -> Invocation {
-        let id = uuid::Uuid::new_v4();
         let trace_id = match trace_id.filter(|given| given.len() <= TRACE_BYTES) {
             Some(given) => given.to_string(),
             None => {
@@ -87,7 +87,8 @@ impl Invocation {
                 format!("Root=1-{:08x}-{random:.24};Sampled=0", since_1970().as_secs())
             }
         };
-        Invocation { id: id.to_string(), payload, client_context, arn, trace_id, tenant: None, stream: None }
+        let id = InvocationId::random();
+        Invocation { id, payload, client_context, arn, trace_id, tenant: None, stream: None }
     }
 
     /// Names a parent in its trace, unless one is named: on Lambda each function has one, and tracing
@@ -161,7 +162,7 @@ impl Outcome {
     }
 
     /// The function did not answer in time.
-    pub fn timed_out(id: &str, timeout_s: u32) -> Outcome {
+    pub fn timed_out(id: InvocationId, timeout_s: u32) -> Outcome {
         let message = format!("RequestId: {id} Error: Task timed out after {timeout_s}.00 seconds");
         Outcome { end: Some(End::TimedOut(timeout_s)), ..Outcome::error("Sandbox.Timedout", &message) }
     }
@@ -180,7 +181,7 @@ impl Outcome {
 
 impl End {
     /// The lines that name it in the log of this request.
-    pub fn lines(&self, id: &str) -> [String; 2] {
+    pub fn lines(&self, id: InvocationId) -> [String; 2] {
         match self {
             End::TimedOut(seconds) => {
                 let now = humantime::format_rfc3339_millis(SystemTime::now());
@@ -236,7 +237,7 @@ impl Figures {
 }
 
 /// Lambda's `REPORT` line.
-pub fn report_line(id: &str, figures: &Figures) -> String {
+pub fn report_line(id: InvocationId, figures: &Figures) -> String {
     let ms = |duration: Duration| duration.as_secs_f64() * 1e3;
     let init = figures.init.unwrap_or_default();
     let mut line = format!(
@@ -269,6 +270,7 @@ mod tests {
 
     #[test]
     fn the_report_line_is_lambdas() {
+        let id = InvocationId::random();
         let mut figures = Figures {
             duration: Duration::from_micros(1_234),
             init: None,
@@ -278,21 +280,23 @@ mod tests {
             end: None,
         };
         assert_eq!(
-            report_line("x", &figures),
-            "REPORT RequestId: x\tDuration: 1.23 ms\tBilled Duration: 2 ms\tMemory Size: 128 MB\tMax Memory Used: 41 MB\t"
+            report_line(id, &figures),
+            format!(
+                "REPORT RequestId: {id}\tDuration: 1.23 ms\tBilled Duration: 2 ms\tMemory Size: 128 MB\tMax Memory Used: 41 MB\t"
+            )
         );
         figures.init = Some(Duration::from_millis(100));
-        let line = report_line("x", &figures);
+        let line = report_line(id, &figures);
         assert!(line.contains("Billed Duration: 102 ms\t"), "{line}");
         assert!(line.ends_with("Init Duration: 100.00 ms\t"), "{line}");
-        let restored = report_line("x", &Figures { restored: true, ..figures.clone() });
+        let restored = report_line(id, &Figures { restored: true, ..figures.clone() });
         assert!(restored.contains("Billed Duration: 2 ms\t"), "{restored}");
         let ending = "Restore Duration: 100.00 ms\tBilled Restore Duration: 100 ms\t";
         assert!(restored.ends_with(ending), "{restored}");
-        figures.end = Some(Outcome::timed_out("x", 3).status());
-        assert!(report_line("x", &figures).ends_with("Init Duration: 100.00 ms\tStatus: timeout\t"));
+        figures.end = Some(Outcome::timed_out(id, 3).status());
+        assert!(report_line(id, &figures).ends_with("Init Duration: 100.00 ms\tStatus: timeout\t"));
         figures.end = Some(Outcome::error("Runtime.ExitError", "it left").status());
-        let line = report_line("x", &figures);
+        let line = report_line(id, &figures);
         assert!(line.ends_with("ms\tStatus: error\tError Type: Runtime.ExitError\t"), "{line}");
     }
 

@@ -84,7 +84,7 @@ impl Traces {
         let builder = builder.with_attributes([
             KeyValue::new("faas.name", target.name.clone()),
             KeyValue::new("faas.version", target.qualifier.clone().unwrap_or_else(|| "$LATEST".into())),
-            KeyValue::new("faas.invocation_id", invocation.id.clone()),
+            KeyValue::new("faas.invocation_id", invocation.id.to_string()),
         ]);
         let span = self.tracer.build_with_context(builder, &parent);
         NEXT.set(None);

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::base::name::Target;
 use crate::base::time::now_ms;
+use crate::invocation::id::InvocationId;
 use crate::invocation::request::Invocation;
 use crate::state::state_file::{StateFile, Table};
 
@@ -20,7 +21,7 @@ pub struct StoredEvent {
     /// The function's name, with `:QUALIFIER` where a version or an alias was called.
     pub function: String,
     /// The request's id, the same at each attempt.
-    pub id: String,
+    pub id: InvocationId,
     /// The event: JSON.
     pub payload: String,
     /// `X-Amz-Client-Context`, decoded.
@@ -83,7 +84,7 @@ impl EventStore {
     /// It could not be written.
     pub fn put(&self, event: &StoredEvent) -> Result<()> {
         self.0.change(|begun| {
-            begun.open_table(EVENTS)?.insert(&*event.id, &*serde_json::to_vec(event)?)?;
+            begun.open_table(EVENTS)?.insert(&*event.id.to_string(), &*serde_json::to_vec(event)?)?;
             Ok(())
         })
     }
@@ -92,11 +93,11 @@ impl EventStore {
     ///
     /// # Errors
     /// It could not be written.
-    pub fn replace(&self, id: &str, by: &StoredEvent) -> Result<()> {
+    pub fn replace(&self, id: InvocationId, by: &StoredEvent) -> Result<()> {
         self.0.change(|begun| {
             let mut events = begun.open_table(EVENTS)?;
-            events.remove(id)?;
-            events.insert(&*by.id, &*serde_json::to_vec(by)?)?;
+            events.remove(&*id.to_string())?;
+            events.insert(&*by.id.to_string(), &*serde_json::to_vec(by)?)?;
             Ok(())
         })
     }
@@ -105,9 +106,9 @@ impl EventStore {
     ///
     /// # Errors
     /// It could not be written.
-    pub fn forget(&self, id: &str) -> Result<()> {
+    pub fn forget(&self, id: InvocationId) -> Result<()> {
         self.0.change(|begun| {
-            begun.open_table(EVENTS)?.remove(id)?;
+            begun.open_table(EVENTS)?.remove(&*id.to_string())?;
             Ok(())
         })
     }
@@ -135,25 +136,26 @@ mod tests {
             tenant: Some("blue".into()),
             ..Invocation::new(String::new(), "{}".into(), None, Some("trace"))
         };
-        let event = |id: &str| StoredEvent {
-            id: id.into(),
+        let [a, b, c, z] = std::array::from_fn(|_| InvocationId::random());
+        let event = |id| StoredEvent {
+            id,
             accepted_ms: 1,
             ..StoredEvent::new(&crate::base::name::parse("f").unwrap(), invocation(), 0)
         };
         let store = EventStore::open(folder.path()).unwrap();
         assert!(EventStore::open(folder.path()).is_err(), "one at a time");
-        store.put(&event("a")).unwrap();
-        store.put(&event("b")).unwrap();
-        store.forget("a").unwrap();
-        store.put(&event("z")).unwrap();
-        store.replace("z", &event("b")).unwrap();
+        store.put(&event(a)).unwrap();
+        store.put(&event(b)).unwrap();
+        store.forget(a).unwrap();
+        store.put(&event(z)).unwrap();
+        store.replace(z, &event(b)).unwrap();
         store.set_in_use(false).unwrap();
-        assert!(store.put(&event("c")).is_err(), "it is another's");
+        assert!(store.put(&event(c)).is_err(), "it is another's");
         let other = EventStore::open(folder.path()).unwrap();
-        assert_eq!(other.all().unwrap(), [event("b")]);
+        assert_eq!(other.all().unwrap(), [event(b)]);
         assert!(store.set_in_use(true).is_err());
         drop(other);
         store.set_in_use(true).unwrap();
-        assert_eq!(store.all().unwrap(), [event("b")]);
+        assert_eq!(store.all().unwrap(), [event(b)]);
     }
 }

@@ -31,6 +31,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::function::definition::FunctionUrl;
+use crate::invocation::id::InvocationId;
 use crate::state::event_store::StoredEvent;
 use worker_system::lock::lock;
 
@@ -56,7 +57,7 @@ enum Word {
 pub(crate) enum Report {
     State(State),
     /// An event that was begun is done.
-    Done(String),
+    Done(InvocationId),
     /// An event that was begun has to be tried again.
     Again(StoredEvent),
 }
@@ -65,7 +66,7 @@ pub(crate) enum Report {
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct State {
     /// Ids of events that the earlier worker still runs.
-    pub begun: BTreeSet<String>,
+    pub begun: BTreeSet<InvocationId>,
     /// The URLs of the template's functions, which keep their addresses.
     pub urls: BTreeMap<String, FunctionUrl>,
 }
