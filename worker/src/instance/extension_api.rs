@@ -12,7 +12,7 @@ use serde_json::json;
 
 use crate::base::name;
 use crate::http::{self, Answer};
-use crate::instance::{Instance, Refused, Subscription, SubscriptionError, Wishes};
+use crate::instance::{ExtensionId, Instance, Refused, Subscription, SubscriptionError, Wishes};
 
 /// Where its paths begin.
 pub(crate) const ROOT: &str = "/2020-01-01/extension/";
@@ -26,28 +26,30 @@ const ERROR_BYTES: usize = 256 * 1024;
 
 /// Answers one request of an extension; `below` is its path below [`ROOT`].
 pub(crate) async fn handle(instance: Arc<Instance>, below: &str, request: Request<Incoming>) -> Answer {
-    let needs_name = matches!(below, "event/next" | "init/error" | "exit/error");
-    if let Some(wrong) = unidentified(&request).filter(|_| needs_name) {
-        return wrong;
-    }
-    match (request.method(), below) {
-        (&Method::POST, "register") => register(&instance, request).await,
-        (&Method::GET, "event/next") => next(&instance, &request).await,
-        (&Method::POST, "init/error") => failed(&instance, request, "Extension.InitError").await,
-        (&Method::POST, "exit/error") => failed(&instance, request, "Extension.ExitError").await,
+    let needs_id = matches!(below, "event/next" | "init/error" | "exit/error");
+    let id = match identifier(&request) {
+        Err((kind, reason)) if needs_id => return message(403, kind, reason),
+        id => id.ok(),
+    };
+    match (request.method(), below, id) {
+        (&Method::POST, "register", _) => register(&instance, request).await,
+        (&Method::GET, "event/next", Some(id)) => next(&instance, id).await,
+        (&Method::POST, "init/error", Some(id)) => {
+            failed(&instance, id, request, "Extension.InitError").await
+        }
+        (&Method::POST, "exit/error", Some(id)) => {
+            failed(&instance, id, request, "Extension.ExitError").await
+        }
         _ => message(404, "UnknownPath", "the Extensions API has no such path"),
     }
 }
 
-/// The refusal of an extension that does not name itself by a UUID.
-fn unidentified(request: &Request<Incoming>) -> Option<Answer> {
-    match http::header(request.headers(), ID) {
-        None => Some(message(403, "Extension.MissingExtensionIdentifier", "the header names no extension")),
-        Some(id) if uuid::Uuid::parse_str(id).is_err() => {
-            Some(message(403, "Extension.InvalidExtensionIdentifier", "the identifier is no UUID"))
-        }
-        Some(_) => None,
-    }
+/// The extension that makes the request, or the kind and the reason of the refusal of one that does not name
+/// itself by a UUID.
+fn identifier(request: &Request<Incoming>) -> Result<ExtensionId, (&'static str, &'static str)> {
+    let missing = ("Extension.MissingExtensionIdentifier", "the header names no extension");
+    let invalid = ("Extension.InvalidExtensionIdentifier", "the identifier is no UUID");
+    ExtensionId::parse(http::header(request.headers(), ID).ok_or(missing)?).ok_or(invalid)
 }
 
 /// Answers a request to the Telemetry API, or to the Logs API, its predecessor, if the path is of one.
@@ -63,10 +65,10 @@ pub(crate) async fn subscribe(
 }
 
 async fn telemetry(instance: &Instance, request: Request<Incoming>) -> Answer {
-    if let Some(wrong) = unidentified(&request) {
-        return wrong;
-    }
-    let id = http::header(request.headers(), ID).unwrap_or_default();
+    let id = match identifier(&request) {
+        Ok(id) => id,
+        Err((kind, reason)) => return message(403, kind, reason),
+    };
     let name = match instance.extension(id) {
         Ok(name) => name,
         Err(wrong) => return refused(&wrong),
@@ -131,11 +133,10 @@ async fn register(instance: &Instance, request: Request<Incoming>) -> Answer {
         "handler": deployment.settings.handler,
         "accountId": name::ACCOUNT,
     });
-    with_header(http::json(200, &registered), ID, &id)
+    with_header(http::json(200, &registered), ID, &id.to_string())
 }
 
-async fn next(instance: &Instance, request: &Request<Incoming>) -> Answer {
-    let id = http::header(request.headers(), ID).unwrap_or_default();
+async fn next(instance: &Instance, id: ExtensionId) -> Answer {
     let next = match instance.next_for_extension(id) {
         Ok(next) => next,
         Err(wrong) => return refused(&wrong),
@@ -147,8 +148,7 @@ async fn next(instance: &Instance, request: &Request<Incoming>) -> Answer {
     }
 }
 
-async fn failed(instance: &Instance, request: Request<Incoming>, kind: &str) -> Answer {
-    let id = http::header(request.headers(), ID).unwrap_or_default();
+async fn failed(instance: &Instance, id: ExtensionId, request: Request<Incoming>, kind: &str) -> Answer {
     let name = match instance.extension(id) {
         Ok(name) => name,
         Err(wrong) => return refused(&wrong),

@@ -5,16 +5,35 @@
 //! and after each invocation.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
+use uuid::Uuid;
 
 use super::shutdown::FAILURE;
 use super::{Instance, lock};
 use crate::base::limits;
 use crate::invocation::platform::{PlatformEvent, Status};
 use crate::invocation::request::{Invocation, Outcome};
+
+/// The identifier that an extension has from its registration on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct ExtensionId(Uuid);
+
+impl ExtensionId {
+    /// The identifier that a request gives, if it is a UUID.
+    pub fn parse(text: &str) -> Option<ExtensionId> {
+        Uuid::parse_str(text).ok().map(ExtensionId)
+    }
+}
+
+impl fmt::Display for ExtensionId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
 
 /// The events that an extension may register for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -65,8 +84,7 @@ impl Extension {
 pub(super) struct Extensions {
     /// The programs that were started with the runtime.
     started: Vec<String>,
-    /// By identifier.
-    registered: BTreeMap<String, Extension>,
+    registered: BTreeMap<ExtensionId, Extension>,
     /// How many requests the runtime waits for of which the pool has no report.
     runtime_waits: usize,
     /// Instances that serve several requests at once send extensions no invocations.
@@ -81,7 +99,7 @@ pub(super) struct Extensions {
 }
 
 impl Extensions {
-    fn register(&mut self, name: &str, wishes: Wishes) -> Result<String, Refused> {
+    fn register(&mut self, name: &str, wishes: Wishes) -> Result<ExtensionId, Refused> {
         let refused = |kind, reason| Err(Refused::Registration(kind, reason));
         if self.was_ready {
             return refused("Extension.RegistrationClosed", "extensions register while the instance starts");
@@ -104,14 +122,14 @@ impl Extensions {
                 "only extensions in /opt/extensions receive SHUTDOWN",
             );
         }
-        let id = uuid::Uuid::new_v4().to_string();
+        let id = ExtensionId(Uuid::new_v4());
         let known = Extension { name: name.into(), wishes, waits: false, waiting: None, missed: None };
-        self.registered.insert(id.clone(), known);
+        self.registered.insert(id, known);
         Ok(id)
     }
 
-    fn next(&mut self, id: &str) -> Result<oneshot::Receiver<Value>, Refused> {
-        let extension = self.registered.get_mut(id).ok_or(Refused::Unknown)?;
+    fn next(&mut self, id: ExtensionId) -> Result<oneshot::Receiver<Value>, Refused> {
+        let extension = self.registered.get_mut(&id).ok_or(Refused::Unknown)?;
         let (sender, receiver) = oneshot::channel();
         match extension.missed.take() {
             Some(event) => drop(sender.send(event)),
@@ -167,20 +185,20 @@ impl Extensions {
 
 impl Instance {
     /// Registers an extension, and returns its identifier.
-    pub(crate) fn register_extension(&self, name: &str, wishes: Wishes) -> Result<String, Refused> {
+    pub(crate) fn register_extension(&self, name: &str, wishes: Wishes) -> Result<ExtensionId, Refused> {
         lock(&self.extensions).register(name, wishes)
     }
 
     /// An extension is done, and asks for what comes next.
-    pub(crate) fn next_for_extension(&self, id: &str) -> Result<oneshot::Receiver<Value>, Refused> {
+    pub(crate) fn next_for_extension(&self, id: ExtensionId) -> Result<oneshot::Receiver<Value>, Refused> {
         let next = lock(&self.extensions).next(id)?;
         self.ready_if_all_wait();
         Ok(next)
     }
 
     /// The name of an extension.
-    pub(crate) fn extension(&self, id: &str) -> Result<String, Refused> {
-        lock(&self.extensions).registered.get(id).map(|known| known.name.clone()).ok_or(Refused::Unknown)
+    pub(crate) fn extension(&self, id: ExtensionId) -> Result<String, Refused> {
+        lock(&self.extensions).registered.get(&id).map(|known| known.name.clone()).ok_or(Refused::Unknown)
     }
 
     /// An extension cannot go on: callers that wait receive the reason, and the instance ends.
@@ -301,9 +319,9 @@ mod tests {
         assert_eq!(extensions.take_ready(), None, "one has not registered");
         let one = extensions.register("one", INVOKE).unwrap();
         let internal = extensions.register("inside", INVOKE).unwrap();
-        let mut waiting = extensions.next(&one).unwrap();
+        let mut waiting = extensions.next(one).unwrap();
         assert_eq!(extensions.take_ready(), None, "the other does not wait");
-        drop(extensions.next(&internal).unwrap());
+        drop(extensions.next(internal).unwrap());
         assert_eq!(extensions.take_ready(), Some(1));
         assert_eq!(extensions.take_ready(), None);
         assert!(matches!(extensions.register("late", INVOKE), Err(Refused::Registration(..))));
@@ -312,13 +330,13 @@ mod tests {
         assert_eq!(waiting.try_recv().unwrap(), json!(1));
         extensions.runtime_waits = 1;
         assert_eq!(extensions.take_ready(), None);
-        drop(extensions.next(&one).unwrap());
+        drop(extensions.next(one).unwrap());
         // The connection on which it waited was broken: it receives the event all the same.
-        assert_eq!(extensions.next(&internal).unwrap().try_recv().unwrap(), json!(1));
+        assert_eq!(extensions.next(internal).unwrap().try_recv().unwrap(), json!(1));
         assert_eq!(extensions.take_ready(), None, "and has it to do");
-        drop(extensions.next(&internal).unwrap());
+        drop(extensions.next(internal).unwrap());
         assert_eq!(extensions.take_ready(), Some(1));
-        assert_eq!(extensions.next("nobody").unwrap_err(), Refused::Unknown);
+        assert_eq!(extensions.next(ExtensionId(Uuid::new_v4())).unwrap_err(), Refused::Unknown);
 
         extensions.failed = true;
         extensions.runtime_waits = 1;
@@ -332,7 +350,7 @@ mod tests {
         assert!(matches!(extensions.register("one", INVOKE), Err(Refused::Registration(..))));
         let one = extensions.register("one", Wishes { invoke: false, shutdown: true }).unwrap();
         assert_eq!(extensions.take_ready(), None, "the extension does not wait");
-        drop(extensions.next(&one).unwrap());
+        drop(extensions.next(one).unwrap());
         assert_eq!(extensions.take_ready(), Some(2));
         assert_eq!(extensions.take_ready(), None);
         extensions.runtime_waits += 1;

@@ -13,7 +13,7 @@ pub(crate) mod runtime_api;
 mod shutdown;
 mod telemetry;
 
-pub(crate) use extensions::{Refused, Wishes};
+pub(crate) use extensions::{ExtensionId, Refused, Wishes};
 pub(crate) use telemetry::{Subscription, SubscriptionError};
 
 use std::sync::{Arc, Mutex, OnceLock};
