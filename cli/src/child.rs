@@ -1,5 +1,5 @@
-//! The program that `run` and `trace` start with the heap preloaded: it replaces this process, or is its
-//! child.
+//! The program that `run`, `trace` and `share run` start with a library preloaded: it replaces this process,
+//! or is its child.
 
 use std::ffi::{OsStr, OsString};
 use std::io::IsTerminal;
@@ -13,10 +13,10 @@ use signal_hook::iterator::Signals;
 use tracing::debug;
 
 use crate::failure::{Failure, plain_reason};
-use crate::libraries;
+use crate::libraries::Preload;
 use crate::program::{self, Obstacle};
 
-/// A command with the heap in its `LD_PRELOAD`, ready to start.
+/// A command with a library in its `LD_PRELOAD`, ready to start.
 pub struct Preloaded {
     command: Command,
     name: OsString,
@@ -24,12 +24,13 @@ pub struct Preloaded {
 }
 
 impl Preloaded {
-    /// Finds the heap and the program. A program for which the loader ignores `LD_PRELOAD` runs without the
-    /// heap, after a warning.
+    /// Finds the library and the program. A program for which the loader ignores `LD_PRELOAD` runs without
+    /// the library, after a warning.
     ///
     /// # Errors
-    /// There is no heap, no such program (exit code 127), or the program is for another machine (126).
-    pub fn new(command_line: &[OsString]) -> Result<Preloaded> {
+    /// There is no such library, no such program (exit code 127), or it is for another machine (126).
+    pub fn new(command_line: &[OsString], library: &Preload) -> Result<Preloaded> {
+        let what = library.what;
         let name = command_line.first().context("no command given")?.clone();
         let shown = name.to_string_lossy();
         let program: PathBuf =
@@ -37,29 +38,31 @@ impl Preloaded {
         let path = program.display();
         let mut preloads = true;
         match program::obstacle(&program) {
-            Some(Obstacle::Foreign(what)) => {
-                let reason = format!("{path}: is {what}, the heap is for x86-64");
+            Some(Obstacle::Foreign(kind)) => {
+                let reason = format!("{path}: is {kind}, the {what} is for x86-64");
                 return Err(Failure::new(126, reason).into());
             }
-            Some(Obstacle::Ignored(what)) => {
-                eprintln!("mayfly: warning: {path} is {what}: it runs without Mayfly's heap");
+            Some(Obstacle::Ignored(kind)) => {
+                eprintln!("mayfly: warning: {path} is {kind}: it runs without Mayfly's {what}");
             }
             Some(Obstacle::Sanitizer(name)) => {
                 eprintln!(
                     "mayfly: warning: {path} is built with {name}, which needs its own malloc: it runs \
-                     without Mayfly's heap; build it without -fsanitize for statistics"
+                     without Mayfly's {what}; build it without -fsanitize to have that"
                 );
                 preloads = false;
             }
             Some(Obstacle::OwnMalloc) => {
-                eprintln!("mayfly: warning: {path} has a malloc of its own: Mayfly's heap does not serve it");
+                eprintln!(
+                    "mayfly: warning: {path} has a malloc of its own: Mayfly's {what} does not serve it"
+                );
             }
             None => {}
         }
         let mut command = Command::new(&program);
         command.arg0(&name).args(&command_line[1..]);
         if preloads {
-            let library = libraries::heap()?;
+            let library = library.path()?;
             let mut preload = library.clone().into_os_string();
             if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|value| !value.is_empty()) {
                 preload.push(":");

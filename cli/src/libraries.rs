@@ -28,21 +28,50 @@ pub fn find(name: &str) -> Result<PathBuf> {
         .ok_or_else(|| anyhow!("{name} is not in {}, ../lib/mayfly or ../lib", places[0].display()))
 }
 
+/// A library for a program's `LD_PRELOAD`.
+pub struct Preload {
+    /// What it is to a program, for messages: "Mayfly's ...".
+    pub what: &'static str,
+    file: &'static str,
+    /// Names another file.
+    variable: Option<&'static str>,
+}
+
+/// The lifetime-aware heap.
+pub const HEAP: Preload =
+    Preload { what: "heap", file: "libmayfly_heap.so", variable: Some("MAYFLY_HEAP_LIB") };
+
+/// The automatic mode of merging.
+pub const AUTOMATIC_MERGING: Preload =
+    Preload { what: "automatic merging", file: "libmayfly_merge_auto.so", variable: None };
+
 /// Finds `libmayfly_heap.so`: `MAYFLY_HEAP_LIB`, else by [`find`].
 ///
 /// # Errors
 /// No such file, or a path that `LD_PRELOAD` cannot carry.
 pub fn heap() -> Result<PathBuf> {
-    const NAME: &str = "libmayfly_heap.so";
-    let library = match std::env::var_os("MAYFLY_HEAP_LIB").filter(|value| !value.is_empty()) {
-        Some(given) => std::path::absolute(&given)
-            .ok()
-            .filter(|path| path.is_file())
-            .ok_or_else(|| anyhow!("MAYFLY_HEAP_LIB={}: no such file", Path::new(&given).display()))?,
-        None => find(NAME).map_err(|error| anyhow!("{error}: set MAYFLY_HEAP_LIB"))?,
-    };
-    if library.as_os_str().as_encoded_bytes().iter().any(|byte| b" :\t\n".contains(byte)) {
-        bail!("{}: LD_PRELOAD cannot carry a path with a space or a colon", library.display());
+    HEAP.path()
+}
+
+impl Preload {
+    /// The file that its variable names, else by [`find`].
+    ///
+    /// # Errors
+    /// No such file, or a path that `LD_PRELOAD` cannot carry.
+    pub fn path(&self) -> Result<PathBuf> {
+        let named =
+            |variable| Some((variable, std::env::var_os(variable).filter(|value| !value.is_empty())?));
+        let library = match (self.variable, self.variable.and_then(named)) {
+            (_, Some((variable, given))) => std::path::absolute(&given)
+                .ok()
+                .filter(|path| path.is_file())
+                .ok_or_else(|| anyhow!("{variable}={}: no such file", Path::new(&given).display()))?,
+            (Some(variable), None) => find(self.file).map_err(|error| anyhow!("{error}: set {variable}"))?,
+            (None, None) => find(self.file)?,
+        };
+        if library.as_os_str().as_encoded_bytes().iter().any(|byte| b" :\t\n".contains(byte)) {
+            bail!("{}: LD_PRELOAD cannot carry a path with a space or a colon", library.display());
+        }
+        Ok(library)
     }
-    Ok(library)
 }

@@ -7,6 +7,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 
 use crate::child::{Finished, Preloaded};
+use crate::libraries;
 use crate::model::bound;
 use crate::progress;
 use crate::settings::{HeapSettings, Lifetimes, Value};
@@ -70,7 +71,7 @@ impl RunArguments {
     /// # Errors
     /// The program or the heap is not found, or a setting is wrong.
     pub fn execute(self) -> Result<i32> {
-        let mut program = Preloaded::new(&self.command)?;
+        let mut program = Preloaded::new(&self.command, &libraries::HEAP)?;
         let file = HeapSettings::from_file(self.config.as_deref())?;
         if let Some(model) = &self.heap.model {
             // The heap would only warn, and learn without it.

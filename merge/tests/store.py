@@ -65,7 +65,8 @@ class Built:
         open_to_all = pathlib.Path(tempfile.mkdtemp(prefix="mayfly-merge-built-"))
         atexit.register(shutil.rmtree, open_to_all, ignore_errors=True)
         open_to_all.chmod(0o755)
-        for file in (folder / name for name in ("mayfly", "libmayfly_merge.so", "libmayfly_heap.so")):
+        names = ("mayfly", "libmayfly_merge.so", "libmayfly_merge_auto.so", "libmayfly_heap.so")
+        for file in (folder / name for name in names):
             if file.is_file():
                 shutil.copy(file, open_to_all)
         return open_to_all

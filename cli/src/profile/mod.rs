@@ -26,6 +26,7 @@ use self::parts::Parts;
 use self::table::{as_json, described, difference, frees, leaks};
 use self::tree::Target;
 use crate::child::Preloaded;
+use crate::libraries;
 use crate::process;
 use crate::program;
 use crate::progress::ProgressLine;
@@ -248,7 +249,7 @@ impl ProfileArguments {
                 eprintln!("mayfly: {note}");
             }
         }
-        let mut program = Preloaded::new(&self.command)?;
+        let mut program = Preloaded::new(&self.command, &libraries::HEAP)?;
         for (variable, value) in self.heap.variables(&HeapSettings::default(), |_| true) {
             match value {
                 crate::settings::Value::Text(text) => program.set(variable, text),

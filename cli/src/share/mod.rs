@@ -1,13 +1,21 @@
-//! `mayfly share`: the page store, in the foreground; `mayfly share top` shows its state.
+//! `mayfly share`: the page store, in the foreground; `mayfly share top` shows its state, `mayfly share run`
+//! runs a command with a store of its own.
 
+#[cfg(feature = "objects")]
+pub mod run;
 pub mod top;
 
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand, ValueEnum};
 use merge::daemon::{Charge, Configuration, Endpoint, Rule, Server};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use tempfile::TempDir;
 
 use self::top::TopArguments;
 use crate::quantity::parse_bytes;
@@ -19,6 +27,7 @@ Examples:
   mayfly share --metrics 127.0.0.1:9109 and answer GET /metrics there
   mayfly share --charge store           pay for the pages itself, in its own cgroup
   mayfly share top                      what is shared, as a live table
+  mayfly share run -- COMMAND           a command whose processes share, with a store of its own
   LD_LIBRARY_PATH=target/release ./app  a program that calls mayfly_advise (libmayfly_merge.so)
 
 The socket is MAYFLY_SHARE_SOCKET, or $XDG_RUNTIME_DIR/mayfly/share.socket, or for root
@@ -57,10 +66,16 @@ pub struct ShareArguments {
     /// Serve GET /metrics at a loopback ADDRESS:PORT or on the Unix socket PATH
     #[arg(long, value_name = "WHERE")]
     metrics: Option<Endpoint>,
+    /// For `mayfly share run`: serve in a private folder, print the socket once it is served, and end with
+    /// the process whose pidfd is standard input
+    #[arg(long, hide = true)]
+    with_process: bool,
 }
 
 #[derive(Subcommand)]
 enum Verb {
+    #[cfg(feature = "objects")]
+    Run(run::RunArguments),
     Top(TopArguments),
 }
 
@@ -89,25 +104,49 @@ fn half_of_memory() -> Result<u64> {
     Ok(kib.context("/proc/meminfo: no MemTotal")? * 512)
 }
 
+/// A folder that this user alone can enter, for a socket.
+fn private_folder() -> Result<TempDir> {
+    let given = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|folder| folder.is_dir());
+    let above = given.unwrap_or_else(std::env::temp_dir);
+    let own = std::fs::Permissions::from_mode(0o700);
+    let made = tempfile::Builder::new().prefix("mayfly-share-").permissions(own).tempdir_in(&above);
+    made.with_context(|| format!("cannot make a folder for the socket in {}", above.display()))
+}
+
+/// Stops the server once the process whose pidfd is standard input has ended.
+fn stop_with_process(stop: UnixStream) {
+    let input = std::io::stdin();
+    let mut watched = [PollFd::new(&input, PollFlags::IN)];
+    while poll(&mut watched, None) == Err(Errno::INTR) {}
+    let _ = (&stop).write_all(&[0]); // fails only if the server has stopped
+}
+
 impl ShareArguments {
-    /// Whether the command serves, rather than shows, a store; only then it logs.
+    /// Whether the command serves, rather than shows, a store of many programs; only then it logs each step.
     pub fn serves(&self) -> bool {
-        self.verb.is_none()
+        self.verb.is_none() && !self.with_process
     }
 
-    /// Serves until SIGTERM or SIGINT, or shows the store's state.
+    /// Serves until SIGTERM or SIGINT, shows the store's state, or becomes a command.
     ///
     /// # Errors
-    /// The socket cannot be served, or there is no store to show.
+    /// The socket cannot be served, there is no store to show, or the command cannot be run.
     pub fn execute(self) -> Result<i32> {
-        if let Some(Verb::Top(top)) = self.verb {
-            return top.execute();
+        match self.verb {
+            #[cfg(feature = "objects")]
+            Some(Verb::Run(run)) => return run.execute(),
+            Some(Verb::Top(top)) => return top.execute(),
+            None => {}
         }
         let (stop, stopped) = UnixStream::pair().context("a pipe for signals")?;
         for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
             signal_hook::low_level::pipe::register(signal, stop.try_clone()?).context("signal handler")?;
         }
-        let socket = self.socket.unwrap_or_else(merge::socket_path::to_serve);
+        let folder = if self.with_process { Some(private_folder()?) } else { None };
+        let socket = match &folder {
+            Some(folder) => folder.path().join("share.socket"),
+            None => self.socket.unwrap_or_else(merge::socket_path::to_serve),
+        };
         let rule = match self.domain {
             Domains::User => Rule::User,
             Domains::Cgroup => Rule::Cgroup,
@@ -139,6 +178,11 @@ impl ShareArguments {
             tracing::info!("metrics at {endpoint}: GET /metrics");
         }
         tracing::info!("page store ready at {}", socket.display());
+        if self.with_process {
+            let line = [socket.as_os_str().as_encoded_bytes(), b"\n"].concat();
+            std::io::stdout().write_all(&line).context("standard output")?;
+            std::thread::spawn(move || stop_with_process(stop));
+        }
         server.run(&stopped)?;
         tracing::info!("page store stopped; what is shared stays shared");
         Ok(0)

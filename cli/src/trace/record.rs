@@ -8,6 +8,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use crate::child::Preloaded;
+use crate::libraries;
 use crate::progress;
 use crate::quantity::{bytes, count, duration};
 use crate::settings::HeapSettings;
@@ -53,7 +54,7 @@ impl TraceArguments {
         if !folder.is_dir() {
             bail!("{}: no such directory", folder.display());
         }
-        let mut program = Preloaded::new(&self.command)?;
+        let mut program = Preloaded::new(&self.command, &libraries::HEAP)?;
         for (variable, value) in self.heap.variables(&HeapSettings::default(), |_| true) {
             match value {
                 crate::settings::Value::Text(text) => program.set(variable, text),
