@@ -67,8 +67,8 @@ def advise_process(*, min_bytes: int = 256 << 10, required: bool = True) -> int:
     was dropped. `advise` of the model alone is the better choice where that is most of the memory.
 
     Objects that hold addresses are equal only where instances have the same layout and hash seed, as under
-    `mayfly share run`: then nearly all of a process is equal, down to its imported modules. Where ASLR matters
-    more than memory, advise the model alone.
+    `mayfly share run`: then nearly all of a process is equal, down to its imported modules. Where ASLR
+    matters more than memory, advise the model alone.
 
     Returns the number of bytes examined. Memory that cannot be shared, such as locked memory, is left out.
     required: as in `advise`.
