@@ -407,7 +407,7 @@ impl Process {
 }
 
 fn histories() -> u32 {
-    std::env::var("MAYFLY_HISTORIES").map_or(40, |number| number.parse().expect("a number of histories"))
+    std::env::var("MAYFLY_HISTORIES").map_or(20, |number| number.parse().expect("a number of histories"))
 }
 
 proptest! {
