@@ -228,8 +228,7 @@ impl Taker<'_> {
         self.map_as_before(&open, start..end, memory)?;
         for run in own {
             let offset = self.save(run, memory)?;
-            let arguments = [PAGES as u64, run.start, run.end - run.start, offset];
-            self.plan.push(Operation::call(libc::SYS_pread64, &arguments))?;
+            self.plan.push_read(PAGES as u64, run.clone(), offset)?;
         }
         if open.rights != mapping.rights {
             let arguments = [start, end - start, mapping.rights as u64];
@@ -309,8 +308,8 @@ impl Taker<'_> {
         let flags = libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         let arguments = [words.start, bytes, mapping.rights as u64, flags as u64, u64::MAX, 0];
         self.plan.push(Operation::call(libc::SYS_mmap, &arguments).at_its_place())?;
-        let arguments = [PAGES as u64, words.start, bytes, offset + (words.start - run.start)];
-        self.plan.push(Operation::call(libc::SYS_pread64, &arguments))
+        let offset = offset + (words.start - run.start);
+        self.plan.push_read(PAGES as u64, words, offset)
     }
 
     /// Maps a part that has no pages of its own.

@@ -3,6 +3,8 @@
 //! Operations refer to data by addresses, which are known while the list is made: the restorer's program has
 //! a fixed place that the taken process leaves free ([`Window`]).
 
+use std::ops::Range;
+
 use crate::Error;
 use crate::restorer::{NO_SLOT, OPERATION_BYTES, special, want};
 
@@ -12,6 +14,8 @@ pub const FREE: u64 = 512;
 pub const MOST_OPERATIONS: usize = 4096;
 /// The most bytes of data of a plan.
 const MOST_DATA: usize = 4 << 20;
+/// The most bytes that the kernel reads by one call is some less than 2 GiB: it says that it read less.
+const MOST_READ: u64 = 1 << 30;
 /// The most slots, the vDSO's among them.
 const MOST_SLOTS: usize = 1024;
 
@@ -163,6 +167,19 @@ impl Plan {
         Ok(slot)
     }
 
+    /// Appends what reads a file from `offset` on into a range.
+    ///
+    /// # Errors
+    /// It has too many.
+    pub fn push_read(&mut self, file: u64, into: Range<u64>, offset: u64) -> Result<(), Error> {
+        let bytes = into.end - into.start;
+        for at in (0..bytes).step_by(MOST_READ as usize) {
+            let arguments = [file, into.start + at, MOST_READ.min(bytes - at), offset + at];
+            self.push(Operation::call(libc::SYS_pread64, &arguments))?;
+        }
+        Ok(())
+    }
+
     /// Appends what moves the end of a channel away, which has these flags then. Its number is free.
     ///
     /// # Errors
@@ -231,3 +248,24 @@ impl Plan {
 #[must_use]
 #[derive(Debug)]
 pub struct Thread(usize);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_ranges_are_read_by_several_calls() {
+        let mut plan = Plan::new(Window(1 << 36));
+        let (begin, bytes) = (0x1_0000, 2 * MOST_READ + 4096);
+        plan.push_read(10, begin..begin + bytes, 512).unwrap();
+        let read: Vec<_> = plan.operations.iter().map(|operation| &operation.arguments[..4]).collect();
+        assert_eq!(
+            read,
+            [
+                [10, begin, MOST_READ, 512],
+                [10, begin + MOST_READ, MOST_READ, 512 + MOST_READ],
+                [10, begin + 2 * MOST_READ, 4096, 512 + 2 * MOST_READ],
+            ]
+        );
+    }
+}
