@@ -81,7 +81,9 @@ public class App implements RequestHandler<Map<String, Object>, Map<String, Obje
                 "type", System.getenv("AWS_LAMBDA_INITIALIZATION_TYPE"), "hooks", List.of(before, after),
                 "tmp", Files.readString(Path.of("/tmp/written")), "pid",
                 Long.parseLong(Path.of("/proc/self").toRealPath().getFileName().toString())
-                    == ProcessHandle.current().pid());
+                    == ProcessHandle.current().pid(),
+                "shares", Files.lines(Path.of("/proc/self/maps"))
+                    .anyMatch(line -> line.contains("rw-p") && line.contains("mayfly-snapshot")));
         } catch (Exception error) {
             throw new IllegalStateException(error);
         }
@@ -101,6 +103,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"regexp"
 	"runtime"
 	"sync/atomic"
 	"time"
@@ -147,9 +150,11 @@ func main() {
 			}()
 		}
 		runtime.GC()
+		maps, _ := os.ReadFile("/proc/self/maps")
 		answer, _ := json.Marshal(map[string]any{
 			"started": started, "unique": []string{unique()}, "sum": (<-done + <-done + <-done + <-done) / 4,
-			"ticks": ticks.Load()-before > 5, "type": os.Getenv("AWS_LAMBDA_INITIALIZATION_TYPE"),
+			"shares": regexp.MustCompile(`rw-p.*mayfly-snapshot`).Match(maps),
+			"ticks":  ticks.Load()-before > 5, "type": os.Getenv("AWS_LAMBDA_INITIALIZATION_TYPE"),
 		})
 		id := asked.Header.Get("Lambda-Runtime-Aws-Request-Id")
 		said, err := http.Post(runtimeAPI+id+"/response", "application/json", bytes.NewReader(answer))
@@ -162,7 +167,7 @@ func main() {
 }
 """
 PROGRAM = """#!/usr/bin/python3
-import ctypes, http.client, json, os, threading, time, uuid
+import ctypes, http.client, json, os, re, threading, time, uuid
 libc = ctypes.CDLL(None)
 libc.malloc.restype = libc.calloc.restype = ctypes.c_void_p
 held = [libc.malloc(1 << 16) for _ in range(256)]
@@ -194,6 +199,7 @@ while True:
     before = len(ticks)
     time.sleep(event.get("seconds", 0))
     answer = {"started": STARTED, "unique": [uuid.uuid4().hex], "sum": sum(n for n, in TABLE.values()),
+              "shares": bool(re.search("rw-p.*mayfly-snapshot", open("/proc/self/maps").read())),
               "zeros": reads_as_zeros(), "ticks": len(ticks) - before > 5,
               "type": os.environ["AWS_LAMBDA_INITIALIZATION_TYPE"]}
     id = asked.headers["Lambda-Runtime-Aws-Request-Id"]
@@ -212,15 +218,17 @@ def handler(event:, context:)
   sleep((event || {}).fetch("seconds", 0))
   GC.start
   { "started" => STARTED, "unique" => [SecureRandom.uuid], "sum" => TABLE.values.sum { |n,| n },
+    "shares" => File.read("/proc/self/maps").match?(/rw-p.*mayfly-snapshot/),
     "ticks" => $ticks - before > 5, "type" => ENV["AWS_LAMBDA_INITIALIZATION_TYPE"] }
 end
 """
 OF_IMAGE = """
-import os, time, uuid
+import os, re, time, uuid
 STARTED, TABLE = uuid.uuid4().hex, {n: [n] for n in range(20_000)}
 def handler(event, context):
     time.sleep((event or {}).get("seconds", 0))
     return {"started": STARTED, "unique": [uuid.uuid4().hex], "stream": context.log_stream_name,
+            "shares": bool(re.search("rw-p.*mayfly-snapshot", open("/proc/self/maps").read())),
             "ticks": True, "sum": sum(n for n, in TABLE.values()),
             "type": os.environ["AWS_LAMBDA_INITIALIZATION_TYPE"]}
 """
@@ -244,6 +252,7 @@ def restored(worker, name):
     assert len({answer["started"] for answer in answers}) == 1
     for answer in answers:
         assert answer["sum"] == sum(range(20_000)) and answer["ticks"] and answer.get("zeros", True), answer
+        assert answer["shares"], answer
     for source in zip(*(answer["unique"] for answer in answers), strict=True):
         assert len(set(source)) == len(source), source
     return answers

@@ -1,8 +1,10 @@
-//! A process's mappings, from lines of /proc/PID/maps, its page map, and words that a child finds zero. Only
-//! a name that is kept is allocated.
+//! A process's mappings, from lines of /proc/PID/maps, its page map, words that a child finds zero, and
+//! whether its code empties memory by itself. Only a name that is kept is allocated.
 
 pub mod page_map;
 pub mod per_process;
+#[cfg(target_arch = "x86_64")]
+pub mod raw_calls;
 
 use std::ops::Range;
 

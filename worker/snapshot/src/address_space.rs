@@ -1,10 +1,12 @@
 //! What /proc says of a process's memory: its mappings with their properties, and the files that they map.
 
+use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use libc::c_int;
+use mappings::raw_calls;
 
 use crate::{Error, While, status};
 
@@ -12,6 +14,9 @@ const PAGE: u64 = 4096;
 /// Letters of properties that are not restored: devices, reserved huge pages, locked, registered with a
 /// userfaultfd, sealed, shadow stacks.
 const UNKNOWN: [&str; 9] = ["io", "pf", "ht", "lo", "um", "uw", "ui", "sl", "ss"];
+
+/// Bytes of code that are looked through, of all files: of more it is not known what they do.
+const MOST_CODE: u64 = 4 << 30;
 
 /// A mapping, as /proc/PID/smaps describes it.
 #[derive(Clone, Debug)]
@@ -35,6 +40,23 @@ impl Mapping {
     /// Whether it maps a file.
     pub fn is_file(&self) -> bool {
         self.file.is_some()
+    }
+
+    /// A link to the file that it maps, in whatever namespace that is. It takes a right that root has.
+    pub fn link(&self, process: libc::pid_t) -> PathBuf {
+        let Range { start, end } = self.range;
+        format!("/proc/{process}/map_files/{start:x}-{end:x}").into()
+    }
+
+    /// That file. The list of mappings names another device than stat does on overlays, Btrfs and 9P.
+    pub fn mapped_file(&self, process: libc::pid_t) -> Option<MappedFile> {
+        MappedFile::now(self.link(process))
+    }
+
+    /// Opens that file to read it, if it is a regular one: the process has chosen it.
+    pub fn open(&self, process: libc::pid_t) -> Option<File> {
+        let link = self.link(process);
+        std::fs::metadata(&link).ok().filter(|about| about.is_file()).and_then(|_| File::open(link).ok())
     }
 
     /// Whether writes to it go, or may go, to its file.
@@ -157,6 +179,30 @@ pub fn check(mapping: &Mapping, own: Option<&Path>) -> Result<(), Error> {
         return refuse(format!("a mapping of the kernel's ({name})"));
     }
     Ok(())
+}
+
+/// Whether its code empties or moves memory past the C library, or may.
+///
+/// # Errors
+/// The process has ended.
+pub fn empties_by_itself(process: libc::pid_t, all: &[Mapping]) -> Result<bool, Error> {
+    let is_code = |mapping: &&Mapping| mapping.rights & libc::PROT_EXEC != 0 && mapping.is_file();
+    let mut left = MOST_CODE;
+    for mapping in all.iter().filter(is_code) {
+        if raw_calls::is_known(mapping.name.as_bytes()) {
+            continue;
+        }
+        let bytes = mapping.range.end - mapping.range.start;
+        let (Some(rest), Some(file)) = (left.checked_sub(bytes), mapping.open(process)) else {
+            return Ok(true);
+        };
+        left = rest;
+        let part = mapping.offset..mapping.offset.saturating_add(bytes);
+        if raw_calls::are_in(&file, part).during("its code cannot be read")? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// The fields of /proc/PID/stat, numbered as proc(5) has them; those that are no numbers are 0.

@@ -22,6 +22,7 @@
 //! | [`memory`] | which of their pages are its own, and how they are mapped again |
 //! | [`files`], [`channels`], [`own_folder`] | its open files, pipes and epolls; the folder that it has for itself |
 //! | [`connection`], [`socket_pairs`] | the connection on which it waits for an answer; sockets inside of it |
+//! | [`function_call`] | a function of its own that it calls before it is taken |
 //! | [`threads`] | its threads, and the frames by which rt_sigreturn continues them |
 //! | [`plan`], [`program`], [`restorer`] | the list of system calls, and the program that makes them |
 //! | [`saved`] | a snapshot that outlives the process that took it |
@@ -33,6 +34,7 @@ mod address_space;
 mod channels;
 mod connection;
 mod files;
+mod function_call;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 mod memory;
@@ -54,6 +56,7 @@ pub use restore::{restore, wait_at};
 pub use restorer::FAILED;
 
 pub use connection::Request;
+pub use function_call::Function;
 pub use take::{Limits, PAGES, RUNS, Snapshot, WAITS, Waiting, take};
 
 /// Why there is no snapshot.

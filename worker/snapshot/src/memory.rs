@@ -7,8 +7,8 @@
 //!
 //! Emptied (`MADV_DONTNEED`), a mapping of the snapshot's file reads as the file again, and anonymous memory
 //! as zeros, which allocators rely on; and `mremap` takes one mapping at a time. So pages are mapped from the
-//! file only where the process makes up for both. Elsewhere all is mapped as it was, and they are copied
-//! there ([`OwnPages`]).
+//! file only where the process makes up for both: it has been prepared, and its code makes no such call past
+//! the C library. Elsewhere all is mapped as it was, and they are copied there ([`OwnPages`]).
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -346,11 +346,8 @@ impl Taker<'_> {
         }
         let outside = PathBuf::from(format!("/proc/{}/root{}", self.tracee.process, mapping.name));
         let found = MappedFile::now(outside);
-        // The list of mappings names another device than stat does on overlays, Btrfs and 9P. This link leads
-        // to the mapped file itself; it takes a right that root has.
-        let Range { start, end } = mapping.range;
-        let link = format!("/proc/{}/map_files/{start:x}-{end:x}", self.tracee.process);
-        let mapped = MappedFile::now(link.into()).map(|it| (it.identity.0, it.identity.1)).or(mapping.file);
+        let mapped = mapping.mapped_file(self.tracee.process);
+        let mapped = mapped.map(|it| (it.identity.0, it.identity.1)).or(mapping.file);
         let is_same = |file: &MappedFile| Some((file.identity.0, file.identity.1)) == mapped;
         let Some(file) = found.filter(is_same) else {
             return Err(Error::Unsupported(format!(

@@ -5,8 +5,9 @@ use std::path::Path;
 
 use libc::pid_t;
 
-use crate::address_space::{MappedFile, mappings};
+use crate::address_space::{self, MappedFile, mappings};
 use crate::connection::Request;
+use crate::function_call::Function;
 use crate::memory::{self, OwnPages};
 use crate::own_folder::{self, Entry};
 use crate::plan::{Operation, Plan};
@@ -43,9 +44,10 @@ pub enum Waiting<'a> {
     /// Its main thread reads from the line. Restored, it makes up for its anonymous memory being mappings of
     /// a file (`mayfly_keep_anonymous` of the merge library).
     AtLine,
-    /// It has sent a request, whose answer it waits for. It knows nothing of snapshots: its pages are copied,
-    /// but for those of Go, whose runtime relies on neither.
-    ForAnswer(Request<'a>),
+    /// It has sent a request, whose answer it waits for, and knows nothing of snapshots. This function
+    /// prepares it so that it makes up for that, too, and returns 0. Where it does not, pages are copied, but
+    /// for those of Go, whose runtime relies on nothing of that.
+    ForAnswer(Request<'a>, Option<&'a Function>),
 }
 
 /// A process that waited. Its files cannot be changed.
@@ -125,7 +127,7 @@ impl Snapshot {
 pub fn take(process: pid_t, waiting: Waiting<'_>, limits: Limits<'_>) -> Result<Snapshot, Error> {
     let request = match waiting {
         Waiting::AtLine => None,
-        Waiting::ForAnswer(request) => Some(request),
+        Waiting::ForAnswer(request, _) => Some(request),
     };
     // A thread in a timed call, stopped twice, would no longer show which call that is.
     match request {
@@ -136,6 +138,7 @@ pub fn take(process: pid_t, waiting: Waiting<'_>, limits: Limits<'_>) -> Result<
     status::check(process)?;
     let read = |thread| State::read(&tracee, thread, request.is_none());
     let states: Vec<State> = tracee.threads().iter().map(read).collect::<Result<_, _>>()?;
+    let own_pages = prepare(&tracee, waiting)?;
     let actions = signal_actions(&tracee)?;
     let brk = tracee.call(&tracee.threads()[0], libc::SYS_brk, &[0])? as u64;
     let all = mappings(process)?;
@@ -143,8 +146,6 @@ pub fn take(process: pid_t, waiting: Waiting<'_>, limits: Limits<'_>) -> Result<
     let on_disk = limits.disk.and_then(program::disk_file);
     let is_on_disk = on_disk.is_some();
     let pages = on_disk.map_or_else(program::memory_file, Ok)?;
-    let makes_up = request.is_none() || status::is_go(process);
-    let own_pages = if makes_up { OwnPages::Shared } else { OwnPages::Copied };
     let memory = memory::plan(&tracee, &all, &mut plan, &pages, own_pages, limits)?;
     let entries = match limits.own_folder {
         Some(folder) => own_folder::gather(process, folder, &pages, memory.bytes, limits.bytes)?,
@@ -201,6 +202,23 @@ pub fn take(process: pid_t, waiting: Waiting<'_>, limits: Limits<'_>) -> Result<
         reads_its_line: request.is_none(),
         is_on_disk,
     })
+}
+
+/// Prepares the process, whose threads are known to wait, and tells how a restored one can have its pages.
+fn prepare(tracee: &Tracee, waiting: Waiting<'_>) -> Result<OwnPages, Error> {
+    let process = tracee.process;
+    let function = match waiting {
+        Waiting::AtLine => None,
+        Waiting::ForAnswer(..) if status::is_go(process) => return Ok(OwnPages::Shared),
+        Waiting::ForAnswer(_, None) => return Ok(OwnPages::Copied),
+        Waiting::ForAnswer(_, Some(function)) => Some(function),
+    };
+    let all = mappings(process)?;
+    if address_space::empties_by_itself(process, &all)? {
+        return Ok(OwnPages::Copied);
+    }
+    let Some(function) = function else { return Ok(OwnPages::Shared) };
+    Ok(if function.call(tracee, &all)? == Some(0) { OwnPages::Shared } else { OwnPages::Copied })
 }
 
 /// The actions of signals that are not the default.

@@ -47,12 +47,12 @@ fn checked(result: c_long) -> Result<c_long, IoError> {
 }
 
 /// A request without memory of the tracer's.
-fn request(what: libc::c_uint, thread: pid_t, data: usize) -> Result<c_long, IoError> {
+pub fn request(what: libc::c_uint, thread: pid_t, data: usize) -> Result<c_long, IoError> {
     // SAFETY: these requests take numbers only.
     checked(unsafe { libc::ptrace(what, thread, std::ptr::null_mut::<c_void>(), data as *mut c_void) })
 }
 
-fn wait_until_stopped(thread: pid_t) -> Result<c_int, IoError> {
+pub fn wait_until_stopped(thread: pid_t) -> Result<c_int, IoError> {
     let mut status = 0;
     loop {
         // SAFETY: one number that outlives the call.
@@ -98,7 +98,7 @@ impl Tracee {
     }
 
     fn add(&mut self, id: pid_t) -> Result<(), IoError> {
-        request(libc::PTRACE_SEIZE, id, 0)?;
+        request(libc::PTRACE_SEIZE, id, libc::PTRACE_O_TRACESYSGOOD as usize)?;
         // SAFETY: all-zero registers are valid, and are read below.
         self.threads.push(Thread { id, registers: unsafe { zeroed() } });
         request(libc::PTRACE_INTERRUPT, id, 0)?;
@@ -178,6 +178,19 @@ impl Tracee {
         Ok(bytes)
     }
 
+    /// Sets what [`Tracee::extended_registers`] has read.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub fn set_extended_registers(&self, thread: &Thread, bytes: &[u8]) -> Result<(), IoError> {
+        let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+        // SAFETY: the kernel reads as many bytes as there are.
+        let set = unsafe {
+            libc::ptrace(libc::PTRACE_SETREGSET, thread.id, NT_X86_XSTATE as *mut c_void, &raw mut part)
+        };
+        checked(set).map(drop)
+    }
+
     /// Which signals a thread blocks.
     ///
     /// # Errors
@@ -190,6 +203,30 @@ impl Tracee {
         };
         checked(read).during("its signals cannot be read")?;
         Ok(mask)
+    }
+
+    /// Has a thread block these signals alone.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub fn set_blocked_signals(&self, thread: &Thread, mask: u64) -> Result<(), IoError> {
+        // SAFETY: the kernel reads 8 bytes, which the number has.
+        let set = unsafe {
+            libc::ptrace(libc::PTRACE_SETSIGMASK, thread.id, size_of::<u64>() as *mut c_void, &raw const mask)
+        };
+        checked(set).map(drop)
+    }
+
+    /// Writes a number of 64 bits to its memory.
+    ///
+    /// # Errors
+    /// It is not mapped there.
+    pub fn write_word(&self, thread: &Thread, address: u64, word: u64) -> Result<(), IoError> {
+        // SAFETY: numbers alone; the kernel writes to the other process.
+        let written = unsafe {
+            libc::ptrace(libc::PTRACE_POKEDATA, thread.id, address as *mut c_void, word as *mut c_void)
+        };
+        checked(written).map(drop)
     }
 
     /// Its restartable sequences; all zero if it has none.
@@ -228,7 +265,7 @@ impl Drop for Tracee {
     }
 }
 
-fn registers(thread: pid_t) -> Result<user_regs_struct, IoError> {
+pub fn registers(thread: pid_t) -> Result<user_regs_struct, IoError> {
     // SAFETY: all-zero registers are valid; the kernel writes the structure.
     unsafe {
         let mut registers: user_regs_struct = zeroed();
@@ -239,7 +276,7 @@ fn registers(thread: pid_t) -> Result<user_regs_struct, IoError> {
     }
 }
 
-fn set_registers(thread: pid_t, registers: &user_regs_struct) -> Result<(), IoError> {
+pub fn set_registers(thread: pid_t, registers: &user_regs_struct) -> Result<(), IoError> {
     // SAFETY: the kernel reads the structure, which outlives the call.
     let written = unsafe {
         libc::ptrace(

@@ -302,7 +302,7 @@ impl History {
         let SocketAddr::V4(server) = self.server.local_addr().unwrap() else {
             unreachable!("it was bound so")
         };
-        let waiting = Waiting::ForAnswer(Request { server, from: process.from.port(), bytes: ASKED });
+        let waiting = Waiting::ForAnswer(Request { server, from: process.from.port(), bytes: ASKED }, None);
         let folder = std::fs::File::open(self.folder.path()).unwrap();
         let limits = Limits { bytes: 256 << 20, own_folder: None, disk: Some(folder.as_fd()) };
         let end = Instant::now() + Duration::from_secs(60);
@@ -407,7 +407,7 @@ impl Process {
 }
 
 fn histories() -> u32 {
-    std::env::var("MAYFLY_HISTORIES").map_or(20, |number| number.parse().expect("a number of histories"))
+    std::env::var("MAYFLY_HISTORIES").map_or(8, |number| number.parse().expect("a number of histories"))
 }
 
 proptest! {

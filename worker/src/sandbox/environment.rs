@@ -209,6 +209,15 @@ pub(crate) fn may_share(order: &Order) -> bool {
 /// The path in an image for a path that is below /var/mayfly in other instances. All else there is the
 /// image's, whose folders are read-only and whose links must not be followed before it is entered; /dev is
 /// made for each instance.
+/// The library for idle work, and where an instance has it.
+pub(crate) fn rest_library(order: &Order, options: &Options) -> Option<(PathBuf, PathBuf)> {
+    let inside = match order.deployment.settings.runtime {
+        Runtime::Image => in_image(REST),
+        _ => REST.into(),
+    };
+    options.libraries.rest.clone().map(|library| (library, inside.into()))
+}
+
 fn in_image(path: &str) -> String {
     path.replace("/var/mayfly/lib/", "/dev/mayfly/").replace("/var/mayfly/", "/dev/mayfly/")
 }

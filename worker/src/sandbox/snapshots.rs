@@ -17,7 +17,7 @@ use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -28,7 +28,7 @@ use tokio::net::unix::pipe;
 use tokio::sync::Semaphore;
 use worker_container::page_store::Kept;
 use worker_pool::FunctionId;
-use worker_snapshot::{Error, Limits, Snapshot, Waiting};
+use worker_snapshot::{Error, Function, Limits, Snapshot, Waiting};
 use worker_system::lock::lock;
 use worker_system::text::shown;
 
@@ -56,6 +56,8 @@ const ATTEMPTS: u32 = 3;
 const KILLS: u32 = 16;
 /// Output of an instance that is to be taken; more fills the pipe, and then it does not start in time.
 const MOST_PRINTED: u64 = 16 << 20;
+/// The function of the library for idle work that prepares a process.
+const PREPARES: &str = "mayfly_rest_before_snapshot";
 /// The variable that has an instance wait to be taken; it says whether the function's owner asks for it.
 pub(super) const VARIABLE: &str = "MAYFLY_SNAPSHOT";
 pub(super) const ASKED: &str = "asked";
@@ -328,7 +330,7 @@ pub(super) fn disk_folder(folder: &Path) -> Option<OwnedFd> {
 }
 
 /// Takes the runtime among the processes of an instance, which waits: on its line, or for the answer to its
-/// first request.
+/// first request. `rest` is the library for idle work, and where the instance has it.
 ///
 /// # Errors
 /// It has something that cannot be restored.
@@ -337,12 +339,17 @@ pub(super) async fn take(
     first: Option<FirstRequest>,
     most_bytes: u64,
     disk: Option<Arc<OwnedFd>>,
+    rest: Option<(PathBuf, PathBuf)>,
 ) -> Result<Snapshot> {
     // All of it on one thread: a process has one tracer.
     let work = tokio::task::spawn_blocking(move || {
         let runtime = runtime_of(&processes)?;
+        // Where its client is not Mayfly's, nothing has prepared it yet.
+        let of_library =
+            |(library, inside): (PathBuf, PathBuf)| Function::of_library(&library, &inside, PREPARES);
+        let prepares = rest.map(of_library).transpose().context("the library for idle work")?;
         let waiting = match &first {
-            Some(request) => Waiting::ForAnswer(request.as_sent()),
+            Some(request) => Waiting::ForAnswer(request.as_sent(), prepares.as_ref()),
             None => Waiting::AtLine,
         };
         let disk = disk.as_deref().map(AsFd::as_fd);

@@ -8,6 +8,7 @@ use anyhow::{Context, Result, anyhow};
 
 use super::{Containers, Start};
 use crate::sandbox::container::Instance;
+use crate::sandbox::environment;
 use crate::sandbox::first_request::FirstRequest;
 use crate::sandbox::interface::{Order, SPARE, Sandbox};
 use crate::sandbox::reach;
@@ -132,8 +133,10 @@ impl Containers {
             };
             let first = first.context("it did not start")?;
             let most = u64::from(order.deployment.settings.memory_mib) << 20;
+            let rest = environment::rest_library(order, &self.options);
             let taken =
-                snapshots::take(instance.cgroup.processes(), first, most, self.disk_folder.clone()).await;
+                snapshots::take(instance.cgroup.processes(), first, most, self.disk_folder.clone(), rest)
+                    .await;
             drop(line);
             taken
         };
