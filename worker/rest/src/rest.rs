@@ -1,5 +1,5 @@
 //! Advises the process's memory, piece by piece: the ranges that its code has named (UPM §IV-C), or with
-//! `MAYFLY_REST_ADVISE=whole` all anonymous memory.
+//! `MAYFLY_REST_ADVISE=whole` all anonymous memory, unless some code may empty its own past the C library.
 //!
 //! A sandbox allows only the userfaultfd that needs no permission. It holds writers of plain stores, but
 //! fails a system call that writes to a frozen page. So all other threads must wait where they make no such
@@ -13,7 +13,7 @@ use std::sync::OnceLock;
 use mappings::Area;
 
 use crate::library::NO_SYSCALLS;
-use crate::{Rest, library};
+use crate::{Rest, code, library};
 
 /// Mappings smaller than this hold little.
 const SMALLEST: usize = 256 << 10;
@@ -52,8 +52,10 @@ pub fn merge(work: c_int, named: &[crate::Range]) -> Rest {
 /// The ranges to advise, in order.
 fn wanted(named: &[crate::Range]) -> Vec<Range<usize>> {
     let before = BEFORE_SNAPSHOT.get().map_or(&[][..], Vec::as_slice);
-    let mut mappings = anonymous(&fs::read("/proc/self/maps").unwrap_or_default(), before);
-    if std::env::var("MAYFLY_REST_ADVISE").is_ok_and(|how| how == "whole") {
+    let maps = fs::read("/proc/self/maps").unwrap_or_default();
+    let mut mappings = anonymous(&maps, before);
+    let is_whole = std::env::var("MAYFLY_REST_ADVISE").is_ok_and(|how| how == "whole");
+    if is_whole && !code::empties_by_itself(&maps) {
         mappings.retain(|mapping| mapping.len() >= SMALLEST);
         return mappings;
     }
@@ -67,8 +69,10 @@ fn wanted(named: &[crate::Range]) -> Vec<Range<usize>> {
 /// the snapshot is data of libraries, those that merge among them, which must not be frozen by themselves.
 static BEFORE_SNAPSHOT: OnceLock<Vec<Range<usize>>> = OnceLock::new();
 
-/// Notes all memory that no file has, before the process is taken, and returns it.
+/// Notes all memory that no file has, before the process is taken, and returns it. Its code is looked through
+/// once for all restored processes.
 pub fn before_snapshot() -> &'static [Range<usize>] {
+    code::empties_by_itself(&fs::read("/proc/self/maps").unwrap_or_default());
     BEFORE_SNAPSHOT.get_or_init(all_memory)
 }
 
