@@ -6,7 +6,7 @@ DENY = $$(rustc --version | awk -F. '$$2 < 97 { print "-D warnings" }')
 API = RUSTDOCFLAGS="$(DENY)" cargo doc --workspace --no-deps --document-private-items --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build format lint test flaky suites soak packages bench demo figures docs findings
+.PHONY: help setup build checked format lint test flaky suites soak packages bench demo figures docs findings
 
 help: # the list
 	@sed -n 's/^\([a-z]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -28,10 +28,13 @@ lint: setup ## formatting, lints and API docs; every warning is an error
 	ruff format --check --quiet .
 	$(API)
 
-test: lint build ## all tests that fit in minutes; ROOM=vm one room's, K=oom those of that name
+checked: setup # lints beside the build, whose last minutes keep one processor busy
+	@$(MAKE) --no-print-directory -j2 lint build
+
+test: checked ## all tests that fit in minutes; ROOM=vm one room's, K=oom those of that name
 	tests/run $(if $(ROOM),--room $(ROOM)) $(if $(K),-k $(K))
 
-flaky: lint build ## tests again and again, half of the rounds under load: ROOM=heap K=NAME ROUNDS=30
+flaky: checked ## tests again and again, half of the rounds under load: ROOM=heap K=NAME ROUNDS=30
 	tests/run --rounds $(or $(ROUNDS),30) $(if $(ROOM),--room $(ROOM)) $(if $(K),-k $(K))
 
 suites: build ## other projects' test suites, with and without the heap (long)
