@@ -116,6 +116,11 @@ const char *mayfly_merge_error(void);
 /* How the next call will merge: "kernel", "engine", or "none: " and why not. Valid until the thread's next call. */
 const char *mayfly_merge_path(void);
 
+/* A loaded file whose code calls madvise, process_madvise or mremap by an instruction of its own, past the C library, as
+ * Go's runtime and wasmtime do; "" if there is none. Where the library merges ("engine"), memory that it manages must not
+ * be advised. Valid until the thread's next call of this function or of mayfly_merge_path. */
+const char *mayfly_merge_bypass(void);
+
 #ifdef __cplusplus
 }
 #endif

@@ -85,13 +85,15 @@ pub mod client {
 
     pub use background::Ticket;
     pub use flags::Flags;
-    pub use process::{advise, advise_begin, advise_wait, keep_anonymous, path, statistics, unadvise};
+    pub use process::{
+        advise, advise_begin, advise_wait, bypass, keep_anonymous, path, statistics, unadvise,
+    };
     pub use statistics::{Path, Statistics};
 }
 
 pub use base::error::Error;
 pub use base::{channel, socket_path};
 pub use client::{
-    Flags, Path, Statistics, Ticket, advise, advise_begin, advise_wait, keep_anonymous, path, statistics,
-    unadvise,
+    Flags, Path, Statistics, Ticket, advise, advise_begin, advise_wait, bypass, keep_anonymous, path,
+    statistics, unadvise,
 };

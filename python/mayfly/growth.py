@@ -71,6 +71,7 @@ def advise_process(*, min_bytes: int = 256 << 10, required: bool = True) -> int:
     matters more than memory, advise the model alone.
 
     Returns the number of bytes examined. Memory that cannot be shared, such as locked memory, is left out.
+    Where a loaded library empties memory past the C library, as wasmtime does, nothing is shared (ENOTSUP).
     required: as in `advise`.
     """
     if naming.defers_sharing():
@@ -78,6 +79,7 @@ def advise_process(*, min_bytes: int = 256 << 10, required: bool = True) -> int:
         return sum(region.size_bytes for region in anonymous_mappings(heap=True))
     library.give_back_freed()
     with library.or_without(required):
+        library.refuse_bypass()
         large = (region for region in anonymous_mappings(heap=True) if region.size_bytes >= min_bytes)
         all_pieces = (piece for region in large for piece in pieces(region))
         shared = library.advise_possible(all_pieces, 0, by=library.alone)

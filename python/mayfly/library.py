@@ -124,6 +124,7 @@ def declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
         ("mayfly_merge_stats", c_int, ctypes.POINTER(Stats), c_size_t),
         ("mayfly_merge_error", c_char_p),
         ("mayfly_merge_path", c_char_p),
+        ("mayfly_merge_bypass", c_char_p),
     ):
         function = getattr(loaded, name)
         function.restype, function.argtypes = result, taken
@@ -209,6 +210,17 @@ def stats() -> dict[str, int]:
 def path() -> str:
     """How the next call will merge: "kernel", "engine", or "none: " and the reason."""
     return library().mayfly_merge_path().decode()
+
+
+def refuse_bypass() -> None:
+    """Raises MergeError (ENOTSUP) where a loaded library empties memory past the C library: in what it
+    manages, merged bytes would come back in place of zeros."""
+    file = library().mayfly_merge_bypass().decode(errors="replace")
+    if file and path() != "kernel":
+        raise MergeError(
+            errno.ENOTSUP,
+            f"{file} empties memory by system calls of its own: share a model's objects, with mayfly.advise",
+        )
 
 
 M_MMAP_THRESHOLD = -3  # mallopt

@@ -4,6 +4,7 @@ stay right."""
 import contextlib
 import errno
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -325,3 +326,36 @@ assert stats["inserted_pages"] + stats["merged_pages"] > 2000
         store,
     )
     assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="its instructions are x86-64's")
+def test_process_with_code_that_empties_memory_by_itself_is_refused(store, tmp_path):
+    source, library = tmp_path / "own.c", tmp_path / "libown.so"
+    source.write_text("""
+long empties(void *at, long bytes) {
+    long result;
+    __asm__ volatile("movl $28, %%eax; syscall"
+                     : "=a"(result) : "D"(at), "S"(bytes), "d"(4L) : "rcx", "r11", "memory");
+    return result;
+}
+""")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    ran = run(
+        f"""
+import ctypes
+own = ctypes.CDLL({str(library)!r})
+assert mayfly.advise_process(required=False) == 0
+try:
+    mayfly.advise_process()
+except mayfly.MergeError as error:
+    print(error.errno, error)
+# What is named is the program's own.
+print(mayfly.advise(numpy.random.default_rng(3).random(1 << 20)))
+""",
+        store,
+    )
+    assert ran.returncode == 0, ran.stderr
+    refusal, advised = ran.stdout.splitlines()
+    assert refusal.startswith(f"{errno.ENOTSUP} ") and f"{library} empties memory" in refusal
+    assert int(advised) >= 8 << 20
+    assert ran.stderr.count("\n") == 1 and f"nothing is shared: {library} empties memory" in ran.stderr

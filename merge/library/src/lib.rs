@@ -106,6 +106,13 @@ pub extern "C" fn mayfly_merge_error() -> *const c_char {
 
 /// See the header.
 #[unsafe(no_mangle)]
+pub extern "C" fn mayfly_merge_bypass() -> *const c_char {
+    let path = merge::bypass().unwrap_or_default();
+    keep(path.to_string_lossy().into_owned(), &LAST_PATH)
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
 pub extern "C" fn mayfly_merge_path() -> *const c_char {
     let text = match merge::path() {
         Ok(Path::Kernel) => "kernel".to_owned(),

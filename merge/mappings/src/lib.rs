@@ -3,7 +3,6 @@
 
 pub mod page_map;
 pub mod per_process;
-#[cfg(target_arch = "x86_64")]
 pub mod raw_calls;
 
 use std::ops::Range;

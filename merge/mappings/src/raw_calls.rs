@@ -6,14 +6,23 @@
 //! The search knows no instructions, so it may find some that are none. Code that a process has written by
 //! itself is not looked at: compilers at run time call functions.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use memchr::memmem;
 
-/// The instruction.
+use crate::Area;
+
+/// The instruction: `syscall`, or `svc #0`.
+#[cfg(target_arch = "x86_64")]
 const SYSCALL: &[u8] = b"\x0f\x05";
+#[cfg(target_arch = "aarch64")]
+const SYSCALL: &[u8] = b"\x01\0\0\xd4";
 /// Bytes before it in which the number is loaded.
 const BEFORE: usize = 32;
 /// Read at once.
@@ -61,6 +70,7 @@ fn is_found(code: &[u8]) -> bool {
 }
 
 /// Whether these instructions load the number of such a call, by `mov` or by `push` and `pop`.
+#[cfg(target_arch = "x86_64")]
 fn loads_number(before: &[u8]) -> bool {
     CALLS.iter().any(|call| {
         let number = call.to_le_bytes();
@@ -70,6 +80,45 @@ fn loads_number(before: &[u8]) -> bool {
     })
 }
 
+/// The same: `mov w8` or `mov x8`.
+#[cfg(target_arch = "aarch64")]
+fn loads_number(before: &[u8]) -> bool {
+    const INTO_W8: [u32; 2] = [0x5280_0008, 0xd280_0008];
+    let is_load = |word: u32| CALLS.iter().any(|call| INTO_W8.iter().any(|into| word == into | call << 5));
+    before.rchunks_exact(4).any(|four| is_load(u32::from_le_bytes(four.try_into().expect("4 bytes"))))
+}
+
+/// What was looked through of this process: files are loaded one by one.
+struct Seen {
+    parts: Vec<((u64, u64), u64)>,
+    found: Option<PathBuf>,
+}
+
+static SEEN: Mutex<Seen> = Mutex::new(Seen { parts: Vec::new(), found: None });
+
+/// A file of this process's code that has such instructions, by its mappings. One that cannot be read may
+/// have some. Quick if no file was loaded since the last time.
+pub fn here(maps: &[u8]) -> Option<PathBuf> {
+    let mut seen = SEEN.lock().unwrap_or_else(PoisonError::into_inner);
+    for area in crate::each(maps).filter(|area| area.executable && !is_known(area.name)) {
+        // Files without a name are a snapshot's, or what compilers at run time have written.
+        let Some(file) = area.file.filter(|_| !area.name.ends_with(b" (deleted)")) else { continue };
+        if seen.found.is_some() || seen.parts.contains(&(file, area.offset)) {
+            continue;
+        }
+        seen.parts.push((file, area.offset));
+        if may_have(&area) {
+            seen.found = Some(Path::new(OsStr::from_bytes(area.name)).into());
+        }
+    }
+    seen.found.clone()
+}
+
+fn may_have(area: &Area<&[u8]>) -> bool {
+    let part = area.offset..area.offset.saturating_add(area.range.len() as u64);
+    File::open(OsStr::from_bytes(area.name)).and_then(|file| are_in(&file, part)).unwrap_or(true)
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::Write;
@@ -77,6 +126,15 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg(target_arch = "aarch64")]
+    fn numbers_are_found_before_the_instruction() {
+        assert!(is_found(b"\x28\x1d\x80\x52\x1f\x20\x03\xd5\x01\0\0\xd4"), "mov w8, madvise; nop; svc");
+        assert!(is_found(b"\x08\x1b\x80\xd2\x01\0\0\xd4"), "mov x8, mremap; svc");
+        assert!(!is_found(b"\xc8\x1b\x80\xd2\x01\0\0\xd4"), "another call");
+    }
+
+    #[test]
+    #[cfg(target_arch = "x86_64")]
     fn numbers_are_found_before_the_instruction() {
         let has = |before: &[u8], gap: usize| is_found(&[before, &vec![0x90; gap], SYSCALL].concat());
         assert!(has(b"\xb8\x1c\0\0\0", 0), "mov eax, madvise");
@@ -89,6 +147,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg(target_arch = "x86_64")]
     fn instructions_are_found_wherever_a_file_is_cut() {
         for before in [0, PART - 7, PART - 6, PART - 1, PART] {
             let mut file = tempfile::tempfile().unwrap();

@@ -3,8 +3,11 @@
 use std::cell::UnsafeCell;
 use std::hint::black_box;
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
+
+use mappings::raw_calls;
 
 use crate::base::error::Error;
 use crate::base::page::PAGE_BYTES;
@@ -213,6 +216,13 @@ pub fn keep_anonymous(address: usize, length: usize) -> Result<(), Error> {
         Some(end) => interpose::keep_anonymous(&(address..end)),
         None => Err(Error::new(libc::EINVAL, "a range must be whole pages".to_owned())),
     }
+}
+
+/// A loaded file whose code empties or moves memory past the C library. Memory that it manages must not be
+/// advised, unless the kernel merges.
+#[must_use]
+pub fn bypass() -> Option<PathBuf> {
+    raw_calls::here(&std::fs::read("/proc/self/maps").unwrap_or_default())
 }
 
 /// Gives every shared page of a range a private copy again.

@@ -7,13 +7,11 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | [`code`] | whether code may empty memory so that merged bytes would come back |
 //! | [`rest`] | which memory is advised, piece by piece, and when that stops |
 //! | [`library`] | libmayfly_merge.so, which merges |
 //! | [`heap`] | statistics of Mayfly's heap |
 //! | [`node`] | what Node.js calls before and after a snapshot |
 
-mod code;
 mod heap;
 mod library;
 mod node;

@@ -10,10 +10,10 @@ use std::fs;
 use std::ops::Range;
 use std::sync::OnceLock;
 
-use mappings::Area;
+use mappings::{Area, raw_calls};
 
 use crate::library::NO_SYSCALLS;
-use crate::{Rest, code, library};
+use crate::{Rest, library};
 
 /// Mappings smaller than this hold little.
 const SMALLEST: usize = 256 << 10;
@@ -55,7 +55,7 @@ fn wanted(named: &[crate::Range]) -> Vec<Range<usize>> {
     let maps = fs::read("/proc/self/maps").unwrap_or_default();
     let mut mappings = anonymous(&maps, before);
     let is_whole = std::env::var("MAYFLY_REST_ADVISE").is_ok_and(|how| how == "whole");
-    if is_whole && !code::empties_by_itself(&maps) {
+    if is_whole && raw_calls::here(&maps).is_none() {
         mappings.retain(|mapping| mapping.len() >= SMALLEST);
         return mappings;
     }
@@ -72,7 +72,7 @@ static BEFORE_SNAPSHOT: OnceLock<Vec<Range<usize>>> = OnceLock::new();
 /// Notes all memory that no file has, before the process is taken, and returns it. Its code is looked through
 /// once for all restored processes.
 pub fn before_snapshot() -> &'static [Range<usize>] {
-    code::empties_by_itself(&fs::read("/proc/self/maps").unwrap_or_default());
+    raw_calls::here(&fs::read("/proc/self/maps").unwrap_or_default());
     BEFORE_SNAPSHOT.get_or_init(all_memory)
 }
 
