@@ -5,17 +5,20 @@ import ctypes
 import os
 import pathlib
 import select
+import shutil
 import signal
 import socket as sockets
 import struct
 import subprocess
 import sys
 import time
+import urllib.request
 
 import pytest
 from store import HERE, ROOT, check, until
 
 MEMORY = 0.5  # of plain's PSS, at most; 0.36 where it was measured
+TABLE_MIB = 32  # programs/cluster.js
 TWO_CHILDREN = """
 import subprocess, sys
 CHILD = "print(hash('mayfly'), *(line for line in open('/proc/self/maps') if 'libc.so' in line), sep='|')"
@@ -286,3 +289,41 @@ def test_workers_of_equal_objects_share(launcher):
         plain = pss_mib(pids)
     with server(launcher, "advise") as pids:
         until(lambda: pss_mib(pids) <= MEMORY * plain, f"the workers have {MEMORY} of {plain:.0f} MiB", 60)
+
+
+def shared_mib(pid):
+    """Its mappings of the store's segments whose pages are in its page table."""
+    total, inside = 0, False
+    for line in pathlib.Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        name, value = line.split()[:2]
+        if not name.endswith(":"):
+            inside = "mayfly-pages" in line
+        elif inside and name in ("Rss:", "Anonymous:"):
+            total += int(value) / 1024 * (1 if name == "Rss:" else -1)
+    return total
+
+
+def fetch(port):
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=60) as response:
+        return response.read().decode()
+
+
+def test_nodes_cluster_shares_its_buffers(launcher):
+    """A primary and its workers write one line about V8's heap, not one each."""
+    if not shutil.which("node"):
+        pytest.skip("node is not installed")
+    with launcher.started("node", HERE / "programs/cluster.js", stderr=subprocess.PIPE) as process:
+        port, *workers = process.stdout.readline().split()
+        until(
+            lambda: all(shared_mib(pid) > 0.95 * TABLE_MIB for pid in workers),
+            "the workers share their tables",
+            120,
+        )
+        expected = {f"{pid} 0" for pid in workers}
+        assert {fetch(port) for _ in range(4)} == expected
+        assert len(launcher.stores()) == 1
+        process.stdin.close()
+        assert process.wait(60) == 0
+        (line,) = process.stderr.read().splitlines()
+        assert "V8 maps its heap by itself" in line
+        process.stderr.close()

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.merge.machine import MAYFLY
 from bench.merge.store import running
 
 pytest.importorskip("gunicorn")
@@ -109,18 +110,19 @@ def store(project):
 
 
 @contextlib.contextmanager
-def server(project, *command):
+def server(project, *command, launcher=()):
+    """A module of Python's as a server; with a launcher before it the store is the launcher's."""
     log = project / "server.log"
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MAYFLY_")} | {
         "PYTHONPATH": os.pathsep.join([str(project), str(ROOT / "python")]),
-        "MAYFLY_SHARE_SOCKET": str(project / "share.socket"),
         "MAYFLY_MERGE_PATH": "engine",
         "PYTHONUNBUFFERED": "1",
     }
+    environment |= {"TMPDIR": project} if launcher else {"MAYFLY_SHARE_SOCKET": project / "share.socket"}
     with log.open("w") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", *command], cwd=project, env=environment, stdout=file, stderr=file,
-            start_new_session=True,
+            [*launcher, sys.executable, "-m", *command], cwd=project, env=environment, stdout=file,
+            stderr=file, start_new_session=True,
         )  # fmt: skip
     with ended(process):
         yield process, log
@@ -237,6 +239,28 @@ def test_a_web_server_starts_without_a_store(name, project):
             log,
         )
         assert "mayfly share" in log.read_text() and sharing(process.pid) == []
+
+
+def test_uvicorn_under_share_run(project):
+    """One command brings the store, which ends with it."""
+    port = free_port()
+    launcher = (MAYFLY, "share", "run", "--")
+    with server(project, *WEB["uvicorn"](port), launcher=launcher) as (process, log):
+        until("it answers", lambda: fetch(port), process, log)
+        workers = until(
+            "its workers share",
+            lambda: fetch_many(port) and len(w := sharing(process.pid)) >= WORKERS and w,
+            process,
+            log,
+        )
+        value, pid = fetch(port).split()
+        assert value == right_answer() and int(pid) in workers
+        assert list(project.glob("mayfly-share-*"))
+        assert not re.search("mayfly:|mayfly-merge:|nothing is shared", log.read_text())
+    end = time.monotonic() + 20
+    while list(project.glob("mayfly-share-*")):
+        assert time.monotonic() < end, "the store has not ended with the command"
+        time.sleep(0.05)
 
 
 ASK = "import tasks; print(tasks.answer.delay().get(timeout=120))"

@@ -1,7 +1,11 @@
 //! Runtimes that map their heaps themselves, past malloc: V8, JVMs, Go, Ruby, PHP. The scanner does not
-//! see what they allocate, and the library reports it once when the library is loaded.
+//! see what they allocate, and the library reports it when it is loaded: once for a program and the workers
+//! that it starts by its own file, as Node's cluster does.
 
 use std::ffi::{CStr, c_int, c_void};
+use std::fs;
+use std::os::unix::process::parent_id;
+use std::path::Path;
 use std::slice;
 
 /// Identifies a runtime before its main runs: an exported function of the runtime or its launcher.
@@ -18,12 +22,20 @@ const GO_NOTE: &[u8] = b"Go\0\0";
 
 /// Reports on stderr which memory of this program will not be shared, if it has one of these runtimes.
 pub fn warn() {
-    if let Some(runtime) = found() {
+    if let Some(runtime) = found().filter(|_| !has_parent_warned()) {
         eprintln!(
             "mayfly-merge: MAYFLY_MERGE_AUTO: {runtime} maps its heap by itself, so that heap is not shared; memory that \
              the program allocates with malloc is"
         );
     }
+}
+
+/// Whether the parent runs the same program with this library: then it has written the line.
+fn has_parent_warned() -> bool {
+    let parent = Path::new("/proc").join(parent_id().to_string());
+    let program_of = |process: &Path| fs::read_link(process.join("exe")).ok();
+    program_of(&parent).is_some_and(|program| program_of(Path::new("/proc/self")) == Some(program))
+        && fs::read_to_string(parent.join("maps")).is_ok_and(|maps| maps.contains("/libmayfly_merge_auto.so"))
 }
 
 fn found() -> Option<&'static str> {
