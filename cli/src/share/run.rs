@@ -34,7 +34,8 @@ What the command and the processes that it starts get; variables that are set st
   MAYFLY_MERGE_LIBRARY  the libmayfly_merge.so that Python's package mayfly loads
   MAYFLY_SHARE_SOCKET   a page store of the command's own, which only this user can reach. It
                         ends with the command; what is shared stays shared
-Python's small objects are shared once a process calls mayfly.later(mayfly.advise_process).
+Python's small objects are shared once a process calls mayfly.later(mayfly.advise_process), where
+all have allocated the same before. docs/share-servers.md has a recipe for each server.
 A process that changes its user does not reach the store: start mayfly as that user.
 
 What it costs in security:
