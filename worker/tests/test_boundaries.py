@@ -41,8 +41,9 @@ def get(worker, path, **headers):
         return error.code, error.headers
 
 
-def signed(worker, path, service):
-    request = botocore.awsrequest.AWSRequest("GET", worker.url + path)
+def signed(worker, path, service, host=None):
+    headers = {"Host": host} if host else {}
+    request = botocore.awsrequest.AWSRequest("GET", worker.url + path, headers)
     keys = botocore.credentials.Credentials(*KEYS.values())
     botocore.auth.SigV4Auth(keys, service, "us-east-1").add_auth(request)
     return get(worker, path, **dict(request.headers.items()))[0]
@@ -55,6 +56,16 @@ def test_requests_for_other_host_names_are_refused(worker):
     for path in [*VIEWS, "/healthz", "/2015-03-31/functions"]:
         assert get(worker, path, Host="evil.com")[0] == 403, path
         assert get(worker, path, Host=f"localhost:{worker.port}")[0] == 200, path
+
+
+def test_signed_requests_may_use_the_name_of_a_proxy():
+    with Worker(environment=KEYS) as running:
+        for path in [*VIEWS, "/2015-03-31/functions"]:
+            # Not signed by a page that has bound the name to this machine.
+            assert get(running, path, Host="lambda.example.com")[0] in (401, 403), path
+        assert signed(running, "/2015-03-31/functions", "lambda", "lambda.example.com") == 200
+        headers = {"Host": "lambda.example.com", "Origin": "http://evil.com"}
+        assert get(running, "/metrics", Authorization="Basic QUtJRFRFU1Q6c2VjcmV0", **headers)[0] == 403
 
 
 def test_views_need_the_key_if_requests_are_signed():

@@ -133,6 +133,13 @@ pub struct UpArguments {
     /// Seconds that an idle instance is kept
     #[arg(long, value_name = "S", default_value_t = 300)]
     keep_alive: u64,
+    /// Seconds after SIGTERM in which /healthz answers 503 and all else is served, so that a proxy sends the
+    /// next requests to another worker
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    drain: u64,
+    /// Seconds that running calls have when the worker ends
+    #[arg(long, value_name = "S", default_value_t = 5)]
+    grace: u64,
     /// Folder below which callers may name code (S3Bucket 'folder', S3Key its path) and images (ImageUri its
     /// path); may be given several times [default: none]
     #[arg(long, value_name = "FOLDER")]
@@ -234,6 +241,8 @@ impl UpArguments {
                 keep_alive: Duration::from_secs(self.keep_alive),
                 processors: processors as usize,
             },
+            drain: Duration::from_secs(self.drain),
+            grace: Duration::from_secs(self.grace),
             credentials: key()?,
             libraries: layers,
             vm,

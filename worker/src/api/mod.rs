@@ -30,7 +30,7 @@ mod versions;
 use call::{Call, large_or_not, query, signed};
 use endpoint::{Endpoint, Of};
 use operations::{Named, Operation};
-pub use urls::new as new_url;
+pub use urls::{id_of_key, new as new_url};
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -94,6 +94,7 @@ pub(crate) async fn serve(
     worker: Arc<Worker>,
     listener: TcpListener,
     events: Events,
+    connections: Arc<Connections>,
     ready: impl FnOnce(SocketAddr),
 ) -> Result<()> {
     let address = listener.local_addr()?;
@@ -108,7 +109,6 @@ pub(crate) async fn serve(
         changing: Arc::default(),
         address,
     });
-    let connections = Arc::new(Connections::default());
     api.worker.answer_functions(from_functions::handler(&api));
     ready(address);
     loop {
@@ -152,12 +152,14 @@ async fn handle(api: Arc<Api>, connection: &Connection, request: Request<Incomin
         Ok(answer) => answer,
         Err(error) => error_answer(&error),
     };
-    // A streamed answer has not arrived yet.
-    if answer.body_mut().counted(connection.client()) {
+    // A streamed answer has not arrived yet. A connection that ends with its answer waits for no request.
+    let ends = api.worker.is_draining();
+    if answer.body_mut().counted(connection.client()) && !ends {
         connection.waits();
     }
     let headers = answer.headers_mut();
-    if is_chunked || api.is_over() {
+    // A client that keeps its connection would send the next request here, too.
+    if is_chunked || api.is_over() || ends {
         headers.insert("connection", HeaderValue::from_static("close"));
     }
     if !headers.contains_key("x-amzn-requestid") {
@@ -170,7 +172,7 @@ fn error_answer(error: &ApiError) -> Answer {
     let mut answer = http::answer(error.status, "application/json", error.body());
     let headers = answer.headers_mut();
     headers.insert("x-amzn-errortype", HeaderValue::from_static(error.name));
-    if error.status == 429 {
+    if matches!(error.status, 429 | 503) {
         headers.insert("retry-after", HeaderValue::from_static("1"));
     }
     if error.status == 401 {
@@ -199,7 +201,7 @@ impl Api {
         let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
         let is_url = endpoint.is_some();
         if !is_url {
-            refuse_browsers(&parts)?;
+            refuse_browsers(&parts, self.worker.options.credentials.is_some())?;
         }
         if let (false, &Method::GET, [view]) = (is_url, &parts.method, &segments[..])
             && let Some(answer) = self.view(connection, &parts, view).await
@@ -258,8 +260,8 @@ impl Api {
     ) -> Option<Result<Answer, ApiError>> {
         if name == "healthz" {
             // A load balancer sends the next requests elsewhere.
-            let closing = self.worker.is_closing();
-            let (status, text) = if closing { (503, "the worker is being stopped\n") } else { (200, "ok\n") };
+            let ends = self.worker.is_draining() || self.worker.is_closing();
+            let (status, text) = if ends { (503, "the worker is being stopped\n") } else { (200, "ok\n") };
             return Some(Ok(http::answer(status, "text/plain", text)));
         }
         if !matches!(name, "" | "metrics" | "history" | "events" | "instances" | "log") {
@@ -337,10 +339,15 @@ fn unknown_operation(call: &Call) -> ApiError {
 
 /// The API can run any code. A page in a browser on this machine must not reach it, so requests that a
 /// browser has made for a page of another origin, or that call this machine by another name, are refused.
-fn refuse_browsers(parts: &Parts) -> Result<(), ApiError> {
+/// Where requests are signed, a page that has bound a name to this machine could sign none, and the clients
+/// of a proxy call it by its name, which they sign.
+fn refuse_browsers(parts: &Parts, are_signed: bool) -> Result<(), ApiError> {
     let denied = |text: &str| Err(ApiError::new(403, "AccessDeniedException", text));
     if parts.headers.contains_key("origin") {
         return denied("requests of web pages are not allowed");
+    }
+    if are_signed {
+        return Ok(());
     }
     let host = http::header(&parts.headers, "host").unwrap_or_default();
     let host =

@@ -148,6 +148,13 @@ pub fn list(api: &Api, name: &str) -> Result<Answer, ApiError> {
     Ok(http::json(200, &json!({ "FunctionUrlConfigs": list })))
 }
 
+/// The secret id of a template's URL where requests are signed: every worker with the same key has the same
+/// one, so that a proxy may send its requests to any of them.
+pub fn id_of_key(known: &sigv4::Credentials, name: &str, auth_type: &str, alias: Option<&str>) -> String {
+    let text = json!(["function URL", name, auth_type, alias]).to_string();
+    known.derive(&text).chars().take(32).collect()
+}
+
 /// Answers a request to a function's URL.
 pub async fn answer(
     api: &Api,

@@ -1,6 +1,7 @@
 //! The worker: functions, their pool, and requests in flight. Carries out the pool's decisions.
 
 mod actions;
+mod ending;
 mod functions;
 mod http_apis;
 mod layers;
@@ -12,11 +13,12 @@ pub(crate) mod sampler;
 mod tenants;
 mod versions;
 
+pub(crate) use ending::stopping;
 pub(crate) use persistence::Changed;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -34,7 +36,7 @@ use crate::function::failed::Failed;
 use crate::function::http_api::HttpApi;
 use crate::function::queue_source::Mappings;
 use crate::function::worker_options::Options;
-use crate::instance::{Instance, InstanceContext, Scheduler};
+use crate::instance::{Instance, InstanceContext};
 use crate::invocation::counters::Count;
 use crate::invocation::logs::Logs;
 use crate::invocation::request::{Invocation, Outcome};
@@ -80,6 +82,8 @@ pub struct Worker {
     pub(crate) handed_over: RwLock<Option<HandedOver>>,
     /// Whether it accepts connections.
     pub(crate) accepting: watch::Sender<Accepting>,
+    /// Whether it will end soon, and proxies are to send requests elsewhere.
+    draining: AtomicBool,
 }
 
 struct State {
@@ -177,6 +181,7 @@ impl Worker {
             instance_removed: Notify::new(),
             handed_over: RwLock::default(),
             accepting: watch::Sender::default(),
+            draining: AtomicBool::new(false),
         }))
     }
 
@@ -306,11 +311,6 @@ impl Worker {
         self.lock().instances.values().cloned().collect()
     }
 
-    /// Whether it accepts no new requests any more.
-    pub(crate) fn is_closing(&self) -> bool {
-        self.lock().closing
-    }
-
     /// Sends the remaining traces. Blocks; not to be called on a thread of the runtime's.
     pub(crate) fn close_traces(&self) {
         if let Some(traces) = &self.traces {
@@ -322,39 +322,6 @@ impl Worker {
     pub(crate) fn retire(&self) {
         self.lock().pool.keep_none();
     }
-
-    /// Accepts no new requests, gives those that run some time, then ends all instances and waits for
-    /// their end.
-    pub async fn close(self: &Arc<Self>, grace: Duration) {
-        self.lock().closing = true;
-        self.set_code_gc(false);
-        self.maker().closing();
-        let deadline = Instant::now() + grace;
-        while !self.lock().waiting.is_empty() && Instant::now() < deadline {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-        let names: Vec<String> = self.lock().functions.keys().cloned().collect();
-        for name in names {
-            let _ = self.delete(&name);
-        }
-        let left: Vec<InstanceId> = self.lock().instances.keys().copied().collect();
-        for instance in left {
-            self.clone().end(instance);
-        }
-        loop {
-            let removed = self.instance_removed.notified();
-            if self.lock().instances.is_empty() {
-                return;
-            }
-            // A limit, should a notification come between the two lines above.
-            let _ = tokio::time::timeout(Duration::from_millis(100), removed).await;
-        }
-    }
-}
-
-/// The worker accepts nothing any more. Clients try again, and reach the next worker.
-pub(crate) fn stopping() -> ApiError {
-    ApiError::new(503, "ServiceException", "the worker is being stopped")
 }
 
 impl State {

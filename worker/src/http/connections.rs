@@ -9,9 +9,10 @@
 //! [`UNTAKEN_BYTES`]: beyond that, the server closes the connection whose client has read nothing for
 //! longest.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use bytes::{Buf, Bytes};
 use tokio::sync::{Notify, OwnedSemaphorePermit};
@@ -216,6 +217,19 @@ impl Connections {
     /// Waits until none is left.
     pub async fn none_left(&self) {
         self.fewer_than(1).await;
+    }
+
+    /// Waits until no connection has a request, or an answer that is not sent.
+    pub async fn none_works(&self) {
+        while self.some_works() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    fn some_works(&self) -> bool {
+        let known = lock(&self.known);
+        let waiting: BTreeSet<&u64> = known.new.values().chain(known.kept.values()).collect();
+        known.open.iter().any(|(number, open)| open.untaken > 0 || !waiting.contains(number))
     }
 
     async fn fewer_than(&self, count: usize) {

@@ -35,6 +35,13 @@ impl std::fmt::Debug for Credentials {
     }
 }
 
+impl Credentials {
+    /// Hexadecimal digits that every holder of the key can derive from a text, and no one else.
+    pub fn derive(&self, text: &str) -> String {
+        hex(&keyed(self.secret_access_key.as_bytes(), text))
+    }
+}
+
 /// A request, as far as it is signed.
 pub struct Signed<'a> {
     /// `GET`.

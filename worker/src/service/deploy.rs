@@ -114,7 +114,12 @@ fn deploy_one(
         let Some(DeclaredUrl { auth_type, streams, cors }) = declared.url else { return Ok(None) };
         let same = |url: &FunctionUrl| url.auth_type == auth_type && url.alias == declared.alias;
         let stays = known.or(earlier_url).filter(same);
-        let url = stays.unwrap_or_else(|| api::new_url(&auth_type, streams, declared.alias.clone()));
+        let url = stays.unwrap_or_else(|| {
+            let url = api::new_url(&auth_type, streams, declared.alias.clone());
+            let id = |known| api::id_of_key(known, name, &auth_type, declared.alias.as_deref());
+            let id = worker.options.credentials.as_ref().map_or(url.id, id);
+            FunctionUrl { id, ..url }
+        });
         Ok(Some(FunctionUrl { streams, cors, ..url }))
     })?;
     Ok(())

@@ -20,6 +20,7 @@ use crate::events::async_invokes::Events;
 use crate::events::elsewhere::Elsewhere;
 use crate::function::definition::FunctionUrl;
 use crate::function::worker_options::{Account, Libraries, Options, TemplateOptions};
+use crate::http::connections::Connections;
 use crate::http::sigv4::Credentials;
 use crate::sandbox::containers::Containers;
 use crate::sandbox::interface::Maker;
@@ -36,8 +37,6 @@ use crate::state::handover::{Accepting, HandedOver, Predecessor, State, Successo
 use worker_pool::Capacity;
 use worker_system::descriptors;
 
-/// How long running requests may take when the service ends.
-const GRACE: Duration = Duration::from_secs(5);
 /// Connections that the kernel holds while no worker accepts them, such as during a handover.
 const BACKLOG: u32 = 4096;
 /// How often the pool checks its time-outs.
@@ -52,6 +51,10 @@ pub struct Service {
     pub address: SocketAddr,
     /// What the instances may use.
     pub capacity: Capacity,
+    /// How long it serves on after SIGTERM while `/healthz` answers 503.
+    pub drain: Duration,
+    /// How long running requests may take when it ends, after that.
+    pub grace: Duration,
     /// Requests must be signed with these, if given.
     pub credentials: Option<Credentials>,
     /// Mayfly's libraries in instances, which save memory.
@@ -194,7 +197,8 @@ pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
         let (mut terminate, mut interrupt) =
             (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
         let listener = tokio::net::TcpListener::from_std(listener)?;
-        let serving = api::serve(worker.clone(), listener, events, |address| {
+        let connections = Arc::new(Connections::default());
+        let serving = api::serve(worker.clone(), listener, events, connections.clone(), |address| {
             if !takes_over {
                 systemd::ready();
             }
@@ -202,10 +206,11 @@ pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
             http_apis::log(&worker, address);
         });
         let mut serving = pin!(serving);
-        let served = tokio::select! {
-            outcome = &mut serving => Some(outcome),
-            _ = terminate.recv() => None,
-            _ = interrupt.recv() => None,
+        // A user at a terminal waits for the end, and no proxy does.
+        let (served, drain) = tokio::select! {
+            outcome = &mut serving => (Some(outcome), Duration::ZERO),
+            _ = terminate.recv() => (None, service.drain),
+            _ = interrupt.recv() => (None, Duration::ZERO),
         };
         // Until the end it goes on to serve: a connection that nothing accepts would wait for an answer.
         let refuses = async {
@@ -214,8 +219,17 @@ pub fn run(mut service: Service, ready: impl FnOnce(SocketAddr)) -> Result<()> {
                 None => serving.await,
             }
         };
+        let ends = async {
+            tokio::select! {
+                () = worker.drain(drain) => {}
+                _ = terminate.recv() => {}
+            }
+            let deadline = tokio::time::Instant::now() + service.grace;
+            worker.close(service.grace).await;
+            let _ = tokio::time::timeout_at(deadline, connections.none_works()).await;
+        };
         let closed = tokio::select! {
-            () = worker.close(GRACE) => Ok(()),
+            () = ends => Ok(()),
             Err(error) = refuses => Err(error),
             _ = interrupt.recv() => Err(anyhow!("interrupted twice")),
         };
