@@ -3,6 +3,7 @@
 import hashlib
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ sys.path.insert(0, str(ROOT / "node/tests"))
 from go_programs import Missing, built  # noqa: E402
 
 KUSTOMIZATIONS = sorted(path.parent for path in DEPLOY.glob("kubernetes*/kustomization.yaml"))
+HAPROXY = shutil.which("haproxy") or shutil.which("haproxy", path="/usr/sbin")
 OLDEST_KUBERNETES = "1.28"
 NEWEST_KUBERNETES = "1.33"
 
@@ -108,6 +110,19 @@ def test_nomads_parser_reads_the_job(parsers):
         "job mayfly-node system",
         "task agent raw_exec /usr/bin/mayfly [node --nri none --domain web]",
     ]
+
+
+@pytest.mark.skipif(not HAPROXY, reason="needs haproxy")
+def test_haproxy_accepts_its_file(tmp_path):
+    text = (DEPLOY / "haproxy/haproxy.cfg").read_text()
+    in_cluster = re.sub(r"^    server worker.*\n", "", text, flags=re.M).replace("#:", "")
+    assert "\nresolvers cluster" in in_cluster and in_cluster != text
+    for whole in (text, in_cluster):
+        (tmp_path / "haproxy.cfg").write_text(whole)
+        done = run(HAPROXY, "-c", "-f", tmp_path / "haproxy.cfg")
+        assert done.returncode == 0 and "WARNING" not in done.stderr, done.stderr
+    (tmp_path / "haproxy.cfg").write_text(text.replace("hash-balance-factor 150", "hash-balance-factor 50"))
+    assert run(HAPROXY, "-c", "-f", tmp_path / "haproxy.cfg").returncode != 0
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="needs systemd-analyze")

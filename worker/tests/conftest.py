@@ -77,20 +77,7 @@ class Worker:
         raise AssertionError(f"{pattern!r} is not in the log:\n{self.log()[-3000:]}")
 
     def client(self, key="any", secret="any", service="lambda", **settings):
-        settings = {
-            "retries": {"max_attempts": 0},
-            "read_timeout": 300,
-            "max_pool_connections": 32,
-            **settings,
-        }
-        return boto3.client(
-            service,
-            endpoint_url=self.url,
-            region_name="us-east-1",
-            aws_access_key_id=key,
-            aws_secret_access_key=secret,
-            config=botocore.config.Config(**settings),
-        )
+        return client_at(self.url, key, secret, service, **settings)
 
     def get(self, path):
         with urllib.request.urlopen(self.url + path, timeout=60) as answer:
@@ -147,6 +134,23 @@ class Worker:
             self.last_log = self.log()
         shutil.rmtree(self.log_path.parent, ignore_errors=True)
         return code
+
+
+def client_at(url, key="any", secret="any", service="lambda", **settings):
+    settings = {
+        "retries": {"max_attempts": 0},
+        "read_timeout": 300,
+        "max_pool_connections": 32,
+        **settings,
+    }
+    return boto3.client(
+        service,
+        endpoint_url=url,
+        region_name="us-east-1",
+        aws_access_key_id=key,
+        aws_secret_access_key=secret,
+        config=botocore.config.Config(**settings),
+    )
 
 
 def descendants(parent):
