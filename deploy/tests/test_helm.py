@@ -16,6 +16,7 @@ from go_programs import Missing, built  # noqa: E402
 
 WORKER = ["--set", "worker.enabled=true"]
 UNSIGNED = [*WORKER, "--set", "worker.allowUnsigned=true"]
+REPLICAS = [*UNSIGNED, "--set", "worker.replicas=3"]
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,7 @@ def objects(text):
     return {(one["kind"], one["metadata"]["name"]): one for one in json.loads(done.stdout)}
 
 
-@pytest.mark.parametrize("words", [[], UNSIGNED], ids=["agent", "worker"])
+@pytest.mark.parametrize("words", [[], UNSIGNED, REPLICAS], ids=["agent", "worker", "replicas"])
 def test_helm_lints_the_chart_and_the_schemas_accept_it(helm, render, validate, tmp_path, words):  # noqa: F811
     done = helm("lint", "--strict", CHART, *words)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -100,6 +101,37 @@ def test_the_worker_serves_the_functions_of_a_template(render, tmp_path):
     assert container["envFrom"] == [{"secretRef": {"name": "keys"}}]
 
 
+def test_kubernetes_waits_until_the_worker_has_drained(render):
+    def pod(*words):
+        return objects(render(*UNSIGNED, *words))["DaemonSet", "mayfly-worker"]["spec"]["template"]["spec"]
+
+    for words, drain, grace in [
+        ([], 15, 60),
+        (["--set", "worker.drainSeconds=5,worker.graceSeconds=900"], 5, 900),
+    ]:
+        made = pod(*words)
+        [container] = made["containers"]
+        assert {f"--drain={drain}", f"--grace={grace}"} <= set(container["args"])
+        assert made["terminationGracePeriodSeconds"] > drain + grace
+        assert container["readinessProbe"]["httpGet"]["path"] == "/healthz"
+
+
+def test_an_autoscaler_has_workers_on_nodes_of_their_own(render):
+    made = objects(render(*REPLICAS))
+    assert ("DaemonSet", "mayfly-worker") not in made
+    workers = made["StatefulSet", "mayfly-worker"]["spec"]
+    assert workers["replicas"] == 3 and workers["serviceName"] == "mayfly-worker"
+    [rule] = workers["template"]["spec"]["affinity"]["podAntiAffinity"][
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    ]
+    assert rule["labelSelector"]["matchLabels"].items() <= workers["template"]["metadata"]["labels"].items()
+    [claim] = workers["volumeClaimTemplates"]
+    volumes = {volume["name"] for volume in workers["template"]["spec"]["volumes"]}
+    assert claim["metadata"]["name"] == "state" and "state" not in volumes
+    several = objects(render(*UNSIGNED, "--set", "worker.maxUnavailable=5%"))["DaemonSet", "mayfly-worker"]
+    assert several["spec"]["updateStrategy"]["rollingUpdate"] == {"maxUnavailable": "5%"}
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [
@@ -107,9 +139,10 @@ def test_the_worker_serves_the_functions_of_a_template(render, tmp_path):
         (["--set", "node.imagge=x"], "imagge"),
         (["--set", "worker.memoryMiB=lots"], "memoryMiB"),
         (["--set", "worker.state=relative"], "state"),
+        (["--set", "worker.drainSeconds=soon"], "drainSeconds"),
         (["--kube-version", "1.27.0"], "kubeVersion"),
     ],
-    ids=["unsigned", "unknown", "type", "path", "version"],
+    ids=["unsigned", "unknown", "type", "path", "seconds", "version"],
 )
 def test_wrong_values_are_refused(helm, words, line):
     done = helm("template", "mayfly", CHART, *words)
