@@ -181,11 +181,11 @@ pub fn check(mapping: &Mapping, own: Option<&Path>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Whether its code empties or moves memory past the C library, or may.
+/// A file whose code empties or moves memory past the C library, or may.
 ///
 /// # Errors
 /// The process has ended.
-pub fn empties_by_itself(process: libc::pid_t, all: &[Mapping]) -> Result<bool, Error> {
+pub fn empties_by_itself(process: libc::pid_t, all: &[Mapping]) -> Result<Option<&str>, Error> {
     let is_code = |mapping: &&Mapping| mapping.rights & libc::PROT_EXEC != 0 && mapping.is_file();
     let mut left = MOST_CODE;
     for mapping in all.iter().filter(is_code) {
@@ -194,15 +194,15 @@ pub fn empties_by_itself(process: libc::pid_t, all: &[Mapping]) -> Result<bool, 
         }
         let bytes = mapping.range.end - mapping.range.start;
         let (Some(rest), Some(file)) = (left.checked_sub(bytes), mapping.open(process)) else {
-            return Ok(true);
+            return Ok(Some(&mapping.name));
         };
         left = rest;
         let part = mapping.offset..mapping.offset.saturating_add(bytes);
         if raw_calls::are_in(&file, part).during("its code cannot be read")? {
-            return Ok(true);
+            return Ok(Some(&mapping.name));
         }
     }
-    Ok(false)
+    Ok(None)
 }
 
 /// The fields of /proc/PID/stat, numbered as proc(5) has them; those that are no numbers are 0.

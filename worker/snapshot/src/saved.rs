@@ -200,6 +200,7 @@ pub fn load(
         mappings: about.mappings,
         reads_its_line: about.reads_its_line,
         is_on_disk: true,
+        why_copied: None,
     }))
 }
 

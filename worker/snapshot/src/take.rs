@@ -1,5 +1,6 @@
 //! The order of taking: stop the process, read it, make the plan, let it continue.
 
+use std::io::Error as IoError;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::Path;
 
@@ -62,6 +63,7 @@ pub struct Snapshot {
     pub(crate) mappings: usize,
     pub(crate) reads_its_line: bool,
     pub(crate) is_on_disk: bool,
+    pub(crate) why_copied: Option<String>,
 }
 
 impl Snapshot {
@@ -104,7 +106,12 @@ impl Snapshot {
         self.reads_its_line
     }
 
-    /// Bytes of memory, which all restored processes share.
+    /// Why restored processes have copies of its pages; `None` if they share them, or if it was saved.
+    pub fn why_copied(&self) -> Option<&str> {
+        self.why_copied.as_deref()
+    }
+
+    /// Bytes of memory.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -138,7 +145,8 @@ pub fn take(process: pid_t, waiting: Waiting<'_>, limits: Limits<'_>) -> Result<
     status::check(process)?;
     let read = |thread| State::read(&tracee, thread, request.is_none());
     let states: Vec<State> = tracee.threads().iter().map(read).collect::<Result<_, _>>()?;
-    let own_pages = prepare(&tracee, waiting)?;
+    let why_copied = prepare(&tracee, waiting)?;
+    let own_pages = if why_copied.is_some() { OwnPages::Copied } else { OwnPages::Shared };
     let actions = signal_actions(&tracee)?;
     let brk = tracee.call(&tracee.threads()[0], libc::SYS_brk, &[0])? as u64;
     let all = mappings(process)?;
@@ -201,24 +209,30 @@ pub fn take(process: pid_t, waiting: Waiting<'_>, limits: Limits<'_>) -> Result<
         mappings: memory.mappings,
         reads_its_line: request.is_none(),
         is_on_disk,
+        why_copied,
     })
 }
 
-/// Prepares the process, whose threads are known to wait, and tells how a restored one can have its pages.
-fn prepare(tracee: &Tracee, waiting: Waiting<'_>) -> Result<OwnPages, Error> {
+/// Prepares the process, whose threads are known to wait. Tells why restored ones must have copies of its
+/// pages, if they must.
+fn prepare(tracee: &Tracee, waiting: Waiting<'_>) -> Result<Option<String>, Error> {
     let process = tracee.process;
     let function = match waiting {
         Waiting::AtLine => None,
-        Waiting::ForAnswer(..) if status::is_go(process) => return Ok(OwnPages::Shared),
-        Waiting::ForAnswer(_, None) => return Ok(OwnPages::Copied),
+        Waiting::ForAnswer(..) if status::is_go(process) => return Ok(None),
+        Waiting::ForAnswer(_, None) => return Ok(Some("nothing prepares it".into())),
         Waiting::ForAnswer(_, Some(function)) => Some(function),
     };
     let all = mappings(process)?;
-    if address_space::empties_by_itself(process, &all)? {
-        return Ok(OwnPages::Copied);
+    if let Some(file) = address_space::empties_by_itself(process, &all)? {
+        return Ok(Some(format!("{file} may empty memory past the C library")));
     }
-    let Some(function) = function else { return Ok(OwnPages::Shared) };
-    Ok(if function.call(tracee, &all)? == Some(0) { OwnPages::Shared } else { OwnPages::Copied })
+    let Some(function) = function else { return Ok(None) };
+    Ok(match function.call(tracee, &all)? {
+        Some(0) => None,
+        Some(errno) => Some(format!("it cannot be prepared: {}", IoError::from_raw_os_error(errno))),
+        None => Some("it cannot load what prepares it".into()),
+    })
 }
 
 /// The actions of signals that are not the default.

@@ -111,9 +111,9 @@ fn bootstrap_of(order: &Order) -> String {
     format!("{place}/bootstrap")
 }
 
-/// Only the image, and the heap, which is one library for glibc and musl of any version. Where
-/// [`may_share`] allows it, the bootstrap tries whether the libraries for idle work and merging fit the
-/// image's own.
+/// The image, and Mayfly's libraries. The heap is one for glibc and musl of any version. Those for idle work
+/// and merging may not fit the image's own, so they are not preloaded: the bootstrap tries, where
+/// [`may_share`] allows it, and who takes a snapshot.
 fn of_image(
     order: &Order,
     image: &Image,
@@ -142,8 +142,7 @@ fn of_image(
     .into();
     variables.extend(handler.map(|handler| ("_HANDLER".into(), handler)));
     let shares = matches!(sharing, Sharing::Store(_));
-    let mut binds: Vec<Bind> =
-        library_binds(libraries).filter(|it| shares || it.target == Path::new(HEAP)).collect();
+    let mut binds: Vec<Bind> = library_binds(libraries).collect();
     if let Sharing::Store(endpoint) = sharing {
         binds.push(bind(&endpoint.folder, STORE));
         binds.push(bind(&own.join(runtime_files::OF_IMAGES), BOOTSTRAP_OF_IMAGES));

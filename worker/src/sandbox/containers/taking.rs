@@ -56,8 +56,11 @@ impl Containers {
                 let kept = if is_offered { self.offer(&order, &snapshot).await } else { None };
                 let (mib, mappings) = (snapshot.bytes() >> 20, snapshot.mappings());
                 let ms = began.elapsed().as_millis();
+                let copied = snapshot
+                    .why_copied()
+                    .map_or_else(String::new, |why| format!("; its pages are copied: {why}"));
                 tracing::info!(
-                    "[{name}] has a snapshot, from which its next instances are restored ({mib} MiB, {mappings} mappings, in {ms} ms)"
+                    "[{name}] has a snapshot, from which its next instances are restored ({mib} MiB, {mappings} mappings, in {ms} ms{copied})"
                 );
                 self.snapshots.taken(&order.deployment, Ok((snapshot.clone(), kept)));
                 self.save(&order, &snapshot).await;
