@@ -28,6 +28,9 @@ def work(ready, end, advises):
 
 def main():
     # Each worker is a program of its own, as uvicorn's are: a forked one would have its parent's layout.
+    # A worker's command line has the number of its pipe: of one length for all, or the first one's objects
+    # lie elsewhere.
+    _below_ten = [os.open(os.devnull, os.O_RDONLY) for _ in range(10)]
     context = multiprocessing.get_context("spawn")
     ready, end = context.Semaphore(0), context.Event()
     workers = [
