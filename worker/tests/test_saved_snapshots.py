@@ -5,6 +5,7 @@ import os
 import pathlib
 import shutil
 import signal
+import tempfile
 
 import pytest
 from calls import PYTHON, create, invoke, one_function, until, zipped
@@ -26,11 +27,14 @@ def handler(event, context):
 
 
 @pytest.fixture
-def place(tmp_path):
-    (tmp_path / "code").mkdir()
-    (tmp_path / "code/app.py").write_text(CODE)
-    one_function(tmp_path, "kept", PYTHON)
-    return tmp_path
+def place():
+    # On the disk of the tests themselves: snapshots are saved there alone, and /tmp may be memory.
+    with tempfile.TemporaryDirectory(dir=pathlib.Path(__file__).parent / "build") as folder:
+        place = pathlib.Path(folder)
+        (place / "code").mkdir()
+        (place / "code/app.py").write_text(CODE)
+        one_function(place, "kept", PYTHON)
+        yield place
 
 
 def worker(place, *templates):

@@ -89,6 +89,12 @@ impl SavedSnapshots {
         let made = fs::DirBuilder::new().mode(0o700).recursive(true).create(&path);
         made.with_context(|| format!("cannot make {}", path.display()))?;
         let folder = disk_folder(&path).filter(|folder| saved::can_save(folder.as_fd()));
+        if folder.is_none() {
+            tracing::info!(
+                "{}: snapshots are not saved: it is in memory, forbids programs, or this worker may not mount",
+                path.display()
+            );
+        }
         Ok(folder.map(|folder| SavedSnapshots { folder: Arc::new(folder), path, most_bytes }))
     }
 
