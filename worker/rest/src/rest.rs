@@ -72,15 +72,17 @@ static BEFORE_SNAPSHOT: OnceLock<Vec<Range<usize>>> = OnceLock::new();
 /// Notes all memory that no file has, before the process is taken, and returns it. Its code is looked through
 /// once for all restored processes.
 pub fn before_snapshot() -> &'static [Range<usize>] {
-    raw_calls::here(&fs::read("/proc/self/maps").unwrap_or_default());
-    BEFORE_SNAPSHOT.get_or_init(all_memory)
+    BEFORE_SNAPSHOT.get_or_init(|| {
+        let maps = fs::read("/proc/self/maps").unwrap_or_default();
+        raw_calls::here(&maps);
+        all_memory(&maps)
+    })
 }
 
 /// All memory that no file has.
-fn all_memory() -> Vec<Range<usize>> {
-    let maps = fs::read("/proc/self/maps").unwrap_or_default();
+fn all_memory(maps: &[u8]) -> Vec<Range<usize>> {
     let is_own = |area: &Area<&[u8]>| area.file.is_none() && !area.shared && !area.name.starts_with(b"[v");
-    joined(mappings::each(&maps).filter(is_own).map(|area| area.range))
+    joined(mappings::each(maps).filter(is_own).map(|area| area.range))
 }
 
 /// Anonymous memory; what is restored from a snapshot as far as it was anonymous before.
