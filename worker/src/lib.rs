@@ -107,6 +107,7 @@ pub mod sandbox {
     mod line;
     pub(crate) mod network;
     pub(crate) mod reach;
+    mod runtime_process;
     mod saved_snapshots;
     mod snapshots;
     pub mod vm;
