@@ -59,6 +59,7 @@ soak: build ## random operations for long, fuzzing, and VMs on kernels that chec
 packages: setup ## builds all packages and images into target/packages, and checks them; BINARIES=FOLDER has the command
 	deploy/packages $(if $(BINARIES),--binaries $(BINARIES))
 	deploy/crates
+	deploy/licences
 	deploy/builder
 	MAYFLY_PACKAGES_BUILT=$(CURDIR)/target/packages $(if $(BINARIES),MAYFLY_BINARIES=$(abspath $(BINARIES))) \
 		deploy/tests/run

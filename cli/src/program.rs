@@ -7,7 +7,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use object::Endianness;
-use object::elf::{EM_X86_64, FileHeader64, PT_INTERP, PT_NOTE, SHN_UNDEF, SHT_DYNSYM};
+use object::elf::{EM_X86_64, FileHeader64, PT_INTERP, PT_NOTE, ProgramType, SHN_UNDEF, SHT_DYNSYM};
 use object::read::ReadCache;
 use object::read::elf::{FileHeader, ProgramHeader, Sym};
 
@@ -75,7 +75,7 @@ pub fn is_go(program: &Path) -> bool {
 }
 
 /// Whether a segment of this kind has the word.
-fn has(headers: &[u8], kind: u32, word: &[u8]) -> bool {
+fn has(headers: &[u8], kind: ProgramType, word: &[u8]) -> bool {
     let found = || -> Option<bool> {
         let header = FileHeader64::<Endianness>::parse(headers).ok()?;
         let endian = header.endian().ok()?;
@@ -208,7 +208,7 @@ mod tests {
         let count = u16::from_le_bytes(bytes[56..58].try_into().unwrap()) as usize;
         for header in 0..count {
             let at = headers_at + 56 * header;
-            if bytes[at..at + 4] == PT_INTERP.to_le_bytes() {
+            if bytes[at..at + 4] == PT_INTERP.0.to_le_bytes() {
                 bytes[at] = 0;
             }
         }
