@@ -6,7 +6,7 @@ DENY = $$(rustc --version | awk -F. '$$2 < 97 { print "-D warnings" }')
 API = RUSTDOCFLAGS="$(DENY)" cargo doc --workspace --no-deps --document-private-items --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build checked format lint test flaky suites soak packages bench demo figures docs findings
+.PHONY: help setup build checked format lint test flaky suites soak packages bench demo demo_libraries demo_command figures docs findings
 
 help: # the list
 	@sed -n 's/^\([a-z]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -66,9 +66,15 @@ packages: setup ## builds all packages and images into target/packages, and chec
 
 demo: ## Lambda functions under a bursty load, plainly and on Mayfly, side by side
 	@./setup demo
-	cargo build --profile demo -p mayfly_heap -p mayfly_merge -p mayfly_merge_auto -p mayfly_rest
-	CARGO_PROFILE_DEMO_LTO=off CARGO_PROFILE_DEMO_OPT_LEVEL=1 cargo build --profile demo -p mayfly --no-default-features
+	@$(MAKE) --no-print-directory -j2 demo_libraries demo_command
+	ln -f target/demo-libraries/libmayfly_*.so target/demo/
 	MAYFLY_COMMAND=$(CURDIR)/target/demo/mayfly bench/worker/demo
+
+demo_libraries: # a profile of its own: cargo builds one profile in one process
+	cargo build --profile demo-libraries -p mayfly_heap -p mayfly_merge -p mayfly_merge_auto -p mayfly_rest
+
+demo_command:
+	cargo build --profile demo -p mayfly --no-default-features
 
 bench: build ## every comparison with other systems; results in bench/results
 	bench/heap/run
