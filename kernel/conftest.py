@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import subprocess
 from pathlib import Path
 
@@ -10,12 +11,13 @@ import pytest
 pytest.register_assert_rewrite("partitions")
 KERNEL = Path(__file__).resolve().parent
 # The default of each amount: for make test, and with --soak.
+VERSION = re.compile(r"\d+\.\d+")
 AMOUNTS = {"partitions": (4, 64), "rounds": (10, 1000), "ops": (3000, 100_000)}
 
 
 def pytest_addoption(parser):
     option = parser.addoption
-    option("--kernel", type=Path, metavar="FOLDER", help="printed by kernel/build (default: runs it)")
+    option("--kernel", metavar="VERSION|FOLDER", help="of Linux, as for kernel/build, or what that printed")
     option("--soak", action="store_true", help="for hours, on the debug kernel; KSM's tests, too")
     option("--stock", type=Path, metavar="FOLDER", help="a kernel with the same results of KSM's tests")
     option("--partitions", type=int, metavar="N", help="how many HotMem partitions (4, --soak 64)")
@@ -48,9 +50,11 @@ def pytest_terminal_summary(terminalreporter, config):
 @pytest.fixture(scope="session")
 def kernel(pytestconfig):
     """The folder that kernel/build printed: bzImage, headers in include, the series' own selftests."""
-    folder = pytestconfig.option.kernel
-    if not folder:
-        command = [KERNEL / "build", *(["--debug"] if pytestconfig.option.soak else [])]
+    asked = pytestconfig.option.kernel
+    folder = Path(asked or "")
+    if not asked or VERSION.fullmatch(asked):
+        command = [KERNEL / "build", *(["--kernel", asked] if asked else [])]
+        command += ["--debug"] if pytestconfig.option.soak else []
         # Not captured, so that the user sees that it is being built, which takes minutes.
         with pytestconfig.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
             built = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
@@ -59,6 +63,13 @@ def kernel(pytestconfig):
     if not (folder / "bzImage").exists():
         pytest.exit(f"{folder} has no bzImage; kernel/build prints a folder that has", 2)
     return folder
+
+
+@pytest.fixture(scope="session")
+def linux(kernel):
+    """The version of Linux whose patches the kernel has."""
+    config = (kernel / "config").read_text()
+    return re.search(r"^# Linux/\w+ (\d+\.\d+)\S* Kernel Configuration$", config, re.M)[1]
 
 
 @pytest.fixture(scope="session")

@@ -28,6 +28,6 @@ def test_library_merges_by_the_kernel(kernel, compiled):
 
 
 @pytest.mark.soak
-def test_kernels_own_tests():
+def test_kernels_own_tests(linux):
     """Their results are the same as on Debian's kernel."""
-    subprocess.run([ROOT / "kernel/selftests"], check=True)
+    subprocess.run([ROOT / "kernel/selftests", "--kernel", linux], check=True)

@@ -11,7 +11,7 @@ import pytest
 from guest import MIB, Guest, partition_args, run_script
 
 HERE = Path(__file__).resolve().parent
-TARBALL = Path("/usr/src/linux-source-6.12.tar.xz")
+KERNEL = HERE.parents[1]
 SELFTESTS = "tools/testing/selftests"
 # Two nodes, memory that can be taken offline, and as little else as possible.
 QEMU = ["-smp", "2", "-m", "1G"]
@@ -25,20 +25,26 @@ STATIC = ["-static", "-pthread"]
 MINUTES_10 = 600
 
 
+def printed(*command):
+    """The lines that a command prints."""
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
+
+
 def boot(kernel, script, programs, timeout, append=""):
     files = {program.name: program for program in programs}
     return run_script(kernel / "bzImage", script, files, QEMU, timeout, append)
 
 
 @pytest.fixture(scope="session")
-def selftests(tmp_path_factory):
+def selftests(tmp_path_factory, linux):
     """The kernel's selftests, unpacked, with the one that the series adds."""
     at = tmp_path_factory.mktemp("linux")
     names = ["tools/include/uapi", "include/vdso/time64.h", f"{SELFTESTS}/kselftest.h", f"{SELFTESTS}/mm"]
-    command = ["tar", "-x", "-J", "-f", str(TARBALL), "-C", str(at), "--strip-components", "1"]
-    subprocess.run(command + [f"linux-source-6.12/{name}" for name in names], check=True)
-    for patch in sorted(HERE.parent.glob("*.patch")):
-        command = ["git", "apply", "--whitespace=nowarn", f"--include={SELFTESTS}/mm/*", str(patch)]
+    tarball = printed(KERNEL / "source", linux)[0]
+    command = ["tar", "-x", "-J", "-f", tarball, "-C", str(at), "--strip-components", "1"]
+    subprocess.run(command + [f"linux-source-{linux}/{name}" for name in names], check=True)
+    for patch in printed(KERNEL / "build", "--kernel", linux, "--series", "upm", "--list"):
+        command = ["git", "apply", "--whitespace=nowarn", f"--include={SELFTESTS}/mm/*", patch]
         environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(at.parent)}
         subprocess.run(command, cwd=at, check=True, env=environment)
     return at
@@ -46,6 +52,7 @@ def selftests(tmp_path_factory):
 
 def test_promises(kernel, compiled, selftests):
     mm, include = selftests / SELFTESTS / "mm", [f"-I{kernel}/include", f"-I{selftests}/tools/include/uapi"]
+    include += [f"-I{selftests / SELFTESTS}"]
     sources = [mm / "upm_functional_tests.c", mm / "vm_util.c"]
     program = compiled("upm_functional_tests", sources, *STATIC, *include)
     console = boot(kernel, SWAP + "/upm_functional_tests", [program], 1800)
@@ -66,7 +73,8 @@ def test_random_operations(kernel, compiled, pytestconfig, words):
 def test_ksm(kernel, compiled, selftests, pytestconfig):
     """The kernel's own tests of KSM, on the patched kernel and on that of --stock."""
     mm, include = selftests / SELFTESTS / "mm", [*STATIC, f"-I{kernel}/include", f"-I{selftests}"]
-    common = [mm / "vm_util.c", mm / "thp_settings.c"]
+    include += [f"-I{selftests / SELFTESTS}"]
+    common = [mm / "vm_util.c", *mm.glob("*_settings.c")]
     ksm_tests = compiled("ksm_tests", [mm / "ksm_tests.c", *common], *include, "-lnuma")
     functional = compiled("ksm_functional_tests", [mm / "ksm_functional_tests.c", *common], *include)
     child = functional.with_name("ksm_fork_exec_child")
