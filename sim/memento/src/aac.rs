@@ -21,11 +21,19 @@ impl ArenaAllocationCache {
         ArenaAllocationCache { entries: vec![Entry::new(); entries], pointers }
     }
 
-    /// Looks up a bump pointer for a core and brings it in if it is missing; true on a hit.
+    /// Looks up a bump pointer for a core and brings it in if it is missing; true on a hit. A thread that has
+    /// moved to another core may have left it in that core's entry, which is written back.
     pub fn access(&mut self, core: usize, pointer: u64, statistics: &mut Statistics) -> bool {
         let which = core % self.entries.len();
+        let found = self.entries[which].iter().position(|&held| held == pointer);
+        if found.is_none() {
+            let other = self.entries.iter_mut().find(|entry| entry.contains(&pointer));
+            if let Some(other) = other {
+                other.retain(|&held| held != pointer);
+                statistics.aac_write_backs += 1;
+            }
+        }
         let entry = &mut self.entries[which];
-        let found = entry.iter().position(|&held| held == pointer);
         if let Some(place) = found {
             entry.remove(place);
         } else if entry.len() == self.pointers {
@@ -34,6 +42,11 @@ impl ArenaAllocationCache {
         }
         entry.insert(0, pointer);
         found.is_some()
+    }
+
+    /// The pointers that a core's entry holds, the latest first.
+    pub fn entry(&self, core: usize) -> &[u64] {
+        &self.entries[core % self.entries.len()]
     }
 
     /// A thread's block has been freed.

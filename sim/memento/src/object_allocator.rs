@@ -101,10 +101,10 @@ impl ObjectAllocator {
         let saved = *caller.saved(class);
         *self.entry(work.core, class) =
             Entry { available: saved.available, full: saved.full, ready_at: 0, ..Entry::default() };
+        work.access(Port::Core, Access::Read, caller.saved_address(class));
         if saved.current == 0 {
             return self.new_arena(caller, class, work);
         }
-        work.access(Port::Core, Access::Read, caller.saved_address(class));
         self.load_header(class, saved.current, work);
         Ok(())
     }
@@ -138,6 +138,8 @@ impl ObjectAllocator {
     fn replace<M: MemorySystem>(&mut self, caller: &mut Caller, class: usize, work: &mut Work<M>) -> Result {
         let core = work.core;
         let Entry { physical: old, available, .. } = *self.entry(core, class);
+        // Its link to the full list is written with it.
+        self.entry(core, class).dirty = true;
         self.write_back(core, class, work);
         if available == 0 {
             self.new_arena(caller, class, work)?;
@@ -216,6 +218,7 @@ impl ObjectAllocator {
         let mut outcome = Outcome::Hit;
         if !self.entry(core, class).valid {
             if caller.saved(class).current == 0 {
+                work.access(Port::Core, Access::Read, caller.saved_address(class));
                 return Err(Exception::NoArena);
             }
             outcome = Outcome::Miss;

@@ -31,7 +31,7 @@ pub struct PageAllocator {
     unused_from: u64,
     next_from_os: u64,
     end_of_memory: u64,
-    aac: ArenaAllocationCache,
+    pub(crate) aac: ArenaAllocationCache,
     /// The Memento page tables of all processes.
     pub tables: PageTables,
     walk_caches: Vec<WalkCache>,
@@ -141,9 +141,6 @@ impl PageAllocator {
         let end = process.start + class_range(class, lane).1;
         let pointers = process.lanes[lane].as_mut().expect("a thread that allocates has its block");
         let arena = pointers.next[class];
-        if arena + arena_bytes(class) > end {
-            return Err(Exception::RegionFull);
-        }
         work.at += work.config.request_cycles + work.config.aac_cycles;
         let pointer = pointers.pointer_address(class);
         if self.aac.access(work.core, pointer, work.statistics) {
@@ -151,6 +148,9 @@ impl PageAllocator {
         } else {
             work.statistics.aac_misses += 1;
             work.access(Port::Controller, Access::Read, pointer);
+        }
+        if arena + arena_bytes(class) > end {
+            return Err(Exception::RegionFull);
         }
         self.map_waiting(process, lane, class, work)?;
         let physical = self.take(PageKind::Data, work)?;

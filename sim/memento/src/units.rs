@@ -84,7 +84,7 @@ impl Units {
         self.pages.held = HeldPages::default();
     }
 
-    fn number_of(&self, key: u64) -> Option<usize> {
+    pub(crate) fn number_of(&self, key: u64) -> Option<usize> {
         self.processes.iter().position(|process| process.as_ref().is_some_and(|p| p.key == key))
     }
 
@@ -180,7 +180,7 @@ impl Units {
         self.process_on(core).is_some_and(|process| process.contains(address))
     }
 
-    fn process_on(&self, core: usize) -> Option<&Process> {
+    pub(crate) fn process_on(&self, core: usize) -> Option<&Process> {
         self.processes[self.registers[core]?].as_ref()
     }
 

@@ -7,29 +7,16 @@
 //! allocations of its class as an arena has objects.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs::File;
-use std::io::{BufReader, Read};
 use std::process::ExitCode;
 
+use memento::journal::{Journal, Kind, Record};
 use memento::layout::{OBJECTS, REGION_BYTES, REGION_START, locate};
 use memento::reference::Reference;
-use memento::{Access, Config, Exception, MemorySystem, NonLocalFree, Port, Units};
+use memento::{Access, Exception, MemorySystem, NonLocalFree, Port, Units};
 
 const PROCESS: u64 = 1;
 const CORES: usize = 4;
 const POOL: std::ops::Range<u64> = 1 << 36..1 << 40;
-
-const ALLOC: u8 = 1;
-const FREE: u8 = 2;
-const BATCH: u8 = 3;
-
-struct Record {
-    operation: u8,
-    lane: usize,
-    size: u64,
-    outcome: u32,
-    address: u64,
-}
 
 /// Latencies do not matter here.
 struct Timeless;
@@ -68,35 +55,14 @@ fn main() -> ExitCode {
     }
 }
 
-fn words<const N: usize>(file: &mut impl Read) -> Result<[u64; N], String> {
-    let mut words = [0; N];
-    for word in &mut words {
-        let mut bytes = [0; 8];
-        file.read_exact(&mut bytes).map_err(|error| format!("cut short: {error}"))?;
-        *word = u64::from_le_bytes(bytes);
-    }
-    Ok(words)
-}
-
 fn replay(path: &str) -> Result<String, String> {
-    let mut file = BufReader::new(File::open(path).map_err(|error| error.to_string())?);
-    let [magic, records, flags, batch] = words(&mut file)?;
-    if magic != u64::from_le_bytes(*b"memento1") {
-        return Err("not a journal of libmemento.so".to_owned());
-    }
-    let config = Config {
-        eager: flags & 1 != 0,
-        whole_pages: flags & 2 != 0,
-        non_local_free: if batch == 0 { NonLocalFree::Hardware } else { NonLocalFree::Batch },
-        batch_objects: batch as usize,
-        drain_at_switch: false,
-        ..Config::default()
-    };
+    let journal = Journal::open(path)?;
+    let (config, records) = (journal.config.clone(), journal.records);
     let mut replay = Replay {
         units: Units::new(&config, CORES, POOL),
         reference: Reference::new(REGION_START, &config),
         batches: vec![Vec::new(); memento::layout::LANES],
-        batching: batch != 0,
+        batching: config.non_local_free == NonLocalFree::Batch,
         born: HashMap::new(),
         allocations: HashMap::new(),
         lists: BTreeMap::new(),
@@ -107,16 +73,8 @@ fn replay(path: &str) -> Result<String, String> {
     for core in 1..CORES {
         replay.units.context_switch(core, PROCESS, 0, &mut Timeless);
     }
-    for number in 0..records {
-        let [head, address] = words(&mut file)?;
-        let record = Record {
-            operation: head as u8,
-            lane: (head >> 8) as usize & 0xff,
-            size: head >> 16 & 0xffff,
-            outcome: (head >> 32) as u32,
-            address,
-        };
-        replay.one(&record).map_err(|why| format!("operation {number}: {why}"))?;
+    for (number, record) in journal.enumerate() {
+        record.and_then(|record| replay.one(&record)).map_err(|why| format!("operation {number}: {why}"))?;
     }
     replay.units.check()?;
     let counted = replay.units.statistics();
@@ -169,10 +127,10 @@ struct Replay {
 
 impl Replay {
     fn one(&mut self, record: &Record) -> Result<(), String> {
-        let Record { operation, lane, size, outcome, address } = *record;
+        let Record { kind, lane, size, outcome, address } = *record;
         let core = lane % CORES;
-        match operation {
-            ALLOC => {
+        match kind {
+            Kind::Allocate => {
                 let lists = self.units.statistics().allocations_with_list_operations;
                 let units = self.units.obj_alloc(core, lane, size, 0, &mut Timeless).address;
                 *self.lists.entry(size).or_default() +=
@@ -188,7 +146,7 @@ impl Replay {
                 self.born.insert(address, (size, *before));
                 *before += 1;
             }
-            FREE => {
+            Kind::Free => {
                 let place = locate(REGION_START, address);
                 if self.batching && place.is_ok_and(|place| place.lane != lane) {
                     // The free that fills a buffer empties it.
@@ -212,11 +170,10 @@ impl Replay {
                     ));
                 }
             }
-            BATCH => {
+            Kind::Batch => {
                 self.units.drain(core, lane, 0, &mut Timeless);
                 self.empty_batch(lane)?;
             }
-            other => return Err(format!("unknown operation {other}")),
         }
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! Each unit's own promises, one test each: latencies, accesses to memory, returned pages.
 
+mod accesses;
 #[path = "../machine/mod.rs"]
 mod machine;
 mod objects;
