@@ -52,6 +52,9 @@ soak: build ## random operations for long, fuzzing, and VMs on kernels that chec
 	train/tests/run
 	deploy/aarch64 --soak
 	MEMENTO_OPERATIONS=100000000 cargo test -p memento --test agree
+	sim/rtl/run --operations 1000000
+	sim/rtl/run --programs
+	sim/rtl/run --faults
 	sim/image/check
 	sim/tests/mutants
 	deploy/reproducible
