@@ -21,6 +21,7 @@
 //! | | [`system::events`], [`system::observers`] | counters; callbacks for traces and profiles |
 //! | [`span`] | [`span::cells`], [`span::queue`] | a span's metadata and cells; lists of spans |
 //! | | [`span::remote`], [`span::large_object`] | frees by other threads; a large object's metadata |
+//! | | [`span::watched`] | cells whose lifetime is being measured |
 //! | [`pages`] | [`pages::region`], [`pages::huge_page`] | address space; a huge page's metadata |
 //! | | [`pages::available`], [`pages::pool`], [`pages::retained`] | sets of partly free pages; retained free pages |
 //! | | [`pages::page_life`], [`pages::open_page`], [`pages::global`] | deadlines; open pages; the global allocator |
@@ -34,6 +35,7 @@
 //! | | [`lifetime::table_file`], [`lifetime::table_entry`] | the table of sites that is kept across runs |
 //! | | [`lifetime::model_validation`], [`lifetime::cost`] | whether the model is trusted; costs of wrong classes |
 //! | [`thread`] | [`thread::local`], [`thread::bin`] | a thread's heap with its fast paths; a bin |
+//! | | [`thread::freed_cells`] | cells freed last, for bins whose spans have few |
 //! | | [`thread::by_size`], [`thread::prediction_table`], [`thread::predict`] | finding the bin of a call |
 //! | | [`thread::refill`], [`thread::large`], [`thread::sample`] | slow paths; large objects; samples |
 //! | | [`thread::span_cache`], [`thread::remote_free_buffer`] | cached empty spans; buffered remote frees |
@@ -49,6 +51,7 @@
 //! | | [`observe::control`] | attaching a profiler to a running program |
 //! | | [`observe::check`] | invariants of the metadata, for tests |
 //! | [`entry`] | [`entry::allocate`], [`entry::free`], [`entry::extent`], [`entry::trim`] | malloc, free, realloc and malloc_trim as a whole |
+//! | | [`entry::watch`] | objects watched until they are freed |
 //! | | [`entry::maintenance`], [`entry::maintenance_thread`] | periodic work, and its thread |
 //! | | [`entry::start`], [`entry::config`] | initialization; the configuration |
 //!
@@ -105,6 +108,7 @@ pub mod span {
     pub mod large_object;
     pub mod queue;
     pub mod remote;
+    pub mod watched;
 }
 
 pub mod pages {
@@ -148,6 +152,7 @@ pub mod thread {
     pub mod current;
     pub mod fork;
     pub mod fork_guard;
+    pub mod freed_cells;
     pub mod large;
     pub mod lines;
     pub mod local;
@@ -184,4 +189,5 @@ pub mod entry {
     pub mod maintenance_thread;
     pub mod start;
     pub mod trim;
+    pub mod watch;
 }

@@ -7,12 +7,20 @@ import pytest
 from preloaded import build, directives
 
 CASES = directives("errors")
-SIZED = [f"{name}-{size}" for size in ("small", "medium", "large", "huge") for name in CASES["sized"].split()]
+SIZED = [f"{name}-{size}" for size in ("small", "medium", "block", "large", "huge") for name in CASES["sized"].split()]
 
 
 @pytest.mark.parametrize("case", SIZED + CASES["others"].split())
 def test_wrong_free(heap, case):
     check(heap, case)
+
+
+@pytest.mark.parametrize("case", CASES["late"].split())
+def test_wrong_free_is_noticed_before_the_place_is_reused(heap, case):
+    heap.ours()
+    status, out, err = heap.start([build("errors"), case], 120, heap.environment())
+    assert status == -signal.SIGABRT, f"{status}, not SIGABRT: {out} {err}"
+    assert re.search("^pointer (.*)", out, re.M)[1] in err
 
 
 @pytest.mark.parametrize("case", CASES["headers"].split())

@@ -7,14 +7,15 @@ use heap::system::events::Event;
 use heap::thread::local::Heap;
 use heap::thread::registry;
 use heap::units::call::{Call, ReturnSlot};
-use heap::units::geometry::{MAX_SMALL_BYTES, SPAN_BYTES};
+use heap::units::geometry::SPAN_BYTES;
 use heap::units::lifetime_class::FOREVER;
 
-const CALL: Call = Call { size: MAX_SMALL_BYTES, caller: 0x1000, stack: 0x7fff_0000 };
+const OBJECTS_A_SPAN: usize = 2;
+const CALL: Call = Call { size: SPAN_BYTES / OBJECTS_A_SPAN, caller: 0x1000, stack: 0x7fff_0000 };
 
 /// Allocates objects that fill this many spans.
 fn fill_spans(spans: usize) -> Vec<usize> {
-    let objects = spans * (SPAN_BYTES / MAX_SMALL_BYTES);
+    let objects = spans * OBJECTS_A_SPAN;
     (0..objects).map(|_| allocate::allocate_with_class(CALL, FOREVER) as usize).collect()
 }
 
@@ -41,7 +42,7 @@ fn searches_of_vacant_heaps_back_off_after_misses() {
     assert_eq!(searches(heap), misses);
 
     // Frees one object of each span there.
-    let dead: Vec<usize> = left_behind.iter().copied().step_by(SPAN_BYTES / MAX_SMALL_BYTES).collect();
+    let dead: Vec<usize> = left_behind.iter().copied().step_by(OBJECTS_A_SPAN).collect();
     dead.iter().for_each(|&object| free::free(object, ReturnSlot::NONE));
     heap.remote_free_buffer.flush(false);
     let new = fill_spans(200);

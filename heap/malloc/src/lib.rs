@@ -14,6 +14,7 @@
 mod cxx;
 mod extended;
 mod fast;
+mod fast_free;
 mod glibc;
 mod interface;
 mod mallctl;

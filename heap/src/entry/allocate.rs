@@ -8,6 +8,7 @@ use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use crate::entry::extent;
 use crate::entry::maintenance;
 use crate::entry::start;
+use crate::entry::watch::{Placed, watch, watch_until_freed};
 use crate::lifetime::sites::{self, Site};
 use crate::pages::{direct, region};
 use crate::span::cells::Room;
@@ -40,17 +41,20 @@ pub fn allocate_slow(size: usize, from: ReturnSlot) -> *mut u8 {
     }
     match from_caches(current::heap(), &call) {
         Some(object) => object as *mut u8,
-        None => place_or_errno(call),
+        None => place_or_errno(&call),
     }
 }
 
 /// Takes a cell of the next word of a bin to which all calls of a size go; `None`: [`allocate_slow`] must go
 /// on. For some words it does so to notice new calls, and to measure lifetimes of known ones.
 pub fn allocate_next(heap: &'static Heap, bin: &Bin) -> Option<usize> {
+    if let Some(cell) = freed_cell(heap, bin) {
+        return Some(cell);
+    }
     if bin.words_taken.get().is_multiple_of(WORDS_BETWEEN_LOOKUPS) {
         return None;
     }
-    next_word(heap, bin).or_else(|| next_span(heap, None, bin))
+    freed_at_visit(heap, bin).or_else(|| next_word(heap, bin)).or_else(|| next_span(heap, None, bin))
 }
 
 /// As [`allocate_from`], for a call that the caller describes.
@@ -60,12 +64,12 @@ pub fn allocate(call: Call) -> *mut u8 {
     let by_cells = || heap.allocate_fast(&call).or_else(|| from_caches(heap, &call));
     match if lines::chosen() { by_lines() } else { by_cells() } {
         Some(cell) => cell as *mut u8,
-        None => place_or_errno(call),
+        None => place_or_errno(&call),
     }
 }
 
 #[inline(never)]
-fn place_or_errno(call: Call) -> *mut u8 {
+fn place_or_errno(call: &Call) -> *mut u8 {
     let address = find_place(call);
     if address == 0 {
         os::set_errno(libc::ENOMEM);
@@ -73,19 +77,19 @@ fn place_or_errno(call: Call) -> *mut u8 {
     address as *mut u8
 }
 
-fn find_place(call: Call) -> usize {
-    let Some(visit) = start::visit(&call) else { return place_without_heap(&call, MIN_ALIGNMENT) };
+fn find_place(call: &Call) -> usize {
+    let Some(visit) = start::visit(call) else { return place_without_heap(call, MIN_ALIGNMENT) };
     let heap = visit.heap;
     let _guard = fork_guard::enter(heap);
     maintenance::tick(heap);
-    let prediction = predict::classify(heap, &call);
-    allocated(heap, &call, &prediction, MIN_ALIGNMENT)
+    let prediction = predict::classify(heap, call);
+    allocated(heap, call, &prediction, MIN_ALIGNMENT)
 }
 
 /// Tries the thread's caches for a call that found nothing on the fast path.
 #[inline(always)]
 fn from_caches(heap: &'static Heap, call: &Call) -> Option<usize> {
-    if call.size > MAX_SMALL_BYTES { cached_large(heap, call) } else { by_prediction(heap, call) }
+    if call.size > lines::max_small_bytes() { cached_large(heap, call) } else { by_prediction(heap, call) }
 }
 
 /// Finds a cell for a call that the prediction table knows. The fast path missed because its 64 cells were
@@ -97,11 +101,13 @@ fn by_prediction(heap: &'static Heap, call: &Call) -> Option<usize> {
         known = heap.prediction_table.lookup(&heap.key_for_stack_word(call, &known))?;
     }
     let bin = heap.bin_for(call, known.bin)?;
-    if let Some(cell) = bin.allocate() {
+    if let Some(cell) = bin.allocate().or_else(|| freed_cell(heap, bin)) {
         return Some(cell);
     }
-    let cell = next_word(heap, bin).or_else(|| next_span(heap, known.site(), bin))?;
-    predict::record_hit(heap, call, bin.cached_cells() + 1);
+    let wants_sample = known.site().is_some_and(|site| site.wants_sample(heap.visits.get().wrapping_add(1)));
+    let freed = if wants_sample { None } else { freed_at_visit(heap, bin) };
+    let cell = freed.or_else(|| next_word(heap, bin)).or_else(|| next_span(heap, known.site(), bin))?;
+    predict::record_hit(heap, call, bin.unused_cells() + 1);
     heap.known_call(call, bin);
     Some(cell)
 }
@@ -142,15 +148,50 @@ fn cached_large(heap: &Heap, call: &Call) -> Option<usize> {
 /// One in this many allocations of large objects takes the slow path even if the cache has one.
 const SLOW_VISITS: u32 = 32;
 
+/// Takes a cell that was noted when it was freed, unless a visit is due.
+#[inline]
+fn freed_cell(heap: &'static Heap, bin: &Bin) -> Option<usize> {
+    if bin.freed.is_empty() {
+        return None;
+    }
+    let _guard = fork_guard::enter(heap);
+    bin.allocate_freed(heap.id.get())
+}
+
+/// Allows the fast path to take some noted cells. In assembly it enters the fork guard without a fence.
+fn allow_freed(bin: &Bin) {
+    if !fork_guard::fences() {
+        bin.allow_freed();
+    }
+}
+
+/// As above, at a visit: more may be taken until the next one.
+#[inline]
+fn freed_at_visit(heap: &'static Heap, bin: &Bin) -> Option<usize> {
+    if bin.freed.is_empty() {
+        return None;
+    }
+    allow_freed(bin);
+    let cell = freed_cell(heap, bin)?;
+    count_word(heap);
+    Some(cell)
+}
+
 /// Takes a cell from the next word of the bin's open span.
 fn next_word(heap: &'static Heap, bin: &Bin) -> Option<usize> {
     let cell = bin.advance(Room::Worthwhile).then(|| bin.allocate()).flatten()?;
+    count_word(heap);
+    Some(cell)
+}
+
+/// Counts a visit that took a word, or the like, and runs maintenance now and then.
+#[inline]
+fn count_word(heap: &'static Heap) {
     let visits = heap.visits.get().wrapping_add(1);
     heap.visits.set(visits);
     if visits.is_multiple_of(WORDS_BETWEEN_TICKS) {
         run_maintenance(heap);
     }
-    Some(cell)
 }
 
 /// Takes a cell from the next span of the bin's queue, unless the call's site needs a sample now.
@@ -195,7 +236,7 @@ pub fn allocate_aligned(call: Call, alignment: usize) -> *mut u8 {
 /// Allocates an object of a lifetime class that the caller knows.
 pub fn allocate_with_class(call: Call, class: usize) -> *mut u8 {
     let heap = current::heap();
-    if heap.id.get() != 0 && call.size <= MAX_SMALL_BYTES && !observers::observes_all() {
+    if heap.id.get() != 0 && call.size <= lines::max_small_bytes() && !observers::observes_all() {
         let _guard = fork_guard::enter(heap); // the bin may be a new one
         let bin = heap.bin(class.min(FOREVER), size_class::of_granules(call.size.div_ceil(GRANULE_BYTES)));
         if let Some(cell) = bin.allocate().or_else(|| next_word(heap, bin)) {
@@ -270,25 +311,11 @@ fn allocated(heap: &'static Heap, call: &Call, prediction: &Prediction, alignmen
     placed.address
 }
 
-struct Placed {
-    address: usize,
-    charged_bytes: usize,
-    /// The profile samples it.
-    sampled: bool,
-}
-
-impl Placed {
-    /// Whether it has its own mapping.
-    fn is_direct(&self) -> bool {
-        !region::holds(self.address)
-    }
-}
-
 /// Places the object.
 fn place(heap: &'static Heap, call: &Call, prediction: &Prediction, alignment: usize) -> Placed {
     let class = prediction.class;
     let size = call.size;
-    if lines::chosen() && size <= MAX_SMALL_BYTES && alignment < BLOCK_BYTES / 2 {
+    if lines::chosen() && size <= MAX_LINES_BYTES && alignment < BLOCK_BYTES / 2 {
         let allocations = if heap.predicted_bin(call).is_some() { LINES_VISITS as usize } else { 1 };
         if alignment <= MIN_ALIGNMENT && prediction.cacheable && !observers::observes_all() {
             // Only the bin's class is used here: with lines it has no cells.
@@ -302,7 +329,7 @@ fn place(heap: &'static Heap, call: &Call, prediction: &Prediction, alignment: u
         };
     }
     let size_class = if alignment <= MIN_ALIGNMENT {
-        (size <= MAX_SMALL_BYTES).then(|| size_class::of_granules(size.div_ceil(GRANULE_BYTES)))
+        (size <= lines::max_small_bytes()).then(|| size_class::of_granules(size.div_ceil(GRANULE_BYTES)))
     } else {
         size_class::of_aligned(size, alignment)
     };
@@ -337,7 +364,8 @@ fn place_large(heap: &'static Heap, class: usize, size: usize, alignment: usize)
 }
 
 fn place_small(heap: &'static Heap, bin: &'static Bin) -> Placed {
-    if let Some(address) = bin.allocate() {
+    allow_freed(bin);
+    if let Some(address) = bin.allocate().or_else(|| bin.allocate_freed(heap.id.get())) {
         return Placed { address, charged_bytes: 0, sampled: false };
     }
     let sampled = bin.before_sample.get() == 0 && sample::sampling();
@@ -349,44 +377,4 @@ fn place_small(heap: &'static Heap, bin: &'static Bin) -> Placed {
     let charged_bytes = if refill.new_span { SPAN_BYTES } else { 0 };
     let cell = refill.cell.or_else(|| out_of_memory::any_cell(heap, bin));
     Placed { address: cell.unwrap_or(0), charged_bytes, sampled }
-}
-
-/// Watches some objects of a site until they are freed.
-fn watch(heap: &Heap, site: &'static Site, call: &Call, placed: &Placed) {
-    if !site.wants_sample(heap.visits.get()) || lines::chosen() || observers::observes_all() {
-        return;
-    }
-    if placed.is_direct() {
-        return; // an object with its own mapping shares no page
-    }
-    // A span can watch two cells: the profile's samples are rarer and take precedence.
-    if placed.sampled || sample::sampling() && region::span(placed.address).any_watched() {
-        return;
-    }
-    let context = site.is_studied().then(|| sites::Context::of(call));
-    if watch_until_freed(heap, call, placed.address) && !sites::watch(site, placed.address, context.as_ref())
-    {
-        unwatch(call, placed.address);
-    }
-}
-
-/// Makes the free of an object of this thread take the slow path; `false` if its span can watch no more
-/// cells.
-fn watch_until_freed(heap: &Heap, call: &Call, address: usize) -> bool {
-    let span = region::span(address);
-    if span.owner() == heap.id.get() {
-        return span.cell_at(address).is_some_and(|cell| span.watch(cell));
-    }
-    if call.size > MAX_SMALL_BYTES {
-        region::large_object(address).set_watched(true);
-    }
-    call.size > MAX_SMALL_BYTES
-}
-
-fn unwatch(call: &Call, address: usize) {
-    if call.size > MAX_SMALL_BYTES {
-        region::large_object(address).set_watched(false);
-    } else if let Some(cell) = region::span(address).cell_at(address) {
-        region::span(address).unwatch(cell);
-    }
 }

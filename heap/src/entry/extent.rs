@@ -93,7 +93,7 @@ pub fn resize_in_place(address: usize, call: &Call) -> Option<*mut u8> {
         Extent::Cell(bytes) => fits(bytes),
         Extent::Lines => lines::resize(address, size, call.caller).then_some(address as *mut u8),
         Extent::Blocks(count) => {
-            if size <= MAX_SMALL_BYTES || size >= MIN_DIRECT_BYTES {
+            if size <= lines::max_small_bytes() || size >= MIN_DIRECT_BYTES {
                 return None;
             }
             let wanted = size.div_ceil(BLOCK_BYTES);
@@ -125,7 +125,7 @@ pub fn resize_unmoved(address: usize, size: usize, caller: usize) -> usize {
         return usable_size(address, caller); // a trace has allocations and frees only
     }
     match extent(address, caller) {
-        Extent::Blocks(count) if size > MAX_SMALL_BYTES && size < MIN_DIRECT_BYTES => {
+        Extent::Blocks(count) if size > lines::max_small_bytes() && size < MIN_DIRECT_BYTES => {
             let wanted = size.div_ceil(BLOCK_BYTES);
             if !large::fits(count, wanted) {
                 large_blocks::resize(address, count, wanted);
@@ -148,11 +148,11 @@ pub fn size_in_use(size: usize, alignment: usize) -> usize {
     if size > isize::MAX as usize || alignment > isize::MAX as usize {
         return 0;
     }
-    if lines::chosen() && size <= MAX_SMALL_BYTES && alignment < BLOCK_BYTES / 2 {
+    if lines::chosen() && size <= MAX_LINES_BYTES && alignment < BLOCK_BYTES / 2 {
         return size;
     }
     let cell = if alignment <= MIN_ALIGNMENT {
-        (size <= MAX_SMALL_BYTES).then(|| size_class::of_granules(size.div_ceil(GRANULE_BYTES)))
+        (size <= lines::max_small_bytes()).then(|| size_class::of_granules(size.div_ceil(GRANULE_BYTES)))
     } else {
         size_class::of_aligned(size, alignment)
     };

@@ -24,19 +24,27 @@ use crate::units::geometry::*;
 pub fn free(address: usize, from: ReturnSlot) {
     match local::free_fast(address) {
         Freed::Yes => {}
-        Freed::MayBeEmpty => settle(address),
+        Freed::Unsettled => settle(address),
         Freed::No => free_slow(address, from),
     }
 }
 
-/// The object at `address` was freed: settles its span, which may be empty.
+/// The cell at `address`, of one of the thread's spans, was freed: its bin notes it, or the span is settled,
+/// which may be empty.
 #[cold]
 #[inline(never)]
 pub fn settle(address: usize) {
     let (heap, span) = (current::heap(), region::span(address));
-    if span.is_empty() {
+    let is_noted = match (span.noting_bin(), span.cell_at(address)) {
+        (Some(bin), Some(cell)) => heap.bin_numbered(bin).freed.note(span, cell),
+        _ => false,
+    };
+    if !is_noted && span.is_empty() {
         let _guard = fork_guard::enter(heap);
-        refill::settle(heap, span);
+        // The maintenance thread may have given it up meanwhile.
+        if span.owner() == heap.id.get() {
+            refill::settle(heap, span);
+        }
         maintenance::tick(heap); // a program that only frees must also release its caches
     }
 }
@@ -127,7 +135,7 @@ fn free_into_cache(heap: &'static Heap, address: usize) -> bool {
     if !may_be || observers::observes_all() {
         return false;
     }
-    let object = &span.large[block_index(address) % SPAN_BLOCKS];
+    let object = span.large(block_index(address));
     let Some(blocks) = object.plain_blocks().filter(|&blocks| heap.large.keeps(blocks)) else {
         return false;
     };

@@ -226,11 +226,12 @@ fn work_of(own: &Heap) -> u64 {
 
 /// Whether the heap's lists may hold something. Read while its thread may change them, so it is a guess.
 /// Frees by other threads are checked rarely: most are in spans that still have live objects.
-fn holds_anything(heap: &Heap, now_ms: u64) -> bool {
+fn holds_anything(heap: &'static Heap, now_ms: u64) -> bool {
     let looks_at_remote = now_ms.saturating_sub(heap.collected_ms.get()) >= MOST_PAUSE_MS;
     !heap.remote_free_buffer.is_empty()
         || heap.large.kept().next().is_some()
         || heap.span_caches.iter().any(|cache| cache.count() > 0)
+        || refill::noted_empty(heap).next().is_some()
         || !heap.remote.is_empty() && looks_at_remote
 }
 
@@ -241,6 +242,7 @@ fn collect(heap: &'static Heap, now_ms: u64) {
     heap.remote_free_buffer.flush(true);
     heap.large.flush(heap.id.get());
     remote::collect_if(heap, true, is_dead);
+    refill::settle_noted(heap);
     refill::empty_span_caches(heap);
 }
 

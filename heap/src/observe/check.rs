@@ -205,7 +205,7 @@ fn check_class(class: usize, page_class: usize, residual: bool, at: usize) -> Ch
 fn check_span(span: &Span, page_class: usize, residual: bool, tally: &mut Tally) -> Checked {
     let at = span.address();
     // The fast path of freeing reads these and their neighbours as one word.
-    let any = span.large.iter().any(|object| !object.is_none());
+    let any = (0..SPAN_BLOCKS).any(|block| !span.large(block).is_none());
     hold(!any, "where cells lie no large object begins", at)?;
     match (span.owner(), span.role()) {
         (0, Role::Lines) => {

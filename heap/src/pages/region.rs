@@ -97,10 +97,22 @@ pub fn span(address: usize) -> &'static Span {
     unsafe { &*(WINDOW.span_metadata(address) as *const Span) }
 }
 
+/// The number of a block span among all possible ones.
+#[inline]
+pub fn span_number(span: &Span) -> usize {
+    WINDOW.span_number(core::ptr::from_ref(span).addr())
+}
+
+/// The address of the block span with this number.
+#[inline]
+pub fn span_address(number: usize) -> usize {
+    WINDOW.span_address(number)
+}
+
 /// The metadata of the large object that begins at `address`, which [`holds`] has confirmed.
 #[inline(always)]
 pub fn large_object(address: usize) -> &'static LargeObject {
-    &span(address).large[block_index(address) % SPAN_BLOCKS]
+    span(address).large(block_index(address))
 }
 
 /// The huge page's number among all possible ones.

@@ -15,6 +15,7 @@ use core::sync::atomic::{
 use crate::span::large_object::LargeObject;
 use crate::span::remote::{Link, RemoteBits};
 use crate::units::geometry::{SPAN_BLOCKS, SPAN_BYTES, SPAN_METADATA_BYTES};
+use crate::units::lifetime_class::CLASSES;
 use crate::units::size_class;
 use crate::units::window::WINDOW;
 
@@ -38,6 +39,17 @@ pub enum Role {
     Lines = 3,
 }
 
+/// A span's bin notes its freed cells; the bits below are the bin's number. More than any live bits of a span
+/// with few cells.
+pub const NOTED: u32 = !0x1FF;
+const _: () = assert!(CLASSES * size_class::COUNT <= 0x1FF);
+
+/// The number of the bin of a lifetime class and a size class.
+#[inline(always)]
+pub const fn bin_number(class: usize, size_class: usize) -> usize {
+    class * size_class::COUNT + size_class
+}
+
 /// All of the span's memory was in use since the global allocator handed it out.
 const WHOLE: u8 = 0x80;
 
@@ -52,7 +64,7 @@ pub enum Room {
 
 /// On their own cache lines: other threads read the header while the owner writes here.
 #[repr(C, align(64))]
-struct LiveBits([AtomicU64; WORDS]);
+pub(super) struct LiveBits(pub(super) [AtomicU64; WORDS]);
 
 /// The metadata, 320 B: a cache line of header, two lines that the owner writes, two that other threads
 /// write.
@@ -62,11 +74,15 @@ pub struct Span {
     pub tag: AtomicU32,
     /// Multiplier that divides an offset by the cell size; 0 without an owner, so that no cell is found.
     pub reciprocal: AtomicU32,
-    /// The large objects that begin in the span's first and second block. In a span of cells they are 0, so
-    /// that the multiplier before them and the flag behind them can be read as words of 64 bits.
-    pub large: [LargeObject; SPAN_BLOCKS],
-    /// Not 0 while the bin allocates from it: then a free need not check whether the span is empty.
-    is_open: AtomicU32,
+    /// The large object that begins in the span's first block. In a span of cells it is 0, and so is the
+    /// second one's, so that the field before each can be read as a word of 64 bits.
+    first_large: LargeObject,
+    /// The owner has more to do after a free that leaves live cells in its word which are, as a number, below
+    /// this one: 0 while the bin allocates from the span, else 1, as only an empty one matters. [`NOTED`] and
+    /// the bin's number if the span has few cells, which the bin notes.
+    settles_below: AtomicU32,
+    /// The large object that begins in the second block.
+    second_large: LargeObject,
     /// Bytes of a cell.
     pub cell_bytes: AtomicU16,
     /// Cells.
@@ -88,7 +104,7 @@ pub struct Span {
     pub previous: AtomicU64,
     /// Membership in an owner's list of spans with remote frees.
     pub link: Link,
-    live: LiveBits,
+    pub(super) live: LiveBits,
     remote: RemoteBits,
 }
 
@@ -101,16 +117,26 @@ pub mod layout {
     pub const TAG: usize = offset_of!(Span, tag);
     /// The multiplier that divides by the size of a cell.
     pub const RECIPROCAL: usize = offset_of!(Span, reciprocal);
-    /// Not 0 while the bin allocates from it: a word of 64 bits, with the 0 before the flag.
-    pub const IS_OPEN: usize = offset_of!(Span, is_open) - 4;
+    /// Below which live cells of a word the owner has more to do: a word of 64 bits, with the 0 behind it.
+    pub const SETTLES_BELOW: usize = offset_of!(Span, settles_below);
     /// The live bits.
     pub const LIVE: usize = offset_of!(Span, live);
+    /// Size class and lifetime class, a byte each.
+    pub const CLASSES: usize = offset_of!(Span, size_class);
+    const _: () = assert!(offset_of!(Span, class) == CLASSES + 1);
+    /// Watched cells.
+    pub const WATCHED: usize = offset_of!(Span, watched);
+    /// The cells of the first word that other threads freed.
+    pub const REMOTE: usize = offset_of!(Span, remote);
+    /// It has stayed in the queue since the last check.
+    pub const WAITS: usize = offset_of!(Span, waits);
 }
 
 const _: () = assert!(size_of::<Span>() == SPAN_METADATA_BYTES);
 const _: () = assert!(core::mem::offset_of!(Span, live) == 64);
-const _: () = assert!(core::mem::offset_of!(Span, large) == core::mem::offset_of!(Span, reciprocal) + 4);
-const _: () = assert!(core::mem::offset_of!(Span, is_open) == core::mem::offset_of!(Span, large) + 8);
+const _: () =
+    assert!(core::mem::offset_of!(Span, first_large) == core::mem::offset_of!(Span, reciprocal) + 4);
+const _: () = assert!(core::mem::offset_of!(Span, second_large) == layout::SETTLES_BELOW + 4);
 
 impl Span {
     /// Prepares a span that no heap owns for cells of `size_class`.
@@ -163,7 +189,42 @@ impl Span {
     pub fn set_role(&self, role: Role) {
         self.role.store(role as u8 | self.role.load(Relaxed) & WHOLE, Relaxed);
         self.waits.store(false, Relaxed);
-        self.is_open.store(u32::from(role == Role::Open), Relaxed);
+        let below = match role {
+            Role::Open | Role::Queued if self.has_few_cells() => NOTED | self.bin_number(),
+            Role::Open => 0,
+            _ => 1,
+        };
+        self.settles_below.store(below, Relaxed);
+    }
+
+    /// Sets the lifetime class of its objects: its bin is another one now.
+    pub fn set_class(&self, class: usize) {
+        self.class.store(class as u8, Relaxed);
+        if self.settles_below.load(Relaxed) >= NOTED {
+            self.settles_below.store(NOTED | self.bin_number(), Relaxed);
+        }
+    }
+
+    fn bin_number(&self) -> u32 {
+        bin_number(self.class.load(Relaxed).into(), self.size_class.load(Relaxed).into()) as u32
+    }
+
+    #[inline(always)]
+    fn has_few_cells(&self) -> bool {
+        usize::from(self.cells.load(Relaxed)) <= size_class::FEW
+    }
+
+    /// The number of the bin that notes its freed cells; none if it has many.
+    #[inline(always)]
+    pub fn noting_bin(&self) -> Option<usize> {
+        let below = self.settles_below.load(Relaxed);
+        (below >= NOTED).then_some((below & !NOTED) as usize)
+    }
+
+    /// The metadata of the large object that begins in one of the span's blocks.
+    #[inline(always)]
+    pub fn large(&self, block: usize) -> &LargeObject {
+        if block.is_multiple_of(SPAN_BLOCKS) { &self.first_large } else { &self.second_large }
     }
 
     /// Whether all of its memory was in use since the global allocator handed it out.
@@ -223,11 +284,11 @@ impl Span {
         None
     }
 
-    /// Whether the owner has nothing more to do after freeing the last live cell of a word; `left` are its
-    /// other live cells. An open span stays open when it is empty.
+    /// Whether the owner has nothing more to do after freeing a cell; `left` are the other live cells of its
+    /// word. An open span stays open when it is empty.
     #[inline(always)]
-    pub fn is_in_use_with(&self, left: u64) -> bool {
-        left | u64::from(self.is_open.load(Relaxed)) != 0
+    pub fn is_settled_with(&self, left: u64) -> bool {
+        left >= u64::from(self.settles_below.load(Relaxed))
     }
 
     /// Live cells of word `i`, watched ones included.
@@ -238,7 +299,7 @@ impl Span {
 
     /// Watched cells of word `i`.
     #[inline]
-    fn watched_cells_of(&self, i: usize) -> u64 {
+    pub fn watched_cells_of(&self, i: usize) -> u64 {
         let watched = self.watched.load(Relaxed);
         let bit =
             |cell: u32| if cell != 0 && (cell - 1) as usize / 64 == i { 1 << ((cell - 1) % 64) } else { 0 };
@@ -250,6 +311,16 @@ impl Span {
     pub fn is_empty(&self) -> bool {
         self.watched.load(Relaxed) == 0
             && self.live.0[..self.words()].iter().all(|word| word.load(Relaxed) == 0)
+    }
+
+    /// Allocates a free cell of the first word. Only the owner calls this.
+    #[inline]
+    pub fn allocate(&self, cell: usize) {
+        let word = &self.live.0[0];
+        word.store(word.load(Relaxed) | 1 << cell, Relaxed);
+        if self.waits.load(Relaxed) {
+            self.waits.store(false, Relaxed);
+        }
     }
 
     /// Whether this cell is live, as far as the owner knows.
@@ -314,47 +385,5 @@ impl Span {
         // SAFETY: offsets are below 2^14, and the reciprocal of the smallest cell, 16 B, is 2^28.
         unsafe { core::hint::assert_unchecked(cell < WORDS * 64) };
         Some(cell)
-    }
-
-    /// Whether a cell is watched already.
-    pub fn any_watched(&self) -> bool {
-        self.watched.load(Relaxed) != 0
-    }
-
-    /// Watches a live cell; `false` if there is no room. It clears the cell's live bit, so the fast path of
-    /// freeing need not check for watches: it takes the cell for one that is not live, and leaves it to the
-    /// slow path, which checks. Only the owner calls this and the functions below.
-    pub fn watch(&self, cell: usize) -> bool {
-        let watched = self.watched.load(Relaxed);
-        let shift = if watched & 0xFFFF == 0 { 0 } else { 16 };
-        if watched >> shift & 0xFFFF != 0 {
-            return false;
-        }
-        self.watched.store(watched | (cell as u32 + 1) << shift, Relaxed);
-        let word = &self.live.0[cell / 64];
-        word.store(word.load(Relaxed) & !(1 << (cell % 64)), Relaxed);
-        true
-    }
-
-    /// Whether this cell is watched.
-    pub fn is_watched(&self, cell: usize) -> bool {
-        self.watched_cells_of(cell / 64) >> (cell % 64) & 1 == 1
-    }
-
-    /// Ends a watch: the cell is live like any other.
-    pub fn unwatch(&self, cell: usize) {
-        self.forget_watch(cell);
-        let word = &self.live.0[cell / 64];
-        word.store(word.load(Relaxed) | 1 << (cell % 64), Relaxed);
-    }
-
-    /// Forgets a watched cell; its live bit stays clear.
-    pub fn forget_watch(&self, cell: usize) {
-        let watched = self.watched.load(Relaxed);
-        if watched & 0xFFFF == cell as u32 + 1 {
-            self.watched.store(watched & !0xFFFF, Relaxed);
-        } else if watched >> 16 == cell as u32 + 1 {
-            self.watched.store(watched & 0xFFFF, Relaxed);
-        }
     }
 }

@@ -8,10 +8,12 @@ use core::sync::atomic::{
     compiler_fence,
 };
 
-use crate::pages::decay;
+use crate::pages::{decay, region};
 use crate::span::cells::{Role, Room, Span};
 use crate::span::queue::SpanList;
 use crate::system::events::{self, Event};
+use crate::system::text::misuse;
+use crate::thread::freed_cells::FreedCells;
 use crate::thread::sample;
 use crate::units::size_class;
 
@@ -26,6 +28,9 @@ const MAX_PATIENCE_IN_SCARCITY: u8 = 128;
 const CACHED_BYTES_OF_SMALL_HEAP: usize = 4096;
 /// Smaller cells are always cached 64 at a time.
 const LEAST_BYTES_TO_SPARE: usize = 512;
+/// Noted cells that a bin allocates between two visits of the slow path: about as many as a word of smaller
+/// cells has.
+const CELLS_BETWEEN_VISITS: u32 = 32;
 
 /// The cells of one size class and lifetime class.
 ///
@@ -61,6 +66,10 @@ pub struct Bin {
     pub idle_comparisons: Cell<u8>,
     /// Many of its queued spans were half empty at the last comparison.
     pub is_sparse: Cell<bool>,
+    /// Noted cells that may be allocated before the next visit of the slow path; they count as taken.
+    unvisited: Cell<u32>,
+    /// The cells freed last, if spans have few.
+    pub freed: FreedCells,
 }
 
 /// Field offsets, for the fast path in assembly.
@@ -76,6 +85,24 @@ pub mod layout {
     pub const BASE: usize = offset_of!(Bin, base);
     /// Bytes of a cell.
     pub const CELL_BYTES: usize = offset_of!(Bin, cell_bytes);
+    /// Size class and lifetime class, as in [`crate::span::cells::layout::CLASSES`].
+    pub const CLASSES: usize = offset_of!(Bin, size_class);
+    const _: () = assert!(offset_of!(Bin, class) == CLASSES + 1);
+    /// Noted cells that may be allocated.
+    pub const UNVISITED: usize = offset_of!(Bin, unvisited);
+    /// The cells freed last.
+    pub const FREED: usize = offset_of!(Bin, freed);
+}
+
+/// Ends the process if other threads have freed one of these cells, which are free already.
+#[inline]
+fn freed_twice_if(span: &Span, word: usize, free: u64) {
+    let twice = span.remote().marked(word) & free;
+    if twice != 0 {
+        let cell_bytes = usize::from(span.cell_bytes.load(Relaxed));
+        let cell = word * 64 + twice.trailing_zeros() as usize;
+        misuse("double free, seen late", span.address() + cell * cell_bytes, cell_bytes, 0);
+    }
 }
 
 impl Default for Bin {
@@ -101,6 +128,8 @@ impl Bin {
             words_taken: Cell::new(0),
             idle_comparisons: Cell::new(0),
             is_sparse: Cell::new(false),
+            unvisited: Cell::new(0),
+            freed: FreedCells::new(),
         }
     }
 
@@ -138,6 +167,52 @@ impl Bin {
         Some(self.base.get() + offset as usize)
     }
 
+    /// Allocates a noted cell; none are pending, and the fork guard is held: else another thread may give the
+    /// span or its memory back. `heap/malloc` repeats it in assembly.
+    pub fn allocate_freed(&self, owner: u32) -> Option<usize> {
+        if self.unvisited.get() == 0 {
+            return None;
+        }
+        while let Some((number, cell)) = self.freed.take() {
+            let address = region::span_address(number);
+            let span = region::span(address);
+            let is_own = span.owner() == owner
+                && span.size_class.load(Relaxed) == self.size_class.get()
+                && span.class.load(Relaxed) == self.class.get();
+            if is_own && !span.is_live(cell) {
+                freed_twice_if(span, 0, 1 << cell);
+                span.allocate(cell);
+                self.unvisited.set(self.unvisited.get() - 1);
+                return Some(address + cell * self.cell_bytes.get());
+            }
+        }
+        None
+    }
+
+    /// At a visit of the slow path: some noted cells may be allocated before the next one. Not while objects
+    /// are sampled, and in bins without notes.
+    pub fn allow_freed(&self) {
+        let is_sampled = self.before_sample.get() != sample::NEVER || sample::sampling();
+        let has_notes = usize::from(self.size_class.get()) >= size_class::FIRST_OF_FEW;
+        if !has_notes || is_sampled {
+            return;
+        }
+        let used = CELLS_BETWEEN_VISITS - self.unvisited.replace(CELLS_BETWEEN_VISITS);
+        self.count_taken(used.into());
+        self.words_taken.set(self.words_taken.get().saturating_add(1));
+    }
+
+    /// Counts cells that are cached, or may be allocated before the next visit; fewer if negative.
+    fn count_taken(&self, cells: i64) {
+        events::add(Event::CellsTaken, cells as u64);
+        events::add(Event::CellBytesTaken, (cells * self.cell_bytes() as i64) as u64);
+    }
+
+    /// Cells that count as taken and are not allocated.
+    pub fn unused_cells(&self) -> u32 {
+        self.cached_cells() + self.unvisited.get()
+    }
+
     /// The number of cached cells.
     pub fn cached_cells(&self) -> u32 {
         self.pending.get().count_ones()
@@ -158,6 +233,7 @@ impl Bin {
     /// Caches the free cells of a word of `span`, the open span; `false` if an object is to be sampled.
     #[inline(always)]
     pub fn take(&self, span: &'static Span, word: usize, free: u64) -> bool {
+        freed_twice_if(span, word, free);
         let cells = self.to_be_taken(span, word, free);
         if cells == 0 {
             return false;
@@ -166,8 +242,7 @@ impl Bin {
         // heap. While the cached word and its address do not match, the bin has no pending cells.
         self.pending.set(0);
         compiler_fence(SeqCst);
-        events::add(Event::CellsTaken, cells.count_ones().into());
-        events::add(Event::CellBytesTaken, u64::from(cells.count_ones()) * self.cell_bytes() as u64);
+        self.count_taken(cells.count_ones().into());
         self.words_taken.set(self.words_taken.get().saturating_add(1));
         self.word.set(Some(span.live_word(word)));
         self.base.set(span.address() + word * 64 * self.cell_bytes.get());
@@ -229,8 +304,7 @@ impl Bin {
         if self.before_sample.get() != sample::NEVER {
             self.before_sample.set(self.before_sample.get() + not_used);
         }
-        events::add(Event::CellsTaken, u64::from(not_used).wrapping_neg());
-        events::add(Event::CellBytesTaken, (u64::from(not_used) * self.cell_bytes() as u64).wrapping_neg());
+        self.count_taken(-i64::from(not_used));
         Some(span)
     }
 

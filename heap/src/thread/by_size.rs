@@ -200,7 +200,7 @@ mod tests {
         assert_eq!(table.bin(&call(1)), None, "a call was new a short while ago");
         known(&table, 2, 1);
         assert_eq!([1, 2, 3].map(|caller| table.bin(&call(caller))), [Some(BIN), Some(BIN), None]);
-        for size in [65, 8_193, usize::MAX] {
+        for size in [65, 8_193, MAX_SMALL_BYTES + 1, usize::MAX] {
             assert_eq!(table.bin(&Call { size, ..call(1) }), None, "another size");
         }
         table.new_call(&call(3), 2);

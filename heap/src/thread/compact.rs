@@ -27,6 +27,7 @@ const MOST_EXAMINED: usize = 32;
 
 /// Compares all bins and resets their use counts.
 pub fn compare(heap: &'static Heap) {
+    refill::settle_noted(heap); // an empty span must not move away from the note of its cell
     for size_class in 0..SIZE_CLASSES {
         let of_size: [Option<&Bin>; CLASSES] =
             core::array::from_fn(|class| heap.bin_if_used(class, size_class));
@@ -57,7 +58,7 @@ fn move_half_empty_spans(bin: &Bin, to: &Bin) {
         let Some(span) = bin.queue.pop() else { return };
         let may_go = || page_life::lengthen(span.address(), class) || refill::may_be_opened_for(span, class);
         if is_half_empty(span) && may_go() {
-            span.class.store(class as u8, Relaxed);
+            span.set_class(class);
             to.queue.push_first(span);
             events::count(Event::SpanMoved);
         } else {

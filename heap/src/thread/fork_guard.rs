@@ -18,7 +18,8 @@ use crate::system::lock::Lock;
 use crate::system::os;
 use crate::thread::local::Heap;
 
-static EXCLUSIVE: AtomicBool = AtomicBool::new(false);
+/// A thread holds it exclusively, or waits for that.
+pub static EXCLUSIVE: AtomicBool = AtomicBool::new(false);
 static EXCLUSIVE_HEAP: AtomicU32 = AtomicU32::new(0);
 static LOCK: Lock = Lock::new();
 
@@ -31,6 +32,11 @@ static FENCES: AtomicBool = AtomicBool::new(true);
 /// Prepares for [`enter`]; once, before there are threads.
 pub fn start() {
     FENCES.store(!os::membarrier(os::Membarrier::Register), Relaxed);
+}
+
+/// Whether [`enter`] executes a fence.
+pub fn fences() -> bool {
+    FENCES.load(Relaxed)
 }
 
 /// Enters a section that a fork must not interrupt. Sections may nest.

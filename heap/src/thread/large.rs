@@ -1,5 +1,5 @@
-//! Large objects, above 8 KiB: contiguous blocks from the global allocator (LLAMA §6.1), or their own mapping
-//! above 16 MiB.
+//! Large objects, above 16 KiB (8 KiB with spans divided by lines): contiguous blocks from the global
+//! allocator (LLAMA §6.1), or their own mapping above 16 MiB.
 //!
 //! The paper calls the short reach of its fast path a weakness (§9.5). So a thread caches freed objects, four
 //! of each power of two, and reuses them for requests of the same class that need as many blocks or slightly

@@ -49,6 +49,12 @@ pub fn chosen() -> bool {
     LAYOUT.load(Relaxed) == Layout::Lines as u8
 }
 
+/// The size of the largest small object.
+#[inline]
+pub fn max_small_bytes() -> usize {
+    if chosen() { MAX_LINES_BYTES } else { MAX_SMALL_BYTES }
+}
+
 /// Bytes before each object: its size, and a word that distinguishes a live header from a freed or
 /// overwritten one.
 const HEADER_BYTES: usize = 16;
@@ -243,7 +249,7 @@ fn size_at(address: usize, caller: usize) -> usize {
     if mark == FREED {
         misuse("double free", address, size as usize, caller);
     }
-    if mark != LIVE || size as usize > MAX_SMALL_BYTES {
+    if mark != LIVE || size as usize > MAX_LINES_BYTES {
         misuse("invalid pointer or corrupted header", address, 0, caller);
     }
     size as usize
@@ -257,7 +263,7 @@ pub fn usable_size(address: usize, caller: usize) -> usize {
 /// Resizes an object in place if it then takes as many bytes as now; else `false`.
 pub fn resize(address: usize, size: usize, caller: usize) -> bool {
     let before = size_at(address, caller);
-    let takes_as_many = size <= MAX_SMALL_BYTES && room_for(size) == room_for(before);
+    let takes_as_many = size <= MAX_LINES_BYTES && room_for(size) == room_for(before);
     if takes_as_many {
         // SAFETY: as in `size_at`; no other thread uses an object that is being resized.
         unsafe { ((address - HEADER_BYTES) as *mut u64).write(size as u64) };

@@ -13,6 +13,7 @@ use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use crate::lifetime::sites::{Site, SiteCache};
 use crate::lifetime::source::{self, LifetimeSource};
 use crate::pages::region;
+use crate::span::cells::bin_number;
 use crate::span::remote::{RemoteList, Tenancy};
 use crate::system::events::{Counts, Event};
 use crate::system::thread_local;
@@ -42,6 +43,8 @@ pub mod layout {
     pub const BY_SIZE: usize = offset_of!(Heap, by_size);
     /// The bin for each call.
     pub const PREDICTIONS: usize = offset_of!(Heap, prediction_table);
+    /// The first bin.
+    pub const BINS: usize = offset_of!(Heap, bins);
 }
 
 /// Result of the fast path of freeing.
@@ -49,8 +52,8 @@ pub mod layout {
 pub enum Freed {
     /// The free is complete.
     Yes,
-    /// The object is freed; its span may be empty and must be settled.
-    MayBeEmpty,
+    /// The object is freed; its span may be empty and must be settled, or its bin notes the cell.
+    Unsettled,
     /// The slow path must free the object.
     No,
 }
@@ -173,16 +176,21 @@ impl Heap {
 
     /// The bin of a lifetime class and a size class, ready for [`Bin::allocate`].
     pub fn bin(&self, class: usize, size_class: usize) -> &Bin {
-        let bin = &self.bins[class * SIZE_CLASSES + size_class];
+        let bin = &self.bins[bin_number(class, size_class)];
         if !bin.is_prepared() {
             bin.prepare(class, size_class);
         }
         bin
     }
 
+    /// A bin that is prepared, by its number.
+    pub fn bin_numbered(&self, number: usize) -> &Bin {
+        &self.bins[number]
+    }
+
     /// As [`Heap::bin`], if the thread has used it.
     pub fn bin_if_used(&self, class: usize, size_class: usize) -> Option<&Bin> {
-        Some(&self.bins[class * SIZE_CLASSES + size_class]).filter(|bin| bin.is_prepared())
+        Some(&self.bins[bin_number(class, size_class)]).filter(|bin| bin.is_prepared())
     }
 
     /// The stack height at a call.
@@ -205,9 +213,9 @@ impl Heap {
     /// ones, and of large objects.
     pub fn allocated_bytes(&self) -> u64 {
         let of = |event: Event| self.counts.of(event as usize);
-        let pending = |bin: &Bin| u64::from(bin.cached_cells()) * bin.cell_bytes() as u64;
-        let all_pending: u64 = self.bins().iter().map(pending).sum();
-        of(Event::CellBytesTaken).wrapping_add(of(Event::LargeBytes)).wrapping_sub(all_pending)
+        let unused = |bin: &Bin| u64::from(bin.unused_cells()) * bin.cell_bytes() as u64;
+        let all_unused: u64 = self.bins().iter().map(unused).sum();
+        of(Event::CellBytesTaken).wrapping_add(of(Event::LargeBytes)).wrapping_sub(all_unused)
     }
 
     /// The offset of one of this heap's bins.
@@ -319,5 +327,5 @@ pub fn free_fast(address: usize) -> Freed {
         return Freed::No; // or watched
     }
     word.store(left, Relaxed);
-    if span.is_in_use_with(left) { Freed::Yes } else { Freed::MayBeEmpty }
+    if span.is_settled_with(left) { Freed::Yes } else { Freed::Unsettled }
 }

@@ -8,7 +8,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use crate::lifetime::source::{self, LifetimeSource};
 use crate::pages::{global, memory_pressure, page_life, region};
 use crate::span::cells::{Role, Room, Span};
-use crate::span::remote::{self, Link, RemoteList, Tenancy};
+use crate::span::remote::{self, Link, RemoteList, RemoteSpan, Tenancy};
 use crate::system::events::{self, Event};
 use crate::system::lock::Guard;
 use crate::system::observers;
@@ -19,7 +19,7 @@ use crate::thread::span_cache::SpanCache;
 use crate::thread::{lines, registry};
 use crate::units::geometry::{SPAN_BYTES, block_index};
 use crate::units::lifetime_class::CLASSES;
-use crate::units::size_class::COUNT as SIZE_CLASSES;
+use crate::units::size_class::{self, COUNT as SIZE_CLASSES};
 
 /// The result of a refill; with `new_span` the caller charges a span to the call site.
 pub struct Refill {
@@ -119,7 +119,7 @@ fn next_of_another_class(heap: &'static Heap, bin: &Bin, room: Room) -> Option<&
             others.queue.push(span); // it may not be the one that was first
             return None;
         }
-        span.class.store(class as u8, Relaxed);
+        span.set_class(class);
         events::count(Event::SpanReopened);
         Some(span)
     })
@@ -156,7 +156,7 @@ pub fn divide_new(heap: &'static Heap, bin: &Bin) -> Option<&'static Span> {
     Some(span)
 }
 
-impl remote::RemoteSpan for Span {
+impl RemoteSpan for Span {
     type Home = Heap;
     fn link(&self) -> &Link {
         &self.link
@@ -205,6 +205,19 @@ fn collect_marked(heap: &'static Heap, span: &'static Span) {
         misuse("double free, seen late", span.address() + cell * cell_bytes, cell_bytes, 0);
     }
     settle(heap, span);
+}
+
+/// Gives up spans that have become empty and stay in their bins because their cells are noted.
+pub fn settle_noted(heap: &'static Heap) {
+    noted_empty(heap).for_each(|span| settle(heap, span));
+}
+
+/// The empty queued spans of which cells are noted.
+pub fn noted_empty(heap: &'static Heap) -> impl Iterator<Item = &'static Span> {
+    let few = size_class::FIRST_OF_FEW..SIZE_CLASSES;
+    let bins =
+        (0..CLASSES).flat_map(move |class| few.clone().filter_map(move |size| heap.bin_if_used(class, size)));
+    bins.flat_map(|bin| bin.freed.spans()).filter(|span| span.owner() == heap.id.get() && span.is_idle())
 }
 
 /// Settles an own span whose cells were freed: an empty one leaves its bin.
@@ -257,5 +270,6 @@ pub fn flush(heap: &'static Heap, all: bool) {
             borrowed.set(0);
         }
     }
+    settle_noted(heap);
     empty_span_caches(heap);
 }

@@ -146,6 +146,6 @@ fn find(vacant: &'static Heap, class: usize, size_class: usize, room: Room) -> O
         bin.next_queued(room)
     };
     let span = of_class(class).or_else(|| (0..CLASSES).filter(|_| room == Room::Any).find_map(of_class))?;
-    span.class.store(class as u8, Relaxed);
+    span.set_class(class);
     Some(span)
 }

@@ -12,7 +12,7 @@ use core::sync::atomic::{
 };
 
 use crate::system::os;
-use crate::units::geometry::MAX_SMALL_BYTES;
+use crate::thread::lines;
 use crate::units::size_class::{self, GRANULE_BYTES};
 
 /// The counter of [`crate::thread::bin::Bin`] while nothing is sampled.
@@ -86,7 +86,7 @@ pub fn samples_large(before: &Cell<u64>, size: usize) -> bool {
 
 /// The chance that an object of `size` bytes is sampled.
 pub fn chance(size: usize) -> f64 {
-    let bytes = if size <= MAX_SMALL_BYTES {
+    let bytes = if size <= lines::max_small_bytes() {
         // Bins count cells.
         size_class::CELL_BYTES[size_class::of_granules(size.div_ceil(GRANULE_BYTES))] as usize
     } else {

@@ -36,8 +36,10 @@ pub const SPAN_METADATA_BYTES: usize = 320;
 /// Block span metadata of one huge page: a whole number of 4 KiB pages.
 pub const SPAN_METADATA_PER_HUGE_PAGE: usize = SPANS_PER_HUGE_PAGE * SPAN_METADATA_BYTES;
 
-/// The largest object that shares a block span: above it, an object is *large* (LLAMA §6.1).
-pub const MAX_SMALL_BYTES: usize = 8 << 10;
+/// The largest object that is a cell of a block span: above it, an object is *large*.
+pub const MAX_SMALL_BYTES: usize = SPAN_BYTES;
+/// As above, with spans divided by lines: the paper's limit (LLAMA §6.1).
+pub const MAX_LINES_BYTES: usize = 8 << 10;
 /// An object of this size or more has its own mapping: it spans so many huge pages that sharing the last one
 /// saves little.
 pub const MIN_DIRECT_BYTES: usize = 16 << 20;

@@ -10,11 +10,22 @@ use crate::units::geometry::{MAX_SMALL_BYTES, SPAN_BYTES};
 pub const CELL_BYTES: [u16; COUNT] = [
     16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256, 288, 320, 352, 384, 416, 448,
     480, 512, 576, 640, 704, 768, 832, 896, 960, 1024, 1088, 1168, 1248, 1360, 1488, 1632, 1808, 2048, 2336,
-    2720, 3264, 4096, 5456, 8192,
+    2720, 3264, 4096, 5456, 8192, 16384,
 ];
 
 /// The number of size classes.
-pub const COUNT: usize = 46;
+pub const COUNT: usize = 47;
+
+/// From this class on a span has at most [`FEW`] cells.
+pub const FIRST_OF_FEW: usize = {
+    let mut class = 0;
+    while cells(class) > FEW {
+        class += 1;
+    }
+    class
+};
+/// So few cells that a search for a free one rather finds none.
+pub const FEW: usize = 8;
 
 /// Sizes are rounded up to multiples of this before the class is looked up.
 pub const GRANULE_BYTES: usize = 16;
@@ -34,7 +45,7 @@ static CLASS_OF_GRANULES: [u8; GRANULES] = {
     table
 };
 
-/// The class of objects of `granules` × 16 B; `granules` is at most 512.
+/// The class of objects of `granules` × 16 B; `granules` is at most 1024.
 #[inline(always)]
 pub fn of_granules(granules: usize) -> usize {
     CLASS_OF_GRANULES[granules] as usize
@@ -102,6 +113,6 @@ mod tests {
                 assert_eq!(CELL_BYTES[class] as usize % (1 << shift), 0);
             }
         }
-        assert_eq!(of_aligned(8193, 16), None);
+        assert_eq!(of_aligned(MAX_SMALL_BYTES + 1, 16), None);
     }
 }

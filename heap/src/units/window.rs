@@ -77,11 +77,22 @@ impl Window {
         self.metadata.load(Relaxed) + span_metadata_at(self.offset(address))
     }
 
+    /// The number of the block span whose metadata lies at `metadata`.
+    #[inline]
+    pub fn span_number(&self, metadata: usize) -> usize {
+        (metadata - self.metadata.load(Relaxed)) / SPAN_METADATA_BYTES
+    }
+
+    /// The address of the block span with this number.
+    #[inline]
+    pub fn span_address(&self, number: usize) -> usize {
+        self.base.load(Relaxed) + number * SPAN_BYTES
+    }
+
     /// The address of the block span whose metadata lies at `metadata`.
     #[inline]
     pub fn span_of(&self, metadata: usize) -> usize {
-        let number = (metadata - self.metadata.load(Relaxed)) / SPAN_METADATA_BYTES;
-        self.base.load(Relaxed) + number * SPAN_BYTES
+        self.span_address(self.span_number(metadata))
     }
 
     /// The address of the metadata of the huge page around an address.

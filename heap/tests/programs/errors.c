@@ -2,6 +2,7 @@
 // variants: test_wrong_frees.py starts this program once for each case
 // sized: double double_after_other pressure remote_twice own_then_remote remote_then_own interior misaligned halfway past_end realloc_freed realloc_interior
 // others: stack global text mapped mapped_inside unmapped not_canonical tiny_address realloc_stack
+// late: remote_then_own_reused-small remote_then_own_reused-few remote_then_own_reused-medium remote_then_own_reused-block
 // headers: header_zero-small header_ones-small header_letters-small header_zero-medium header_letters-medium
 // Invalid frees. `errors CASE` prints `pointer 0x...` and `text START END`, then does what CASE names. The
 // heap must end the program with SIGABRT and one line on stderr that names the pointer and the caller;
@@ -55,7 +56,9 @@ static void aftermath(size_t size) {
 
 static size_t size_named(const char *name) {
     if (strstr(name, "small")) return 48;
+    if (strstr(name, "few")) return 1200;
     if (strstr(name, "medium")) return 3000;
+    if (strstr(name, "block")) return 16000;
     if (strstr(name, "large")) return 100000;
     return MIB(9);  // huge
 }
@@ -94,6 +97,17 @@ int main(int argc, char **argv) {
         free(p);
         pthread_barrier_wait(&freed);
         pthread_join(second, NULL);
+    } else if (strncmp(name, "remote_then_own_reused-", 23) == 0) {
+        // The first free waits for its owner, so the second is noticed late, but before the place is reused.
+        for (int i = 0; i < 10000; i++) free(opaque(malloc(size)));
+        p = malloc(size);
+        in_thread(free_in_thread, p);
+        wrong_free(p);
+        for (int i = 0; i < 2000; i++) {
+            char *next = malloc(size);
+            if (next == p) printf("reused\n"), fflush(stdout), exit(3);
+            if (i % 2) free(next);
+        }
     } else if (strncmp(name, "remote_then_own-", 16) == 0) {
         in_thread(free_in_thread, p);
         wrong_free(p);

@@ -66,7 +66,7 @@ pub enum Large {
 /// One moment of the heap.
 struct Moment {
     census: Census,
-    pending_cells: u64,
+    unused_cells: u64,
 }
 
 struct Shown(UnsafeCell<Option<Moment>>);
@@ -77,9 +77,9 @@ static LOCK: Lock = Lock::new();
 static EPOCH: AtomicU64 = AtomicU64::new(1);
 
 fn now() -> Moment {
-    let pending =
-        |heap: &'static Heap| heap.bins().iter().map(|bin| u64::from(bin.cached_cells())).sum::<u64>();
-    Moment { census: stats::census(), pending_cells: registry::heaps().map(pending).sum() }
+    let unused =
+        |heap: &'static Heap| heap.bins().iter().map(|bin| u64::from(bin.unused_cells())).sum::<u64>();
+    Moment { census: stats::census(), unused_cells: registry::heaps().map(unused).sum() }
 }
 
 /// The number of the moment that is shown.
@@ -147,7 +147,7 @@ fn small_objects(census: &Census) -> u64 {
 /// A statistic of small objects.
 pub fn small(what: Small) -> u64 {
     shown(|moment| {
-        let mallocs = of(Event::CellsTaken).saturating_sub(moment.pending_cells);
+        let mallocs = of(Event::CellsTaken).saturating_sub(moment.unused_cells);
         match what {
             Small::Allocated => moment.census.small_bytes as u64,
             Small::Mallocs => mallocs,

@@ -26,7 +26,6 @@ use crate::system::events::{self, Event};
 use crate::system::lock::Lock;
 use crate::system::thread_stack::ThreadStack;
 use crate::units::call::Call;
-use crate::units::geometry::MAX_SMALL_BYTES;
 use crate::units::lifetime_class::{CLASSES, FOREVER};
 use crate::units::size_class::GRANULE_BYTES;
 
@@ -135,9 +134,12 @@ fn mix(value: u64) -> u64 {
     (mixed ^ mixed >> 32) | 1
 }
 
+/// Up to this size, sizes share a site only within a granule.
+const EACH_GRANULE_BYTES: usize = 8 << 10;
+
 /// Sizes that share a site: 16 B apart when small, an eighth of the size apart when large.
 fn size_key(size: usize) -> u64 {
-    if size <= MAX_SMALL_BYTES {
+    if size <= EACH_GRANULE_BYTES {
         size.div_ceil(GRANULE_BYTES) as u64
     } else {
         let log2 = size.ilog2();
