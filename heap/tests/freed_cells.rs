@@ -1,6 +1,6 @@
 //! Cells of 2 KiB and more that were freed are allocated again without a search, and each only once.
 
-use heap::entry::{allocate, free};
+use heap::entry::{allocate, free, maintenance, start};
 use heap::observe::{check, stats};
 use heap::span::cells::Span;
 use heap::thread::current;
@@ -9,10 +9,12 @@ use heap::units::geometry::SPAN_BYTES;
 use std::collections::HashSet;
 use std::sync::atomic::Ordering::Relaxed;
 
-mod model_time;
+fn call(size: usize) -> Call {
+    Call { size, caller: 0x1000, stack: 0x7fff_0000 }
+}
 
 fn allocate(size: usize) -> usize {
-    allocate::allocate(Call { size, caller: 0x1000, stack: 0x7fff_0000 }) as usize
+    allocate::allocate(call(size)) as usize
 }
 
 fn free(object: usize) {
@@ -30,7 +32,15 @@ fn free_cells() -> usize {
 
 #[test]
 fn cells_that_were_freed_are_allocated_again() {
-    let mut pass = model_time::begin();
+    let mut now_ms = 1_000;
+    let mut pass = |ms: u64| {
+        for _ in 0..ms / 10 {
+            now_ms += 10;
+            maintenance::set_clock(now_ms * 1_000_000);
+        }
+    };
+    pass(10);
+    start::visit(&call(64)).expect("memory");
     let mut random = 1u64;
     let mut below = |n: usize| {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
