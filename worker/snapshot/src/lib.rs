@@ -25,6 +25,7 @@
 //! | [`function_call`] | a function of its own that it calls before it is taken |
 //! | [`threads`] | its threads, and the frames by which rt_sigreturn continues them |
 //! | [`plan`], [`program`], [`restorer`] | the list of system calls, and the program that makes them |
+//! | [`working_set`] | the pages that a first answer touched, which the next processes prepare |
 //! | [`saved`] | a snapshot that outlives the process that took it |
 
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
@@ -49,6 +50,7 @@ mod status;
 mod take;
 mod threads;
 mod tracee;
+pub mod working_set;
 
 pub use address_space::MappedFile;
 pub use own_folder::{Entry, lay_out};
@@ -58,6 +60,7 @@ pub use restorer::FAILED;
 pub use connection::Request;
 pub use function_call::Function;
 pub use take::{Limits, PAGES, RUNS, Snapshot, WAITS, Waiting, take};
+pub use working_set::WorkingSet;
 
 /// Why there is no snapshot.
 #[derive(Debug, thiserror::Error)]
