@@ -19,7 +19,7 @@ const MOST_DATA: usize = 4 << 20;
 /// The most bytes that the kernel reads by one call is some less than 2 GiB: it says that it read less.
 const MOST_READ: u64 = 1 << 30;
 /// The most calls of a [`Helper`].
-pub const MOST_CALLS: usize = 512;
+pub const MOST_CALLS: usize = 1024;
 /// What it is started with: it needs no memory of its own, and its id is kept nowhere.
 const HELPER_FLAGS: libc::c_int = libc::CLONE_VM
     | libc::CLONE_FS

@@ -27,10 +27,10 @@ use crate::plan::{MOST_CALLS, Operation};
 const PAGE: u64 = 4096;
 /// The end of what a process may map.
 const END: u64 = 0x7fff_ffff_f000;
-/// The most ranges: each is a system call.
-const MOST_RANGES: usize = MOST_CALLS / 2;
+/// The most ranges of what was written: each is a system call. Those of what was read have the other calls.
+const MOST_WRITES: usize = MOST_CALLS / 4 * 3;
 /// The most bytes of what was written: by so much more memory is a process's own that writes to none of it.
-pub const MOST_WRITTEN: u64 = 2 << 20;
+pub const MOST_WRITTEN: u64 = 8 << 20;
 /// The most bytes of what was read: page tables of 128 KiB.
 pub const MOST_READ: u64 = 64 << 20;
 /// The most pages that are looked at, and at once: a process may map files that have none.
@@ -78,15 +78,16 @@ impl WorkingSet {
                 }
             }
         }
-        set.written = bounded(set.written, MOST_WRITTEN);
-        set.read = bounded(set.read, MOST_READ);
+        set.written = bounded(set.written, MOST_WRITES, MOST_WRITTEN);
+        set.read = bounded(set.read, MOST_CALLS - set.written.len(), MOST_READ);
         Ok(set)
     }
 
     /// That of such a text, which anyone may have written; `None` if none could be read from a process.
     pub fn parse(text: &[u8]) -> Option<WorkingSet> {
         let set: WorkingSet = serde_json::from_slice(text).ok()?;
-        let fits = is_bounded(&set.written, MOST_WRITTEN) && is_bounded(&set.read, MOST_READ);
+        let fits = is_bounded(&set.written, MOST_WRITES, MOST_WRITTEN)
+            && is_bounded(&set.read, MOST_CALLS - set.written.len(), MOST_READ);
         fits.then_some(set)
     }
 
@@ -130,14 +131,14 @@ fn bytes(ranges: &[Range<u64>]) -> u64 {
 }
 
 /// Whether these are ranges as they are read.
-fn is_bounded(ranges: &[Range<u64>], most_bytes: u64) -> bool {
+fn is_bounded(ranges: &[Range<u64>], most: usize, most_bytes: u64) -> bool {
     let mut end = 0;
     let are_in_order = ranges.iter().all(|range| {
         let is_next = end <= range.start && range.start < range.end && range.end <= END;
         end = range.end;
         is_next && range.start.is_multiple_of(PAGE) && range.end.is_multiple_of(PAGE)
     });
-    are_in_order && ranges.len() <= MOST_RANGES && bytes(ranges) <= most_bytes
+    are_in_order && ranges.len() <= most && bytes(ranges) <= most_bytes
 }
 
 /// A mapping's addresses, in pieces that are looked at at once.
@@ -148,10 +149,10 @@ fn pieces(area: Area<&[u8]>) -> impl Iterator<Item = Range<u64>> {
 }
 
 /// The longest ranges, as many as are allowed.
-fn bounded(mut all: Vec<Range<u64>>, most_bytes: u64) -> Vec<Range<u64>> {
+fn bounded(mut all: Vec<Range<u64>>, most: usize, most_bytes: u64) -> Vec<Range<u64>> {
     all.sort_by_key(|range| std::cmp::Reverse(range.end - range.start));
     let mut left = most_bytes;
-    all.truncate(MOST_RANGES);
+    all.truncate(most);
     all.retain(|range| {
         let bytes = range.end - range.start;
         let fits = bytes <= left;
@@ -220,7 +221,7 @@ mod tests {
         let pages: Vec<u64> = (0x10_0000..0x210_0000_u64).step_by(2 * PAGE as usize).collect();
         let (written, present) = pages.split_at(pages.len() / 2);
         let scattered = read(maps, written, present);
-        assert_eq!((scattered.written.len(), scattered.read.len()), (MOST_RANGES, MOST_RANGES));
+        assert_eq!((scattered.written.len(), scattered.read.len()), (MOST_WRITES, MOST_CALLS - MOST_WRITES));
         assert_eq!(WorkingSet::parse(&scattered.text()), Some(scattered));
         // One range that is too long leaves others.
         let mut long: Vec<u64> =
@@ -240,7 +241,7 @@ mod tests {
         let most = range(0, MOST_READ);
         assert!(WorkingSet::parse(&text("", &most)).is_some());
         let number = |n: u64| range(2 * n * PAGE, (2 * n + 1) * PAGE);
-        let many: Vec<_> = (0..=MOST_RANGES as u64).map(number).collect();
+        let many: Vec<_> = (0..=MOST_WRITES as u64).map(number).collect();
         assert!(WorkingSet::parse(&text(&many[1..].join(","), "")).is_some());
         let wrong = [
             "1".to_string(),
@@ -254,11 +255,16 @@ mod tests {
             range(u64::MAX - 4095, u64::MAX),
             [range(8192, 16384), range(12288, 20480)].join(","),
             [range(8192, 12288), range(4096, 8192)].join(","),
-            many.join(","),
         ];
         let both = wrong.iter().flat_map(|wrong| [text(wrong, &good), text(&good, wrong)]);
-        let others =
-            [Vec::new(), b"{}".to_vec(), b"\xff\xfe".to_vec(), text(&range(0, MOST_WRITTEN + PAGE), "")];
+        let others = [
+            text(&many.join(","), ""),
+            text(&many[1..].join(","), &many.join(",")),
+            Vec::new(),
+            b"{}".to_vec(),
+            b"\xff\xfe".to_vec(),
+            text(&range(0, MOST_WRITTEN + PAGE), ""),
+        ];
         for wrong in both.chain(others) {
             assert_eq!(WorkingSet::parse(&wrong), None, "{}", String::from_utf8_lossy(&wrong));
         }
