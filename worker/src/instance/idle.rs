@@ -91,6 +91,7 @@ impl Instance {
         let worked = idle.worked;
         drop(idle);
         if worked && let Some(sandbox) = self.sandbox.get() {
+            sandbox.has_answered();
             sandbox.may_do_idle_work();
         }
     }

@@ -2,6 +2,7 @@
 
 mod preparing;
 mod ready;
+mod recording;
 mod restoring;
 mod taking;
 
@@ -201,6 +202,7 @@ impl Containers {
                     reached,
                     store,
                     restored,
+                    first_answer: Mutex::default(),
                     steps,
                     connections: order.connections(),
                 };
