@@ -12,8 +12,8 @@ use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 use uuid::Uuid;
 
+use super::Instance;
 use super::shutdown::FAILURE;
-use super::{Instance, lock};
 use crate::base::limits;
 use crate::invocation::platform::{PlatformEvent, Status};
 use crate::invocation::request::{Invocation, Outcome};
@@ -169,6 +169,30 @@ impl Extensions {
         sent
     }
 
+    /// The runtime waits for work. `timer` ends the instance if an extension is not done by then.
+    pub(super) fn runtime_waits(&mut self, timer: Option<AbortHandle>) {
+        self.runtime_waits += 1;
+        match self.several {
+            true => timer.iter().for_each(AbortHandle::abort),
+            false => self.timer = timer,
+        }
+    }
+
+    /// Whether all were ready once: the runtime alone does not make an instance so.
+    pub(super) fn was_ready(&self) -> bool {
+        self.was_ready
+    }
+
+    /// Whether its runtime is done, and an extension is not.
+    pub(super) fn are_at_work(&self) -> bool {
+        self.runtime_waits > 0
+    }
+
+    /// From now on this is the reason of the shutdown that extensions receive, unless there is one.
+    pub(super) fn end_because_of(&mut self, reason: &'static str) {
+        self.reason.get_or_insert(reason);
+    }
+
     /// Whether extensions have registered, and whether one of them is a program of its own.
     pub(super) fn kinds(&self) -> (bool, bool) {
         let is_program = |known: &Extension| self.started.contains(&known.name);
@@ -186,58 +210,50 @@ impl Extensions {
 impl Instance {
     /// Registers an extension, and returns its identifier.
     pub(crate) fn register_extension(&self, name: &str, wishes: Wishes) -> Result<ExtensionId, Refused> {
-        lock(&self.extensions).register(name, wishes)
+        self.state().extensions.register(name, wishes)
     }
 
     /// An extension is done, and asks for what comes next.
     pub(crate) fn next_for_extension(&self, id: ExtensionId) -> Result<oneshot::Receiver<Value>, Refused> {
-        let next = lock(&self.extensions).next(id)?;
+        let next = self.state().extensions.next(id)?;
         self.ready_if_all_wait();
         Ok(next)
     }
 
     /// The name of an extension.
     pub(crate) fn extension(&self, id: ExtensionId) -> Result<String, Refused> {
-        lock(&self.extensions).registered.get(&id).map(|known| known.name.clone()).ok_or(Refused::Unknown)
+        let known = self.state().extensions.registered.get(&id).map(|known| known.name.clone());
+        known.ok_or(Refused::Unknown)
     }
 
     /// An extension cannot go on: callers that wait receive the reason, and the instance ends.
     pub(crate) fn extension_failed(&self, kind: &str, reason: &str) {
         tracing::warn!("{}: {kind}: {reason}", self.label());
-        {
-            let mut extensions = lock(&self.extensions);
-            extensions.failed = true;
-            extensions.reason.get_or_insert(FAILURE);
-        }
-        let busy = lock(&self.requests).ids();
-        if busy.is_empty() {
-            let _ = lock(&self.failure).get_or_insert_with(|| Ok(Outcome::error(kind, reason)));
-        }
+        let (busy, was_ready) = {
+            let mut state = self.state();
+            state.extensions.failed = true;
+            state.extensions.end_because_of(FAILURE);
+            let busy = state.requests.ids();
+            if busy.is_empty() {
+                state.failure.get_or_insert_with(|| Ok(Outcome::error(kind, reason)));
+            }
+            (busy, state.extensions.was_ready)
+        };
         for id in busy {
             // The runtime may have answered meanwhile.
             drop(self.finish(id, Outcome::error(kind, &format!("RequestId: {id} {reason}"))));
         }
-        match self.was_ready() {
+        match was_ready {
             true => self.scheduler.clone().end(self.id),
             // Not by the pool: it would start another instance for the waiting caller, without the reason.
             false => self.stop(),
         }
     }
 
-    /// The runtime waits for work. `timer` ends the instance if an extension is not done by then.
-    pub(super) fn runtime_waits(&self, timer: Option<AbortHandle>) {
-        let mut extensions = lock(&self.extensions);
-        extensions.runtime_waits += 1;
-        match extensions.several {
-            true => timer.iter().for_each(AbortHandle::abort),
-            false => extensions.timer = timer,
-        }
-    }
-
     /// Reports to the pool that the instance is ready.
     pub(super) fn ready_if_all_wait(&self) {
         let (ready, has_started) = {
-            let mut extensions = lock(&self.extensions);
+            let extensions = &mut self.state().extensions;
             let before = extensions.was_ready;
             (extensions.take_ready().unwrap_or_default(), !before && extensions.was_ready)
         };
@@ -245,13 +261,7 @@ impl Instance {
             self.publish_start();
         }
         if ready > 0 {
-            let idle_work = {
-                let requests = lock(&self.requests);
-                requests.is_idle().then(|| requests.idle_work())
-            };
-            if let Some(idle_work) = idle_work {
-                self.idles(idle_work);
-            }
+            self.idles();
         }
         for _ in 0..ready {
             self.scheduler.clone().ready(self.id);
@@ -261,24 +271,14 @@ impl Instance {
     /// Publishes what an instance has once it has started.
     fn publish_start(&self) {
         let events: Vec<PlatformEvent> = {
-            let extensions = lock(&self.extensions);
+            let state = self.state();
             let event = |known: &Extension| PlatformEvent::extension(&known.name, &known.wishes.names());
-            extensions.registered.values().map(event).collect()
+            state.extensions.registered.values().map(event).collect()
         };
         events.iter().for_each(|event| self.publish(event));
         let after = self.start_time().unwrap_or_default();
         self.publish(&PlatformEvent::init_report(after, &Status::Success));
         self.close_subscriptions();
-    }
-
-    /// Whether its runtime is done, and an extension is not.
-    pub(super) fn extension_is_at_work(&self) -> bool {
-        lock(&self.extensions).runtime_waits > 0
-    }
-
-    /// From now on this is the reason of the shutdown that extensions receive, unless there is one.
-    pub(super) fn ends_because_of(&self, reason: &'static str) {
-        lock(&self.extensions).reason.get_or_insert(reason);
     }
 
     /// The runtime receives an invocation: extensions receive the event.
@@ -290,17 +290,17 @@ impl Instance {
             "invokedFunctionArn": invocation.arn,
             "tracing": { "type": "X-Amzn-Trace-Id", "value": invocation.trace_id },
         });
-        lock(&self.extensions).send_event(|wishes| wishes.invoke, &event);
+        self.state().extensions.send_event(|wishes| wishes.invoke, &event);
     }
 
     /// Whether it was ready once: its runtime alone does not make it so.
     pub(super) fn was_ready(&self) -> bool {
-        lock(&self.extensions).was_ready
+        self.state().extensions.was_ready
     }
 
     /// The programs that were started with the runtime.
     pub(super) fn extensions_started(&self, names: &[String]) {
-        let mut extensions = lock(&self.extensions);
+        let extensions = &mut self.state().extensions;
         extensions.started = names.to_vec();
         extensions.several = self.deployment.settings.at_once() > 1;
     }

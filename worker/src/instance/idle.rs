@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use worker_page::data::Event;
 
-use super::{Instance, lock};
+use super::Instance;
 use crate::sandbox::history;
 use crate::sandbox::interface::Sandbox;
 
@@ -58,6 +58,10 @@ impl Idle {
         (runs, changes.into_iter().flatten().filter(|change| *change > now).min())
     }
 
+    fn is_to_freeze(&self, now: Instant) -> bool {
+        !self.frozen && !self.look(now).0
+    }
+
     /// The runtime's report may be false, so it waits twice as long each time.
     fn did_idle_work(&mut self, now: Instant, again_after: Option<Duration>) {
         self.idle_work.pop_front();
@@ -76,20 +80,26 @@ impl Idle {
 }
 
 impl Instance {
-    /// The instance waits for work from now on, and wants to do idle work at these times: of each of its
-    /// processes that wait, as some rest while others work.
-    pub(super) fn idles(&self, idle_work: Vec<Instant>) {
+    /// The instance waits for work from now on, unless it has some. It does idle work at the times that its
+    /// processes which wait have asked for, as some rest while others work.
+    pub(super) fn idles(&self) {
         let now = Instant::now();
-        let mut idle = lock(&self.idle);
-        idle.since = Some(now);
-        idle.repeats_after = REPEATS_AFTER;
-        let most = MOST_IDLE_WORK * self.deployment.settings.at_once() as usize;
-        let due = idle_work.into_iter().filter(|at| *at + GRACE >= now);
-        idle.idle_work = due.take(most).map(|at| at.clamp(now, now + MOST)).collect();
-        let pages_out = self.deployment.settings.page_out_after_s;
-        idle.pages_out = pages_out.map(|seconds| now + Duration::from_secs(seconds.into()));
-        let worked = idle.worked;
-        drop(idle);
+        let worked = {
+            let mut state = self.state();
+            if !state.requests.is_idle() {
+                return;
+            }
+            let idle_work = state.requests.idle_work();
+            let idle = &mut state.idle;
+            idle.since = Some(now);
+            idle.repeats_after = REPEATS_AFTER;
+            let most = MOST_IDLE_WORK * self.deployment.settings.at_once() as usize;
+            let due = idle_work.into_iter().filter(|at| *at + GRACE >= now);
+            idle.idle_work = due.take(most).map(|at| at.clamp(now, now + MOST)).collect();
+            let pages_out = self.deployment.settings.page_out_after_s;
+            idle.pages_out = pages_out.map(|seconds| now + Duration::from_secs(seconds.into()));
+            idle.worked
+        };
         if worked && let Some(sandbox) = self.sandbox.get() {
             sandbox.has_answered();
             sandbox.may_do_idle_work();
@@ -98,7 +108,7 @@ impl Instance {
 
     /// The instance has work, or is about to: thaws it.
     pub(super) fn works(&self) {
-        let mut idle = lock(&self.idle);
+        let idle = &mut self.state().idle;
         idle.since = None;
         idle.pages_out = None;
         idle.worked = true;
@@ -118,7 +128,7 @@ impl Instance {
 
     /// The instance has done idle work, and may want more if it still has no work then.
     pub(super) fn did_idle_work(&self, again_after: Option<Duration>) {
-        lock(&self.idle).did_idle_work(Instant::now(), again_after);
+        self.state().idle.did_idle_work(Instant::now(), again_after);
         self.idle_changes.notify_one();
     }
 
@@ -126,8 +136,11 @@ impl Instance {
     pub(super) async fn freeze_while_idle(&self, sandbox: &dyn Sandbox) -> Infallible {
         loop {
             let now = Instant::now();
+            if self.state().idle.is_to_freeze(now) {
+                sandbox.may_do_idle_work();
+            }
             let (changes, pages_out) = {
-                let mut idle = lock(&self.idle);
+                let idle = &mut self.state().idle;
                 let (runs, changes) = idle.look(now);
                 if runs && idle.frozen {
                     idle.gives_way = true;
@@ -135,7 +148,6 @@ impl Instance {
                     sandbox.thaw();
                     idle.frozen = false;
                 } else if !runs && !idle.frozen {
-                    sandbox.may_do_idle_work();
                     idle.frozen = sandbox.freeze();
                     self.context.count.freezes.fetch_add(u64::from(idle.frozen), Ordering::Relaxed);
                 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde::Deserialize;
 use worker_page::data::Event;
 
-use super::{Instance, lock};
+use super::Instance;
 use worker_system::text::plain_reason;
 
 /// An instance's report of its idle work. Nothing depends on its truth.
@@ -40,13 +40,13 @@ impl Instance {
         self.context.count.idle_work.fetch_add(1, Ordering::Relaxed);
         self.did_idle_work(rest.again_after_ms.map(Duration::from_millis));
         {
-            let mut last = lock(&self.rested);
-            if last.is_some_and(|last| last.elapsed() < Duration::from_millis(200)) {
+            let mut state = self.state();
+            if state.noted_idle_work.is_some_and(|last| last.elapsed() < Duration::from_millis(200)) {
                 return;
             }
-            *last = Some(Instant::now());
+            state.noted_idle_work = Some(Instant::now());
+            state.heap = (rest.heap_live_bytes, rest.heap_held_bytes);
         }
-        *lock(&self.heap) = (rest.heap_live_bytes, rest.heap_held_bytes);
         let ms = Some(rest.ms).filter(|ms| ms.is_finite());
         if rest.merges && (rest.shared_pages > 0 || rest.errno != 0) {
             let error = std::io::Error::from_raw_os_error(rest.errno);

@@ -7,9 +7,9 @@ use anyhow::Result;
 use tokio::task::JoinSet;
 use worker_page::data::Event;
 
+use super::Instance;
 use super::requests::{Overdue, Stage};
 use super::shutdown::{FAILURE, TIMEOUT};
-use super::{Instance, lock};
 use crate::base::error::ApiError;
 use crate::base::limits;
 use crate::instance::runtime_api;
@@ -24,8 +24,8 @@ impl Instance {
         if let Err(error) = self.try_to_live().await {
             tracing::error!("{}: {error:#}", self.label());
             self.note(Event { message: Some(format!("{error:#}")), ..self.event("fail") });
-            *lock(&self.failure) =
-                Some(Err(ApiError::service(format!("no instance could be started: {error:#}"))));
+            let failure = ApiError::service(format!("no instance could be started: {error:#}"));
+            self.state().failure = Some(Err(failure));
         }
         self.scheduler.clone().ended(self.id);
     }
@@ -82,7 +82,7 @@ impl Instance {
         let init = at_least.max(timeout) * self.context.maker.slower();
         tokio::select! {
             ended = ending => {
-                self.ends_because_of(FAILURE);
+                self.state().extensions.end_because_of(FAILURE);
                 self.ended_by_itself(&ended);
                 return Some(ended.how);
             }
@@ -91,8 +91,10 @@ impl Instance {
                 let message = format!("Error: Init phase timed out after {} seconds", init.as_secs());
                 let timed_out = Some(End::TimedOut(init.as_secs() as u32));
                 let outcome = Outcome { end: timed_out, ..Outcome::error("Sandbox.Timedout", &message) };
-                *lock(&self.failure) = Some(Ok(outcome));
-                self.ends_because_of(TIMEOUT);
+                let mut state = self.state();
+                state.failure = Some(Ok(outcome));
+                state.extensions.end_because_of(TIMEOUT);
+                drop(state);
                 tracing::warn!("{}: {message}", self.label());
             }
         }
@@ -101,7 +103,7 @@ impl Instance {
 
     /// It is to end. What it still has is lost: the worker answers those callers once it has ended.
     fn stopped(&self) {
-        let (_, running) = lock(&self.requests).end();
+        let (_, running) = self.state().requests.end();
         running.iter().for_each(|work| work.timer.abort());
     }
 
@@ -114,16 +116,19 @@ impl Instance {
 
     /// The runtime has ended by itself: callers that wait for it receive the reason.
     fn ended_by_itself(&self, Ended { how: ending, out_of_memory }: &Ended) {
-        let (stage, running) = lock(&self.requests).end();
+        let (stage, running) = self.state().requests.end();
         let memory = self.deployment.settings.memory_mib;
         let cause = if *out_of_memory { format!(" (memory of {memory} MB used up)") } else { String::new() };
         tracing::warn!("{}: {ending}{cause}", self.label());
         self.note(Event { message: Some(format!("{ending}{cause}")), ..self.event("ended") });
         let kind = ending.kind();
-        if stage != Stage::Ended && !self.was_ready() {
-            // The runtime's own error is better.
-            lock(&self.failure)
-                .get_or_insert_with(|| Ok(Outcome::error(kind, &format!("Error: {ending}{cause}"))));
+        {
+            let mut state = self.state();
+            if stage != Stage::Ended && !state.extensions.was_ready() {
+                // The runtime's own error is better.
+                let outcome = || Ok(Outcome::error(kind, &format!("Error: {ending}{cause}")));
+                state.failure.get_or_insert_with(outcome);
+            }
         }
         for work in running {
             work.timer.abort();
@@ -135,7 +140,7 @@ impl Instance {
     /// A process of the runtime's has ended with this status: the caller whose request it had receives the
     /// reason. The others go on.
     pub(crate) fn process_ended(&self, process: u32, status: i32) {
-        let Some(id) = lock(&self.requests).process_ended(process) else { return };
+        let Some(id) = self.state().requests.process_ended(process) else { return };
         let ending = Ending::of_wait_status(status);
         tracing::warn!("{}: {ending}, in a process that had request {id}", self.label());
         // Its answer may have been received just now.
@@ -144,16 +149,18 @@ impl Instance {
 
     pub(super) fn out_of_time(&self, request: RequestId) {
         let timeout_s = self.deployment.settings.timeout_s;
-        let extension_works = self.extension_is_at_work();
-        let overdue = lock(&self.requests).out_of_time(request, extension_works);
-        let (work, is_last) = match overdue {
-            Overdue::No => return,
-            Overdue::Request(work) => (Some(work), false),
-            Overdue::Last(work) => (work, true),
+        let (work, is_last, extension_works) = {
+            let mut state = self.state();
+            let extension_works = state.extensions.are_at_work();
+            match state.requests.out_of_time(request, extension_works) {
+                Overdue::No => return,
+                Overdue::Request(work) => (Some(work), false, extension_works),
+                Overdue::Last(work) => {
+                    state.extensions.end_because_of(TIMEOUT);
+                    (work, true, extension_works)
+                }
+            }
         };
-        if is_last {
-            self.ends_because_of(TIMEOUT);
-        }
         match work {
             Some(work) => {
                 let outcome = Outcome::timed_out(work.invocation.id, timeout_s);

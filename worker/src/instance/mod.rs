@@ -11,6 +11,7 @@ mod reports;
 mod requests;
 pub(crate) mod runtime_api;
 mod shutdown;
+mod state;
 mod telemetry;
 
 pub(crate) use extensions::{ExtensionId, Refused, Wishes};
@@ -33,10 +34,11 @@ use crate::invocation::id::InvocationId;
 use crate::invocation::logs::{Logs, Stream};
 use crate::invocation::output::Output;
 use crate::invocation::platform::{PlatformEvent, Status};
-use crate::invocation::request::{Figures, Invocation, Outcome};
+use crate::invocation::request::{Invocation, Outcome};
 use crate::sandbox::history::{self, History};
 use crate::sandbox::interface::{Handler, Maker, Order, Sandbox};
-use requests::{Requests, Stage, Work};
+use requests::{Stage, Work};
+use state::State;
 use worker_container::steps::now_ns;
 use worker_pool::{InstanceId, RequestId};
 use worker_system::lock::lock;
@@ -81,24 +83,12 @@ pub struct Instance {
     context: Arc<InstanceContext>,
     started: Instant,
     started_ns: u64,
-    requests: Mutex<Requests>,
-    /// Set when it first asks for work, taken by the first report.
-    init: Mutex<Option<Duration>>,
+    state: Mutex<State>,
     started_in: OnceLock<Duration>,
-    /// When it last reported idle work.
-    rested: Mutex<Option<Instant>>,
-    /// Live and held bytes of its heap, as it last reported.
-    heap: Mutex<(u64, u64)>,
     output: OnceLock<Output>,
     sandbox: OnceLock<Arc<dyn Sandbox>>,
-    /// Why it could not start: the answer for the request that waited for it.
-    failure: Mutex<Option<Result<Outcome, ApiError>>>,
-    /// The figures of that start, for the request's line of them.
-    failed_start: Mutex<Option<Figures>>,
     answering_ends: Notify,
-    extensions: Mutex<extensions::Extensions>,
     telemetry: telemetry::Telemetry,
-    idle: Mutex<idle::Idle>,
     /// Notified when it may be time to freeze or thaw it earlier than planned.
     idle_changes: Notify,
     stop: Notify,
@@ -125,7 +115,7 @@ impl Instance {
         scheduler: Arc<dyn Scheduler>,
         context: Arc<InstanceContext>,
     ) -> Instance {
-        let requests = Mutex::new(Requests::new(deployment.settings.at_once()));
+        let state = Mutex::new(State::new(deployment.settings.at_once()));
         Instance {
             id,
             deployment,
@@ -134,19 +124,12 @@ impl Instance {
             context,
             started: Instant::now(),
             started_ns: now_ns(),
-            requests,
-            init: Mutex::new(None),
+            state,
             started_in: OnceLock::new(),
-            rested: Mutex::new(None),
-            heap: Mutex::default(),
             output: OnceLock::new(),
             sandbox: OnceLock::new(),
-            failure: Mutex::new(None),
-            failed_start: Mutex::new(None),
             answering_ends: Notify::new(),
-            extensions: Mutex::default(),
             telemetry: telemetry::Telemetry::default(),
-            idle: Mutex::default(),
             idle_changes: Notify::new(),
             stop: Notify::new(),
         }
@@ -164,7 +147,7 @@ impl Instance {
 
     /// Bytes of live objects in its heap and of the blocks that they are in, at its last idle work.
     pub fn heap_bytes(&self) -> (u64, u64) {
-        *lock(&self.heap)
+        self.state().heap
     }
 
     /// Its memory: private, shared, of files. Reads page tables, which takes milliseconds.
@@ -205,16 +188,16 @@ impl Instance {
         process: Option<u32>,
     ) -> Result<oneshot::Receiver<Arc<Invocation>>, Misuse> {
         let (receiver, is_first) = {
-            let mut requests = lock(&self.requests);
+            let mut state = self.state();
             let now = Instant::now();
             let idle_work = idle_work_after.iter().map(|after| now + *after).collect();
-            let asked = requests.ask(idle_work, process)?;
+            let asked = state.requests.ask(idle_work, process)?;
             if asked.is_again {
                 return Ok(asked.receiver);
             }
             if asked.is_first {
                 let init = self.started.elapsed();
-                *lock(&self.init) = Some(init);
+                state.init = Some(init);
                 let _ = self.started_in.set(init);
                 let restored = self.was_restored();
                 self.context.count.started(init, restored);
@@ -223,7 +206,7 @@ impl Instance {
                 tracing::debug!("{}: {kind} in {:.1} ms: {steps:?}", self.label(), init.as_secs_f64() * 1e3);
                 self.note(Event { ms: history::ms(init), steps, ..self.event(kind) });
             }
-            self.runtime_waits(asked.timer);
+            state.extensions.runtime_waits(asked.timer);
             (asked.receiver, asked.is_first)
         };
         if is_first {
@@ -256,7 +239,7 @@ impl Instance {
             let timer = timer.abort_handle();
             Work { request, invocation, since: Instant::now(), timer, answering: false, process: None }
         };
-        lock(&self.requests).give(invocation, work)
+        self.state().requests.give(invocation, work)
     }
 
     /// The runtime is about to receive the invocation: it runs again, and its log begins.
@@ -275,8 +258,8 @@ impl Instance {
     /// The runtime is about to send the answer to this request. The worker reads its body only once this
     /// has succeeded, and only one answer's.
     pub(crate) fn begin_answer(&self, id: InvocationId) -> Result<(), Misuse> {
-        let mut requests = lock(&self.requests);
-        let work = requests.of(id)?;
+        let mut state = self.state();
+        let work = state.requests.of(id)?;
         match std::mem::replace(&mut work.answering, true) {
             false => Ok(()),
             true => Err(Misuse::Answering),
@@ -285,7 +268,7 @@ impl Instance {
 
     /// The answer did not come: the runtime may try again.
     pub(crate) fn abandon_answer(&self, id: InvocationId) {
-        if let Ok(work) = lock(&self.requests).of(id) {
+        if let Ok(work) = self.state().requests.of(id) {
             work.answering = false;
         }
         self.answering_ends.notify_waiters();
@@ -293,14 +276,15 @@ impl Instance {
 
     /// The runtime is done with a request that took too long.
     pub(crate) fn finish_overdue(&self, id: InvocationId) {
-        if lock(&self.requests).finish_overdue(id) {
+        let was_overdue = self.state().requests.finish_overdue(id);
+        if was_overdue {
             tracing::debug!("{}: {id} is answered after its time", self.label());
         }
     }
 
     /// Why an answer is refused that names no request of it.
     pub(crate) fn no_such_request(&self) -> Misuse {
-        lock(&self.requests).no_such()
+        self.state().requests.no_such()
     }
 
     /// Notified whenever an answer has been received, or did not come.
@@ -310,7 +294,7 @@ impl Instance {
 
     /// Whether it may still report why it cannot start.
     pub(crate) fn is_starting(&self) -> bool {
-        lock(&self.requests).stage == Stage::Init
+        self.state().requests.stage == Stage::Init
     }
 
     /// The runtime has answered (`POST /invocation/ID/response` or `/error`).
@@ -320,22 +304,23 @@ impl Instance {
 
     /// The invocation that it has, if it is this one.
     pub(crate) fn invocation(&self, id: InvocationId) -> Option<Arc<Invocation>> {
-        lock(&self.requests).of(id).ok().map(|work| work.invocation.clone())
+        self.state().requests.of(id).ok().map(|work| work.invocation.clone())
     }
 
     /// The request's result.
     pub(crate) fn finish(&self, id: InvocationId, outcome: Outcome) -> Result<(), Misuse> {
-        let work = lock(&self.requests).finish(id)?;
+        let work = self.state().requests.finish(id)?;
         self.report(work, outcome);
         Ok(())
     }
 
     /// The runtime reports why it cannot start (`POST /init/error`).
     pub(crate) fn init_failed(&self, payload: Bytes) -> Result<(), Misuse> {
-        if !self.is_starting() {
+        let mut state = self.state();
+        if state.requests.stage != Stage::Init {
             return Err(Misuse::State);
         }
-        *lock(&self.failure) = Some(Ok(Outcome::answered(payload, true)));
+        state.failure = Some(Ok(Outcome::answered(payload, true)));
         Ok(())
     }
 

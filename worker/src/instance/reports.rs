@@ -1,7 +1,7 @@
 //! What Lambda itself reports of an instance: lines of its log, in plain text or in JSON, and events for
 //! subscribers.
 
-use super::{Instance, Work, lock};
+use super::{Instance, Work};
 use crate::base::error::ApiError;
 use crate::invocation::platform::{PlatformEvent, Status};
 use crate::invocation::request::{End, Figures, Invocation, Outcome, init_report_line, report_line};
@@ -60,9 +60,10 @@ impl Instance {
 
     /// Answers the caller and writes the log's last lines.
     pub(super) fn report(&self, work: Work, mut outcome: Outcome) {
+        let init = self.state().init.take();
         let figures = Figures {
             duration: work.since.elapsed(),
-            init: lock(&self.init).take(),
+            init,
             restored: self.was_restored(),
             memory_mib: self.deployment.settings.memory_mib,
             peak_bytes: self.peak_bytes(),
@@ -77,36 +78,43 @@ impl Instance {
 
     /// Writes to the function's log that it could not start.
     pub(super) fn report_failed_start(&self) {
-        let (line, status) = match &*lock(&self.failure) {
-            Some(Ok(outcome)) if !self.was_ready() => {
-                let error = (outcome.end.is_none()).then(|| outcome.error_type());
-                (outcome.status(), Status::new(outcome.end.as_ref(), error))
+        let (line, status) = {
+            let state = self.state();
+            match &state.failure {
+                Some(Ok(outcome)) if !state.extensions.was_ready() => {
+                    let error = (outcome.end.is_none()).then(|| outcome.error_type());
+                    (outcome.status(), Status::new(outcome.end.as_ref(), error))
+                }
+                _ => return,
             }
-            _ => return,
         };
         if let Some(output) = self.output.get() {
             output.catch_up(self.is_alone());
             self.publish(&PlatformEvent::init_runtime_done(&status));
             self.say(&init_report_line(self.age(), &line));
             self.publish(&PlatformEvent::init_report(self.age(), &status));
-            *lock(&self.failed_start) = Some(Figures {
+            let figures = Figures {
                 duration: self.age(),
                 init: None,
                 restored: false,
                 memory_mib: self.deployment.settings.memory_mib,
                 peak_bytes: self.peak_bytes(),
                 end: Some(line),
-            });
+            };
+            self.state().failed_start = Some(figures);
         }
     }
 
     /// Why it could not start, once it has ended: the answer to this request, which waited for it. Writes
     /// the lines that the function's log has for each request.
     pub(crate) fn take_failure(&self, invocation: &Invocation) -> Result<Outcome, ApiError> {
-        let failure = lock(&self.failure).take();
+        let (failure, failed_start) = {
+            let mut state = self.state();
+            (state.failure.take(), state.failed_start.take())
+        };
         let unknown = || Err(ApiError::service("the instance ended while it started"));
         let mut outcome = failure.unwrap_or_else(unknown)?;
-        if let Some(figures) = lock(&self.failed_start).take() {
+        if let Some(figures) = failed_start {
             self.say_start(invocation);
             self.say_end(invocation, &figures, &mut outcome);
         }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout_at};
 
-use super::{Instance, lock};
+use super::Instance;
 use crate::base::time::now_ms;
 use crate::sandbox::interface::{Ending, Sandbox};
 
@@ -46,7 +46,7 @@ impl Instance {
     /// Has its processes end. `first` is the process that has ended by itself, if one has. Returns when all
     /// may be killed.
     pub(super) async fn shut_down(&self, sandbox: &dyn Sandbox, first: Option<Ending>) {
-        let (any, programs) = lock(&self.extensions).kinds();
+        let (any, programs) = self.state().extensions.kinds();
         if !any {
             return;
         }
@@ -70,7 +70,7 @@ impl Instance {
         if !running.nothing && programs {
             self.deliver_last_events(sandbox).await;
             let left = (begun + time).saturating_duration_since(Instant::now());
-            let receivers = lock(&self.extensions).send_shutdown(now_ms() + left.as_millis() as u64);
+            let receivers = self.state().extensions.send_shutdown(now_ms() + left.as_millis() as u64);
             wait(sandbox, &mut running, begun + time, |running| receivers.is_subset(&running.ended)).await;
         }
     }
