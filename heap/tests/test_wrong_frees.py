@@ -7,7 +7,11 @@ import pytest
 from preloaded import build, directives
 
 CASES = directives("errors")
-SIZED = [f"{name}-{size}" for size in ("small", "medium", "block", "large", "huge") for name in CASES["sized"].split()]
+SIZED = [
+    f"{name}-{size}"
+    for size in ("small", "medium", "block", "large", "huge")
+    for name in CASES["sized"].split()
+]
 
 
 @pytest.mark.parametrize("case", SIZED + CASES["others"].split())
