@@ -101,7 +101,6 @@ impl Instance {
             idle.worked
         };
         if worked && let Some(sandbox) = self.sandbox.get() {
-            sandbox.has_answered();
             sandbox.may_do_idle_work();
         }
     }

@@ -23,9 +23,6 @@ use crate::sandbox::accept::accept;
 use crate::sandbox::interface::{BoxFuture, Connection, Ended, Handler, RUNTIME_HEADER_BYTES, Sandbox};
 use crate::sandbox::reach;
 
-/// What is done once an instance has answered first: it receives the instance's processes, and their user.
-pub(super) type FirstAnswer = Box<dyn FnOnce(Vec<i32>, Option<u32>) + Send>;
-
 /// An instance as processes of this host.
 pub(super) struct Instance {
     pub label: String,
@@ -49,7 +46,6 @@ pub(super) struct Instance {
     pub store: Option<(Arc<PageStores>, FunctionId)>,
     /// Whether its runtime was restored from a snapshot.
     pub restored: bool,
-    pub first_answer: Mutex<Option<FirstAnswer>>,
     /// What was done when, until its runtime was started or restored.
     pub steps: Steps,
     /// The most connections to the Runtime API at once.
@@ -147,13 +143,6 @@ impl Sandbox for Instance {
 
     fn peak_bytes(&self) -> Option<u64> {
         self.cgroup.peak_bytes()
-    }
-
-    fn has_answered(&self) {
-        let first_answer = lock(&self.first_answer).take();
-        if let Some(first_answer) = first_answer {
-            first_answer(self.cgroup.processes(), self.user);
-        }
     }
 
     fn may_do_idle_work(&self) {

@@ -229,9 +229,6 @@ pub(crate) trait Sandbox: Send + Sync {
         None
     }
 
-    /// It has answered, and waits for its next request. Called after every answer.
-    fn has_answered(&self) {}
-
     /// It has worked, or has nothing to do: its runtime may soon need what only its idle work uses. Called
     /// often.
     fn may_do_idle_work(&self) {}

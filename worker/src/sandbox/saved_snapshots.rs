@@ -124,18 +124,6 @@ impl SavedSnapshots {
         work.await.context("saving was cut short")?
     }
 
-    /// Saves the working set of a snapshot, if that is saved.
-    ///
-    /// # Errors
-    /// The disk is full or fails.
-    pub async fn save_working_set(&self, order: &Order, snapshot: Arc<Snapshot>) -> Result<()> {
-        let name = file_name(&order.deployment.name, &order.deployment.version);
-        let folder = self.folder.clone();
-        let work =
-            tokio::task::spawn_blocking(move || saved::save_working_set(&snapshot, folder.as_fd(), &name));
-        Ok(work.await.context("saving was cut short")??)
-    }
-
     /// The snapshot that an earlier worker has saved for the same. One that is of no use is removed.
     ///
     /// # Errors
@@ -206,8 +194,8 @@ fn make_room(folder: &Path, most_bytes: u64) -> Result<()> {
             break;
         }
         bytes -= size;
-        for ending in saved::ENDINGS {
-            let _ = fs::remove_file(pages.with_extension(&ending[1..])); // another worker may have done so
+        for ending in ["about", "pages", "program"] {
+            let _ = fs::remove_file(pages.with_extension(ending)); // another worker may have done so
         }
     }
     Ok(())

@@ -2,7 +2,6 @@
 
 mod preparing;
 mod ready;
-mod recording;
 mod restoring;
 mod taking;
 
@@ -202,7 +201,6 @@ impl Containers {
                     reached,
                     store,
                     restored,
-                    first_answer: Mutex::default(),
                     steps,
                     connections: order.connections(),
                 };

@@ -10,7 +10,6 @@ use crate::sandbox::container::Instance;
 use crate::sandbox::interface::Order;
 use crate::sandbox::snapshots;
 use worker_snapshot::Snapshot;
-use worker_system::lock::lock;
 
 /// One is loaded at a time: its pages are read from the disk, and counted.
 static LOADING: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
@@ -28,12 +27,9 @@ impl Containers {
         for _ in 0..2 {
             let Some(snapshot) = self.snapshots.of(&order.deployment) else { break };
             let restored = Order { snap_start: true, ..order.clone() };
-            match self.make(&restored, Start::Restored(snapshot.clone())).await {
+            match self.make(&restored, Start::Restored(snapshot)).await {
                 Ok((instance, _)) => {
                     self.snapshots.restored(&order.deployment);
-                    if snapshot.working_set().is_none() {
-                        *lock(&instance.first_answer) = Some(self.clone().records(&order, snapshot));
-                    }
                     tokio::spawn(self.clone().drop_unused(order.deployment.function));
                     return Ok(instance);
                 }
