@@ -5,8 +5,6 @@
 
 use std::ops::Range;
 
-use serde::{Deserialize, Serialize};
-
 use crate::Error;
 use crate::restorer::{NO_SLOT, OPERATION_BYTES, special, want};
 
@@ -18,15 +16,6 @@ pub const MOST_OPERATIONS: usize = 4096;
 const MOST_DATA: usize = 4 << 20;
 /// The most bytes that the kernel reads by one call is some less than 2 GiB: it says that it read less.
 const MOST_READ: u64 = 1 << 30;
-/// The most calls of a [`Helper`].
-pub const MOST_CALLS: usize = 1024;
-/// What it is started with: it needs no memory of its own, and its id is kept nowhere.
-const HELPER_FLAGS: libc::c_int = libc::CLONE_VM
-    | libc::CLONE_FS
-    | libc::CLONE_FILES
-    | libc::CLONE_SIGHAND
-    | libc::CLONE_THREAD
-    | libc::CLONE_SYSVSEM;
 /// The most slots, the vDSO's among them.
 const MOST_SLOTS: usize = 1024;
 
@@ -115,12 +104,6 @@ impl Operation {
         debug_assert!(argument < 5);
         self.added[argument] = slot.0;
         self
-    }
-
-    /// It does nothing, until it has its number again.
-    fn dormant(mut self) -> Operation {
-        self.number = libc::SYS_gettid;
-        self.or_not()
     }
 
     fn bytes(&self) -> [u8; OPERATION_BYTES] {
@@ -250,30 +233,6 @@ impl Plan {
         self.operations[thread.0].arguments[5] = first;
     }
 
-    /// Appends the start of a thread that a change of the list switches on. Where there may be no further
-    /// thread, the process goes on without.
-    ///
-    /// # Errors
-    /// The list has too much.
-    pub fn push_helper(&mut self) -> Result<Helper, Error> {
-        let start = self.operations.len();
-        let all_signals = self.data(&[u8::MAX; 8])?;
-        let block = [libc::SIG_SETMASK as u64, all_signals, 0, 8];
-        self.push(Operation::call(libc::SYS_rt_sigprocmask, &block).dormant())?;
-        self.push(Operation::call(special::CLONE, &[HELPER_FLAGS as u64]).dormant())?;
-        Ok(Helper { start, calls: 0 })
-    }
-
-    /// Appends the place of its calls.
-    ///
-    /// # Errors
-    /// The list has too much.
-    pub fn helper_begins(&mut self, helper: &mut Helper) -> Result<(), Error> {
-        helper.calls = self.operations.len();
-        self.thread_begins(&Thread(helper.start + 1));
-        (0..=MOST_CALLS).try_for_each(|_| self.push(Operation::call(libc::SYS_exit, &[0])))
-    }
-
     /// The list as bytes.
     pub fn list(&self) -> Vec<u8> {
         self.operations.iter().flat_map(Operation::bytes).collect()
@@ -282,32 +241,6 @@ impl Plan {
     /// The data as bytes.
     pub fn data_bytes(&self) -> &[u8] {
         &self.data
-    }
-}
-
-/// Where in a list a thread is that is off at first: it makes some calls while the process goes on, and ends.
-#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
-pub struct Helper {
-    /// The number of the first operation that starts it.
-    start: usize,
-    /// That of its first call.
-    calls: usize,
-}
-
-impl Helper {
-    /// The changes of the list that switch it on: bytes, and where.
-    pub fn switched_on(
-        self,
-        calls: impl Iterator<Item = Operation>,
-    ) -> impl Iterator<Item = (usize, Vec<u8>)> {
-        // No signal finds the thread, which has no stack. Becoming what it was, the process unblocks them.
-        let numbers = [libc::SYS_rt_sigprocmask, special::CLONE].map(|number| number.to_le_bytes().to_vec());
-        let calls = calls.take(MOST_CALLS).map(|call| call.bytes().to_vec());
-        let at =
-            |first: usize| move |number: usize| first.saturating_add(number).saturating_mul(OPERATION_BYTES);
-        let numbers =
-            numbers.into_iter().enumerate().map(move |(number, bytes)| (at(self.start)(number), bytes));
-        numbers.chain(calls.enumerate().map(move |(number, bytes)| (at(self.calls)(number), bytes)))
     }
 }
 

@@ -8,9 +8,7 @@
 //!   then       data              rw-  at window.data()
 //! ```
 
-use std::fs::File;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{
@@ -20,7 +18,7 @@ use rustix::fs::{
 use mappings::SNAPSHOT;
 
 use crate::plan::Plan;
-use crate::{Error, While, restorer};
+use crate::{Error, restorer};
 
 const PAGE: u64 = 4096;
 const SLOT_BYTES: usize = 8 * 1024;
@@ -124,30 +122,6 @@ pub fn make(plan: &Plan) -> Result<OwnedFd, Error> {
     }
     let header = header(plan.window.code() + entry as u64, &segments);
     body[..header.len()].copy_from_slice(&header);
-    sealed(&body)
-}
-
-/// A copy of a program whose list has other bytes at these places, sealed.
-///
-/// # Errors
-/// It has no such places. No memory or descriptor is left.
-pub fn changed(
-    program: BorrowedFd<'_>,
-    changes: impl Iterator<Item = (usize, Vec<u8>)>,
-) -> Result<OwnedFd, Error> {
-    let file = File::from(program.try_clone_to_owned().during("no descriptor is left")?);
-    let mut body = vec![0; file.metadata().during("its program cannot be read")?.len() as usize];
-    file.read_exact_at(&mut body, 0).during("its program cannot be read")?;
-    let list = PAGE as usize + restorer::code().0.len().next_multiple_of(PAGE as usize) + SLOT_BYTES;
-    for (at, bytes) in changes {
-        let place = body.get_mut(list..).and_then(|list| list.get_mut(at..)?.get_mut(..bytes.len()));
-        let place = place.ok_or_else(|| Error::Unsupported("a program without these operations".into()))?;
-        place.copy_from_slice(&bytes);
-    }
-    sealed(&body)
-}
-
-fn sealed(body: &[u8]) -> Result<OwnedFd, Error> {
     let file = memory_file()?;
     let mut written = 0;
     while written < body.len() {

@@ -4,17 +4,14 @@
 //!   NAME.pages     its pages, a copy
 //!   NAME.program   the restorer's program
 //!   NAME.about     the digest of the rest; what it was taken on and for; the digests of both
-//!   NAME.touched   the program's digest, and the working set, once it is known
 //! ```
 //! The description is written last, under another name, and renamed: without it nothing is loaded. A file
-//! that was cut or has changed does not fit its digest, and is not used. A working set that is none is
-//! recorded anew.
+//! that was cut or has changed does not fit its digest, and is not used.
 
 use std::fs::File;
 use std::io::{Read, Write};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
-use std::sync::OnceLock;
 
 use mappings::SNAPSHOT;
 use rustix::fs::{AtFlags, Mode, OFlags};
@@ -23,22 +20,18 @@ use sha2::{Digest as _, Sha256};
 
 use crate::address_space::MappedFile;
 use crate::own_folder::Entry;
-use crate::plan::Helper;
 use crate::take::Snapshot;
-use crate::working_set::WorkingSet;
 use crate::{Error, While, program};
 
 /// Of what is written here; it changes with every change of a snapshot's meaning.
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 1;
 const PIECE: usize = 1 << 20;
 /// A description is not larger: a thousand files in a folder of its own, and some hundred mapped ones.
 const MOST_ABOUT: u64 = 16 << 20;
 /// A digest in hexadecimal digits.
 const DIGITS: usize = 64;
-/// The endings of a saved snapshot's files, in the order in which they go.
-pub const ENDINGS: [&str; 5] = [".about", ".new", ".pages", ".program", ".touched"];
-/// A working set's text is not longer.
-const MOST_TOUCHED: u64 = 64 << 10;
+/// The endings of a snapshot's files, in the order in which they go.
+const ENDINGS: [&str; 4] = [".about", ".new", ".pages", ".program"];
 
 /// What a snapshot was taken on. It is of use only where all of it is the same: code may have chosen
 /// instructions by the CPU's features, the vDSO is the kernel's, and clocks run on until the machine stops.
@@ -88,7 +81,6 @@ struct About {
     size: u64,
     mappings: usize,
     reads_its_line: bool,
-    helper: Helper,
     pages: String,
     program: String,
 }
@@ -150,31 +142,21 @@ pub fn save(
             size: snapshot.size(),
             mappings: snapshot.mappings(),
             reads_its_line: snapshot.reads_its_line(),
-            helper: snapshot.helper,
             pages: put(folder, name, ".pages", snapshot.pages())?,
-            program: put(folder, name, ".program", snapshot.program.as_fd())?,
+            program: put(folder, name, ".program", snapshot.program())?,
         };
         let text = serde_json::to_vec(&about).during("the snapshot cannot be described")?;
-        put_text(folder, name, ".about", [digest(&text).as_bytes(), &text])?;
-        save_working_set(snapshot, folder, name)
+        let file = File::from(create(folder, &format!("{name}.new"))?);
+        let write = || {
+            (&file).write_all(digest(&text).as_bytes())?;
+            (&file).write_all(&text)?;
+            file.sync_all()
+        };
+        write().during("the snapshot cannot be saved")?;
+        rustix::fs::renameat(folder, format!("{name}.new"), folder, format!("{name}.about"))
+            .during("the snapshot cannot be saved")
     };
     saved().inspect_err(|_| remove(folder, name))
-}
-
-/// Saves the working set of the saved snapshot of this name, if it is this one. Blocks.
-///
-/// # Errors
-/// The disk is full or fails.
-pub fn save_working_set(snapshot: &Snapshot, folder: BorrowedFd<'_>, name: &str) -> Result<(), Error> {
-    let Some(set) = snapshot.working_set() else { return Ok(()) };
-    let program = File::from(snapshot.program.try_clone().during("no descriptor is left")?);
-    let program = copied(&program, None).during("the snapshot cannot be read")?;
-    match about(folder, name) {
-        Ok(Some(about)) if about.program == program => {
-            put_text(folder, name, ".touched", [program.as_bytes(), &set.text()])
-        }
-        _ => Ok(()),
-    }
 }
 
 /// The saved snapshot of this name, or none. `now` gives a mapped file as it is now, where it may have been
@@ -208,10 +190,8 @@ pub fn load(
     program::seal(&program)?;
     let pages = OwnedFd::from(pages);
     program::drop_unused(&pages);
-    let snapshot = Snapshot {
+    Ok(Some(Snapshot {
         program,
-        helper: about.helper,
-        prepares: OnceLock::new(),
         pages,
         files,
         entries: about.entries,
@@ -221,18 +201,7 @@ pub fn load(
         reads_its_line: about.reads_its_line,
         is_on_disk: true,
         why_copied: None,
-    };
-    if let Some(set) = working_set(folder, name, &about.program) {
-        // Without, the next one's is recorded.
-        let _ = snapshot.prepare(set);
-    }
-    Ok(Some(snapshot))
-}
-
-/// The working set that was saved for this program.
-fn working_set(folder: BorrowedFd<'_>, name: &str, program: &str) -> Option<WorkingSet> {
-    let text = text(folder, &format!("{name}.touched"), MOST_TOUCHED).ok()??;
-    WorkingSet::parse(text.strip_prefix(program.as_bytes())?)
+    }))
 }
 
 /// Removes the saved snapshot of this name, if there is one.
@@ -244,7 +213,14 @@ pub fn remove(folder: BorrowedFd<'_>, name: &str) {
 }
 
 fn about(folder: BorrowedFd<'_>, name: &str) -> Result<Option<About>, Unusable> {
-    let Some(text) = text(folder, &format!("{name}.about"), MOST_ABOUT)? else { return Ok(None) };
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let file = match rustix::fs::openat(folder, format!("{name}.about"), flags, Mode::empty()) {
+        Ok(file) => File::from(file),
+        Err(rustix::io::Errno::NOENT) => return Ok(None),
+        Err(error) => return Err(Error::System("its description cannot be read", error.into()).into()),
+    };
+    let mut text = Vec::new();
+    file.take(MOST_ABOUT).read_to_end(&mut text).during("its description cannot be read")?;
     let broken = || Unusable::Broken("its description differs from its digest".into());
     let (given, text) = text.split_at_checked(DIGITS).ok_or_else(broken)?;
     if given != digest(text).as_bytes() {
@@ -252,19 +228,6 @@ fn about(folder: BorrowedFd<'_>, name: &str) -> Result<Option<About>, Unusable> 
     }
     let about: About = serde_json::from_slice(text).map_err(|_| another_format())?;
     if about.format == FORMAT { Ok(Some(about)) } else { Err(another_format()) }
-}
-
-/// So much of a file at most; `None` if it is missing.
-fn text(folder: BorrowedFd<'_>, name: &str, most: u64) -> Result<Option<Vec<u8>>, Error> {
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    let file = match rustix::fs::openat(folder, name, flags, Mode::empty()) {
-        Ok(file) => File::from(file),
-        Err(rustix::io::Errno::NOENT) => return Ok(None),
-        Err(error) => return Err(Error::System("its description cannot be read", error.into())),
-    };
-    let mut text = Vec::new();
-    file.take(most).read_to_end(&mut text).during("its description cannot be read")?;
-    Ok(Some(text))
 }
 
 fn another_format() -> Unusable {
@@ -309,20 +272,6 @@ fn check(what: &str, file: &File, wanted: &str, copy: Option<&File>) -> Result<(
 fn create(folder: BorrowedFd<'_>, name: &str) -> Result<OwnedFd, Error> {
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
     rustix::fs::openat(folder, name, flags, Mode::RUSR | Mode::WUSR).during("the snapshot cannot be saved")
-}
-
-/// Writes a text under another name first: what has this ending is whole.
-fn put_text(folder: BorrowedFd<'_>, name: &str, ending: &str, parts: [&[u8]; 2]) -> Result<(), Error> {
-    let new = format!("{name}.new");
-    let _ = rustix::fs::unlinkat(folder, &new, AtFlags::empty()); // of a worker that was killed
-    let file = File::from(create(folder, &new)?);
-    let write = || {
-        parts.iter().try_for_each(|part| (&file).write_all(part))?;
-        file.sync_all()
-    };
-    write().during("the snapshot cannot be saved")?;
-    rustix::fs::renameat(folder, new, folder, format!("{name}{ending}"))
-        .during("the snapshot cannot be saved")
 }
 
 /// Writes a copy of a file, to the disk; returns its digest.

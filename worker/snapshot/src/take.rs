@@ -3,7 +3,6 @@
 use std::io::Error as IoError;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::Path;
-use std::sync::OnceLock;
 
 use libc::pid_t;
 
@@ -12,10 +11,9 @@ use crate::connection::Request;
 use crate::function_call::Function;
 use crate::memory::{self, OwnPages};
 use crate::own_folder::{self, Entry};
-use crate::plan::{Helper, Operation, Plan};
+use crate::plan::{Operation, Plan};
 use crate::threads::{State, below_stack};
 use crate::tracee::Tracee;
-use crate::working_set::WorkingSet;
 use crate::{Error, files, program, status, threads};
 
 /// The descriptor at which a process waits to be taken, and at which a restored one reads what differs.
@@ -57,8 +55,6 @@ pub enum Waiting<'a> {
 #[derive(Debug)]
 pub struct Snapshot {
     pub(crate) program: OwnedFd,
-    pub(crate) helper: Helper,
-    pub(crate) prepares: OnceLock<Prepares>,
     pub(crate) pages: OwnedFd,
     pub(crate) files: Vec<MappedFile>,
     pub(crate) entries: Vec<Entry>,
@@ -70,36 +66,11 @@ pub struct Snapshot {
     pub(crate) why_copied: Option<String>,
 }
 
-/// The working set, and the program that prepares it.
-#[derive(Debug)]
-pub(crate) struct Prepares {
-    set: WorkingSet,
-    program: OwnedFd,
-}
-
 impl Snapshot {
     /// The program that a fresh process executes to become the one that was taken. It has
     /// [`Snapshot::pages`] as descriptor [`PAGES`].
     pub fn program(&self) -> BorrowedFd<'_> {
-        self.prepares.get().map_or(&self.program, |prepares| &prepares.program).as_fd()
-    }
-
-    /// Has the next restored processes prepare these pages, unless they prepare others already; returns
-    /// whether they do.
-    ///
-    /// # Errors
-    /// No memory or descriptor is left.
-    pub fn prepare(&self, set: WorkingSet) -> Result<bool, Error> {
-        if set.is_empty() || self.prepares.get().is_some() {
-            return Ok(false);
-        }
-        let program = program::changed(self.program.as_fd(), self.helper.switched_on(set.operations()))?;
-        Ok(self.prepares.set(Prepares { set, program }).is_ok())
-    }
-
-    /// The pages that restored processes prepare.
-    pub fn working_set(&self) -> Option<&WorkingSet> {
-        self.prepares.get().map(|prepares| &prepares.set)
+        self.program.as_fd()
     }
 
     /// The memory, and the contents of files; whole pages.
@@ -212,7 +183,6 @@ pub fn take(process: pid_t, waiting: Waiting<'_>, limits: Limits<'_>) -> Result<
         missing.extend(pair[1].plan_missing(&pair[0], &mut plan)?);
         started.push(pair[1].plan_start(&mut plan)?);
     }
-    let mut helper = plan.push_helper()?;
     if request.is_some() {
         let at = plan.data(&[RUNS])?;
         plan.push(Operation::call(libc::SYS_write, &[WAITS as u64, at, 1]))?;
@@ -228,12 +198,9 @@ pub fn take(process: pid_t, waiting: Waiting<'_>, limits: Limits<'_>) -> Result<
         plan.thread_begins(thread);
         state.plan_end(&mut plan, false)?;
     }
-    plan.helper_begins(&mut helper)?;
     let program = program::make(&plan)?;
     Ok(Snapshot {
         program,
-        helper,
-        prepares: OnceLock::new(),
         pages,
         files: memory.files,
         entries,
