@@ -15,9 +15,9 @@
 //!
 //! No pages are prepared ahead, as REAP (ASPLOS '22) does for VMs. It was tried: the pages that a first
 //! answer touches were recorded, and a thread of later processes populated them while these went on. First
-//! work became faster in a bare process (2.1 → 0.9 ms), but restores took 2 ms longer in `make demo`, first
-//! answers came no sooner (35 ms, 32 without), and P99 under load was higher. A page costs a minor fault, as
-//! its memory is there.
+//! work became faster in a bare process (2.1 → 0.9 ms). In `make demo` restores took 1 to 2 ms longer, and
+//! first answers came no sooner (35 and 37 ms, 35 without). A page costs a minor fault, as its memory is
+//! there.
 //!
 //! | module | content |
 //! |---|---|
