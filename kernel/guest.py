@@ -147,6 +147,13 @@ def partition_args(
     return args
 
 
+def one_device_args(size: int, boot: int, cpus: int) -> list[str]:
+    """One virtio-mem device, and no NUMA nodes."""
+    args = ["-m", f"{boot}M,slots=4,maxmem={boot + size + 4096}M", "-smp", str(cpus)]
+    args += ["-object", f"memory-backend-memfd,id=m-all,size={size}M,share=on,reserve=off"]
+    return [*args, "-device", "virtio-mem-pci,id=all,memdev=m-all,requested-size=0,addr=8"]
+
+
 def run_script(
     kernel: Path, script: str, files: dict[str, Path], qemu: list[str], timeout: float, append: str = ""
 ) -> list[str]:

@@ -18,7 +18,8 @@ EPILOG = """
 modes       static  all memory from boot (the paper's statically over-provisioned VM); returns nothing
             plain   one virtio-mem device (the paper's vanilla)
             nodes   a NUMA node per partition, on any kernel
-            hotmem  the paper's partitions, in Mayfly's kernel
+            hotmem  partitions in Mayfly's kernel, a device each
+            ranges  the same in one device, as in the paper
             All run on Mayfly's kernel, so that only the mode differs; MODE:debian runs on Debian's.
 
 examples

@@ -21,9 +21,9 @@ FILL = 31 / 32
 SETTLE_S = 0.3
 # Unplugs for each cell of a table, enough for a meaningful spread.
 ROUNDS = 30
-ALL_MODES = ("static", "plain", "nodes", "hotmem")
+ALL_MODES = ("static", "plain", "nodes", "ranges", "hotmem")
 # For experiments that measure only unplugs: `static` has none.
-MOVING = ("plain", "nodes", "hotmem")
+MOVING = ("plain", "nodes", "ranges", "hotmem")
 # Partition size of experiments that do not vary it: small, because filling it takes most of the time.
 SMALL_MIB = 128
 # How many of ten partitions are in use when one is unplugged.

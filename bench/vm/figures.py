@@ -9,7 +9,13 @@ from matplotlib import pyplot
 from bench.drawing import draw_all, save
 from bench.outcome import RESULTS, read
 
-COLOURS = {"static": "#8c8c8c", "plain": "#c98b2e", "nodes": "#4c78a8", "hotmem": "#c0392b"}
+COLOURS = {
+    "static": "#8c8c8c",
+    "plain": "#c98b2e",
+    "nodes": "#4c78a8",
+    "ranges": "#8e5ea2",
+    "hotmem": "#c0392b",
+}
 
 
 def series(results: dict, pattern: str) -> dict[str, list[tuple[float, float]]]:

@@ -7,12 +7,15 @@ from bench.vm.results import LOADED, Results
 def goals(results: Results) -> list[Shown]:
     """The goals whose numbers this run measured."""
     found = []
-    for name in ("nodes", "hotmem"):
+    for name in ("nodes", "ranges", "hotmem"):
         if (migrated := results.migrated(name)) is not None:
             found.append(at_most(f"{name}: pages migrated in all unplugs", 0, migrated, ""))
     for point in results.points("unplug"):
         if ratio := results.ratio("unplug", f"{point}.unplug_ms", "plain", "hotmem"):
             found.append(at_least(f"hotmem: unplug faster than plain, {point}, full VM", 15, ratio, "x"))
+        if ratio := results.ratio("unplug", f"{point}.whole_ms", "ranges", "hotmem"):
+            what = f"ranges: a whole unplug over hotmem's, {point}, full VM"
+            found.append(at_most(what, 1.2, ratio, "x"))
     if (flatness := results.flatness("hotmem")) is not None:
         what = "hotmem: unplug at 10% ... 90% memory use, farthest from the median"
         found.append(at_most(what, 20, 100 * flatness, "%"))

@@ -4,9 +4,10 @@ import random
 import subprocess
 import time
 
-from guest import MIB, Guest, partition_args
+from guest import MIB, Guest, one_device_args, partition_args
 
 SIZE = 256  # MiB of a partition
+SHARED = 256  # MiB of the shared one
 FIRST = 2  # node of the first
 # Timeout for everything that must happen: the debug kernel on a busy machine is slow.
 PATIENCE = 900
@@ -31,18 +32,24 @@ def disk(folder):
 
 
 class Partitions:
-    """Boots the VM; ends with end()."""
+    """Boots the VM, in which each partition has a device; ends with end()."""
+
+    parameters = ""
+
+    @staticmethod
+    def memory(count):
+        # Boot memory holds the page structs of all partitions; under KASAN also an eighth of their size, and
+        # freed objects that it keeps, up to 1/32 of all memory. Slabs grow with what there is.
+        return partition_args(count, SIZE, SHARED, 768 + count * SIZE // 4, 2)
 
     def __init__(self, kernel, programs, image, count, append):
         self.nodes = range(FIRST, FIRST + count)
-        # Boot memory holds the page structs of all partitions; under KASAN also an eighth of their size, and
-        # freed objects that it keeps, up to 1/32 of all memory. Slabs grow with what there is.
-        qemu = partition_args(count, SIZE, 256, 768 + count * SIZE // 4, 2)
+        qemu = self.memory(count)
         qemu += ["-drive", f"if=none,id=disk,format=raw,readonly=on,file={image}"]
         qemu += ["-device", "virtio-blk-pci,drive=disk,addr=5"]
         # ACPI's interpreter would look for each device's interrupt, which MSI makes needless: minutes, under
         # KASAN. `quiet` would keep warnings from the console, too.
-        append = f"loglevel=5 acpi=noirq hotmem.partitions={count} {append}"
+        append = f"loglevel=5 acpi=noirq hotmem.partitions={count} {self.parameters} {append}"
         files = {f"bin/{program.name}": program for program in programs}
         self.guest = Guest(kernel / "bzImage", b"", files, qemu, append, drive=True)
         self.total = self.memory_total()
@@ -100,24 +107,31 @@ class Partitions:
         """QEMU's size changes before the guest is done."""
         until(f"partition {node} is {wanted}", lambda: self.partitions().get(node, ("",))[0] == wanted)
 
+    def device(self, node):
+        """Its name, and what to request of it for the node to be absent and whole."""
+        return f"part{node}", 0, SIZE * MIB
+
     def plug(self, node):
-        self.guest.resize(f"part{node}", SIZE * MIB)
+        name, _, whole = self.device(node)
+        self.guest.resize(name, whole)
         self.state(node, "ready")
 
     def unplug(self, node):
         """Unplugs a partition, and checks that this moves no page."""
         before = self.migrated()
-        self.guest.resize(f"part{node}", 0)
+        name, absent, _ = self.device(node)
+        self.guest.resize(name, absent)
         self.state(node, "absent")
         assert self.migrated() == before
 
     def refuse_to_unplug(self, node):
         """Requests an unplug, waits until the guest refuses it, and cancels it."""
         refused = self.counters()["unplugs_refused"]
-        self.guest.request(f"part{node}", 0)
+        name, absent, whole = self.device(node)
+        self.guest.request(name, absent)
         until("an unplug is refused", lambda: self.counters()["unplugs_refused"] > refused)
-        assert self.guest.size(f"part{node}") == SIZE * MIB
-        self.guest.request(f"part{node}", SIZE * MIB)
+        assert self.guest.size(name) == whole
+        self.guest.request(name, whole)
 
     def migrated(self):
         return int(self.guest.run("grep pgmigrate_success /proc/vmstat").split()[1])
@@ -129,3 +143,29 @@ class Partitions:
         """Free memory of node 0 and the shared partition, in MiB."""
         lines = self.guest.run("grep -h MemFree /sys/devices/system/node/node[01]/meminfo").splitlines()
         return sum(int(line.split()[3]) for line in lines) // 1024
+
+
+class Ranges(Partitions):
+    """The partitions are ranges of one device, in a VM without any NUMA node."""
+
+    parameters = f"hotmem.range={SIZE}M hotmem.shared_range={SHARED}M"
+
+    @staticmethod
+    def memory(count):
+        return one_device_args(SHARED + count * SIZE, 768 + count * SIZE // 4, 2)
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        # QEMU lets the guest use little more of the device than it ever requested: here once all of it. The
+        # kernel chooses what to plug and what to unplug.
+        for mib, state in ((SHARED + len(self.nodes) * SIZE, "ready"), (SHARED, "absent")):
+            self.guest.resize("all", mib * MIB)
+            for node in self.nodes:
+                self.state(node, state)
+        self.total = self.memory_total()
+
+    def device(self, node):
+        self.guest.run(f"echo {node} > /sys/kernel/mm/hotmem/range_node")
+        others = sum(row[3] > 0 for at, row in self.partitions().items() if at != node)
+        absent = (SHARED + others * SIZE) * MIB
+        return "all", absent, absent + SIZE * MIB

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 from guest import MIB
-from partitions import FIRST, SIZE, Partitions, disk
+from partitions import FIRST, SHARED, SIZE, Partitions, Ranges, disk, until
 
 CASES = Path(__file__).resolve().parent / "hotmem.c"
 
 
-@pytest.fixture(scope="session")
-def boot(kernel, compiled, tmp_path_factory, pytestconfig):
+@pytest.fixture(scope="session", params=[Partitions, Ranges], ids=["devices", "ranges"])
+def boot(request, kernel, compiled, tmp_path_factory, pytestconfig):
     flags = ["-Wall", "-Werror", "-static", "-pthread", f"-I{kernel}/include"]
     programs = [
         compiled("hotmem", [CASES], "-O1", "-Wextra", *flags),
@@ -22,11 +22,11 @@ def boot(kernel, compiled, tmp_path_factory, pytestconfig):
     ]
     image = disk(tmp_path_factory.mktemp("disk"))
     option = pytestconfig.option
-    return lambda: Partitions(kernel, programs, image, option.partitions, option.append)
+    return lambda: request.param(kernel, programs, image, option.partitions, option.append)
 
 
 @pytest.fixture(scope="session")
-def left():
+def left(boot):
     """The previous test's VM, if that left it as it was; else a new one."""
     vms = []
     yield vms
@@ -58,6 +58,29 @@ def test_absent(vm):
     for node in vm.nodes:
         assert vm.partitions()[node] == ("absent", 0, 0, 0, 0)
     vm.case("wait", FIRST)
+
+
+def test_ranges_chosen_by_the_kernel(vm):
+    """The lowest absent range is plugged, the highest unused one unplugged; a range with a user stays."""
+    if not isinstance(vm, Ranges):
+        pytest.skip("each partition has a device")
+    vm.guest.run("echo -1 > /sys/kernel/mm/hotmem/range_node")
+    first, second, third = vm.nodes[:3]
+    for plugged in (1, 2, 3):
+        vm.guest.resize("all", (SHARED + plugged * SIZE) * MIB)
+        vm.state(vm.nodes[plugged - 1], "ready")
+    pid = vm.hold(third, 20)
+    vm.guest.resize("all", (SHARED + 2 * SIZE) * MIB)
+    assert [vm.partitions()[node][0] for node in (first, second, third)] == ["ready", "absent", "used"]
+    vm.guest.resize("all", (SHARED + 3 * SIZE) * MIB)
+    vm.state(second, "ready")
+    vm.kill(pid)
+    # Half a partition is none.
+    vm.guest.request("all", (SHARED + SIZE // 2) * MIB)
+    until("the others are gone", lambda: vm.guest.size("all") == (SHARED + SIZE) * MIB)
+    assert [vm.partitions()[node][0] for node in (first, second, third)] == ["ready", "absent", "absent"]
+    vm.guest.resize("all", SHARED * MIB)
+    assert "nvalid" in vm.guest.run("echo 77 > /sys/kernel/mm/hotmem/range_node", check=False)
 
 
 def test_selftest(vm):
@@ -141,7 +164,7 @@ def test_sleepers(vm):
     """Processes that wait for a partition are woken by a plug and by a release; one of them gets it."""
     vm.start("sleep", FIRST)
     time.sleep(0.3)
-    vm.guest.resize(f"part{FIRST}", SIZE * MIB)
+    vm.plug(FIRST)
     vm.wait_out(FIRST, "awake")
     vm.state(FIRST, "ready")
     pid = vm.hold(FIRST, 1)

@@ -40,10 +40,11 @@ def check(condition, *what):
 class Command:
     """The mayfly command, with a folder of its own for control sockets."""
 
-    def __init__(self, program, mode):
+    def __init__(self, program, mode, linux=None):
         self.program = program
         self.mode = mode
-        self.kernel = ["--kernel", "hotmem"] if mode == "hotmem" else []
+        self.kernel = ["--kernel", "hotmem"] if mode in ("hotmem", "ranges") else []
+        self.linux = ["--linux", linux] if linux else []
         self.runtime = tempfile.TemporaryDirectory(prefix="mayfly-vm-test-")
         self.environment = dict(os.environ, XDG_RUNTIME_DIR=self.runtime.name)
 

@@ -8,7 +8,8 @@ from command import PARTITIONS, ROOT, Command, check, has_ended
 
 
 def pytest_addoption(parser):
-    parser.addoption("--mode", choices=["nodes", "hotmem"], default="nodes")
+    parser.addoption("--linux", metavar="VERSION", help="of both kernels, as for mayfly vm image")
+    parser.addoption("--mode", choices=["nodes", "hotmem", "ranges"], default="nodes")
     parser.addoption(
         "--steps", type=int, default=120, metavar="N", help="steps of the randomized model test (120)"
     )
@@ -18,10 +19,10 @@ def pytest_addoption(parser):
 def command(request):
     """The command, with images built. No VM outlives the tests."""
     program = os.environ.get("MAYFLY", str(ROOT / "target/release/mayfly"))
-    vm = Command(program, request.config.getoption("mode"))
+    vm = Command(program, request.config.getoption("mode"), request.config.getoption("linux"))
     vm.steps = request.config.getoption("steps")
-    vm("image", *vm.kernel, timeout=3600)
-    vm("image", timeout=3600)
+    vm("image", *vm.kernel, *vm.linux, timeout=3600)
+    vm("image", *vm.linux, timeout=3600)
     yield vm
     down(vm)
 

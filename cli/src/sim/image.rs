@@ -72,7 +72,7 @@ impl Image {
     /// There is no kernel, and none can be built.
     pub fn bare() -> Result<Image> {
         let image = image::latest(Kernel::Stock).or_else(|_| {
-            image::build(Kernel::Stock)?;
+            image::build(Kernel::Stock, None)?;
             image::latest(Kernel::Stock)
         })?;
         Ok(Image { kernel: image.kernel, initrd: None, description: Map::new(), tree: None })

@@ -45,6 +45,8 @@ enum ModeName {
     Nodes,
     /// The same on Mayfly's kernel, which keeps all other processes out of a partition
     Hotmem,
+    /// The same in one virtio-mem device, whose memory Mayfly's kernel cuts into partitions
+    Ranges,
     /// One virtio-mem device for all, for comparison
     Plain,
     /// All memory from boot, for comparison
@@ -77,6 +79,9 @@ pub struct ImageArguments {
     /// Which kernel
     #[arg(long, value_enum, default_value = "stock")]
     kernel: KernelName,
+    /// Which version of Linux, 6.12 or 7.3 [default: the first that this system's apt has]
+    #[arg(long, value_name = "VERSION")]
+    linux: Option<String>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -88,7 +93,7 @@ impl ImageArguments {
     /// # Errors
     /// The builder fails.
     pub fn execute(self) -> Result<i32> {
-        let folder = image::build(self.kernel.kernel())?;
+        let folder = image::build(self.kernel.kernel(), self.linux.as_deref())?;
         if self.json {
             print_json(&json!({ "folder": folder, "kernel": self.kernel.kernel().name() }))?;
         } else {
@@ -212,10 +217,11 @@ impl BootArguments {
         let mode = match self.mode {
             ModeName::Nodes => Mode::Nodes,
             ModeName::Hotmem => Mode::Hotmem,
+            ModeName::Ranges => Mode::Ranges,
             ModeName::Plain => Mode::Plain,
             ModeName::Static => Mode::Static,
         };
-        let usual = if mode == Mode::Hotmem { image::Kernel::Hotmem } else { image::Kernel::Stock };
+        let usual = if mode.is_kernels() { image::Kernel::Hotmem } else { image::Kernel::Stock };
         let image = match &self.image {
             Some(folder) => Image::open(folder)?,
             None => image::latest(self.kernel.map_or(usual, KernelName::kernel))?,

@@ -88,6 +88,8 @@ enum ModeName {
     Nodes,
     /// The same on Mayfly's kernel, which merges pages as well (mayfly vm image --kernel hotmem).
     Hotmem,
+    /// The same in one virtio-mem device, whose memory Mayfly's kernel cuts into partitions.
+    Ranges,
     /// One device for all: for bench/worker/run, as --without partitions.
     #[value(hide = true)]
     Plain,
@@ -276,6 +278,7 @@ impl UpArguments {
             _ if self.without.contains(&Layer::Partitions) => Mode::Plain,
             ModeName::Nodes => Mode::Nodes,
             ModeName::Hotmem => Mode::Hotmem,
+            ModeName::Ranges => Mode::Ranges,
             ModeName::Plain => Mode::Plain,
             ModeName::Static => Mode::Static,
         };

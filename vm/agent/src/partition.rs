@@ -87,11 +87,11 @@ impl Partitions {
             Some(user) => {
                 Err(refusal(ErrorKind::Busy, format!("partition {partition} is used by instance {user}")))
             }
-            None if has_node(layout.mode) => empty(layout, partition, instances),
+            None if layout.mode.has_nodes() => empty(layout, partition, instances),
             None => Ok(0),
         };
         match outcome {
-            // In mode `hotmem` the kernel does this in the driver.
+            // Mayfly's kernel does this in the driver.
             Ok(_) if layout.mode == Mode::Nodes => memory_blocks::take_offline(layout.node_of(partition)),
             Ok(_) => {}
             Err(_) => self.open(partition),
@@ -119,7 +119,7 @@ impl Partitions {
         if self.closed.lock().expect("not poisoned").contains(&partition) {
             return Err(refusal(ErrorKind::Busy, format!("partition {partition} is being unplugged")));
         }
-        if has_node(layout.mode) {
+        if layout.mode.has_nodes() {
             let online = memory::of_node(layout.node_of(partition)).total;
             let bytes = layout.bytes_of(partition);
             if online < bytes {
@@ -135,16 +135,11 @@ impl Partitions {
     }
 }
 
-/// Whether a mode gives each partition a node of its own.
-pub fn has_node(mode: Mode) -> bool {
-    matches!(mode, Mode::Nodes | Mode::Hotmem)
-}
-
 fn online_bytes(layout: &Layout, partition: Option<PartitionNumber>) -> u64 {
     match (layout.mode, partition) {
-        (Mode::Nodes | Mode::Hotmem, Some(partition)) => memory::of_node(layout.node_of(partition)).total,
-        (Mode::Nodes | Mode::Hotmem, None) => memory::of_node(layout.shared_node()).total,
-        (Mode::Plain | Mode::Static, _) => memory::movable_bytes(0),
+        (mode, Some(partition)) if mode.has_nodes() => memory::of_node(layout.node_of(partition)).total,
+        (mode, None) if mode.has_nodes() => memory::of_node(layout.shared_node()).total,
+        _ => memory::movable_bytes(0),
     }
 }
 
@@ -216,7 +211,7 @@ fn empty(layout: &Layout, partition: PartitionNumber, instances: &Instances) -> 
 
 /// Why an unused partition is not empty, if it is not.
 fn why_held(layout: &Layout, partition: PartitionNumber, instances: &Instances) -> Option<String> {
-    if !has_node(layout.mode) || instances.user_of(partition).is_some() {
+    if !layout.mode.has_nodes() || instances.user_of(partition).is_some() {
         return None;
     }
     instances.held.check(partition, layout.node_of(partition), Duration::ZERO)

@@ -19,7 +19,7 @@ use crate::confine::{OwnedMemoryBinding, Share};
 use crate::instance::Allowance;
 use crate::instances::Instances;
 use crate::memory::{self, bind_to_node};
-use crate::partition::{Partitions, has_node, preload};
+use crate::partition::{Partitions, preload};
 use crate::port::{Incoming, Port, SendQueue};
 use crate::refusal::refusal;
 use crate::relay::Streams;
@@ -149,8 +149,11 @@ impl Server {
             return Err(refusal(ErrorKind::Version, message));
         }
         match layout.mode {
-            Mode::Hotmem => {
+            Mode::Hotmem | Mode::Ranges => {
                 drop(hotmem_device()?);
+                if layout.mode == Mode::Ranges {
+                    name_range(None)?;
+                }
                 limit_cpu_page_lists();
             }
             // Keeps the agent and the page cache that it fills out of the partitions.
@@ -189,6 +192,10 @@ impl Server {
             }
             Operation::PrepareUnplug { partition } => {
                 self.partitions.prepare(&self.layout()?, partition, &self.instances)
+            }
+            Operation::NameRange { partition } => {
+                name_range(Some(self.layout()?.node_of(partition)))?;
+                Ok(Answer::Done)
             }
             Operation::CancelUnplug { partition } => {
                 self.partitions.open(partition);
@@ -243,7 +250,7 @@ impl Server {
     /// unplugs closes the partition, then checks for users; so at least one of the two sees the other.
     fn admit(&self, order: &Spawn) -> Result<(), Refusal> {
         let layout = self.layout()?;
-        self.instances.reserve(order, has_node(layout.mode))?;
+        self.instances.reserve(order, layout.mode.has_nodes())?;
         let open = order
             .partitions()
             .into_iter()
@@ -270,14 +277,17 @@ impl Server {
         let nodes: Vec<_> = partitions.iter().map(|partition| layout.node_of(*partition)).collect();
         let memory = match layout.mode {
             Mode::Nodes => OwnedMemoryBinding::Nodes(nodes.clone()),
-            Mode::Hotmem if more.is_empty() => OwnedMemoryBinding::Hotmem(hotmem_device()?, nodes[0]),
-            Mode::Hotmem => {
-                let message = "mode hotmem: the kernel gives an instance one partition".to_string();
+            mode if mode.is_kernels() && more.is_empty() => {
+                OwnedMemoryBinding::Hotmem(hotmem_device()?, nodes[0])
+            }
+            Mode::Hotmem | Mode::Ranges => {
+                let message =
+                    format!("mode {}: the kernel gives an instance one partition", layout.mode.name());
                 return Err(refusal(ErrorKind::CannotStart, message));
             }
             Mode::Plain | Mode::Static => OwnedMemoryBinding::Anywhere,
         };
-        let apart = has_node(layout.mode);
+        let apart = layout.mode.has_nodes();
         Ok(Allowance {
             share: Some(Share {
                 partition: *partition,
@@ -298,7 +308,7 @@ impl Server {
                 node,
                 partition: node
                     .checked_sub(layout.node_of(PartitionNumber(0)))
-                    .filter(|_| has_node(layout.mode))
+                    .filter(|_| layout.mode.has_nodes())
                     .map(PartitionNumber),
                 total_bytes: memory.total,
                 free_bytes: memory.free,
@@ -323,6 +333,17 @@ impl Server {
 }
 
 /// `/dev/hotmem`, which Mayfly's kernel has when it was given partitions.
+/// The partition that the device's driver plugs or unplugs next, by its node; `None`: the kernel chooses.
+fn name_range(node: Option<u32>) -> Result<(), Refusal> {
+    let text = node.map_or("-1".to_string(), |node| node.to_string());
+    fs::write("/sys/kernel/mm/hotmem/range_node", text).map_err(|error| {
+        refusal(
+            ErrorKind::WrongKernel,
+            format!("the kernel's partitions are no ranges of one device ({error})"),
+        )
+    })
+}
+
 fn hotmem_device() -> Result<OwnedFd, Refusal> {
     let opened = fs::File::options().read(true).write(true).open("/dev/hotmem");
     opened.map(Into::into).map_err(|error| {

@@ -12,10 +12,36 @@ pub enum Mode {
     Nodes,
     /// A NUMA node per partition, on Mayfly's kernel, which keeps all other processes out of it (HotMem §4).
     Hotmem,
+    /// The same in one virtio-mem device, whose memory Mayfly's kernel cuts into a range per partition: the
+    /// paper's form, for hypervisors with one such device.
+    Ranges,
     /// One virtio-mem device for all (the paper's *vanilla*). A partition is only a number.
     Plain,
     /// All memory from boot (the paper's *statically over-provisioned* VM). A partition is only a number.
     Static,
+}
+
+impl Mode {
+    /// Its name, as in `--mode`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Mode::Nodes => "nodes",
+            Mode::Hotmem => "hotmem",
+            Mode::Ranges => "ranges",
+            Mode::Plain => "plain",
+            Mode::Static => "static",
+        }
+    }
+
+    /// Whether each partition is a NUMA node.
+    pub fn has_nodes(self) -> bool {
+        matches!(self, Mode::Nodes | Mode::Hotmem | Mode::Ranges)
+    }
+
+    /// Whether partitions are those of Mayfly's kernel.
+    pub fn is_kernels(self) -> bool {
+        matches!(self, Mode::Hotmem | Mode::Ranges)
+    }
 }
 
 /// A partition's number, from 0. It is not the number of its NUMA node ([`Layout::node_of`]).
@@ -75,7 +101,7 @@ impl Layout {
         u32::from(self.shared_bytes > 0)
     }
 
-    /// The NUMA node of a partition, in the modes `nodes` and `hotmem`.
+    /// The NUMA node of a partition, in a mode that [has nodes](Mode::has_nodes).
     pub fn node_of(&self, partition: PartitionNumber) -> u32 {
         self.shared_node() + 1 + partition.0
     }

@@ -104,6 +104,11 @@ pub enum Operation {
         /// Which one.
         partition: PartitionNumber,
     },
+    /// Mode `ranges`: says which partition the one device plugs or unplugs next. Answer: [`Answer::Done`].
+    NameRange {
+        /// Which one.
+        partition: PartitionNumber,
+    },
     /// Opens a prepared partition again, after an unplug was given up. Answer: [`Answer::Done`].
     CancelUnplug {
         /// Which one.

@@ -103,16 +103,17 @@ pub fn latest(kernel: Kernel) -> Result<Image, Error> {
     Image::open(&link)
 }
 
-/// Builds the image with this kernel unless it is cached, and makes it the [`latest`]. The builder prints its
-/// progress on stderr.
+/// Builds the image with this kernel, of this version of Linux or the builder's default, unless it is cached,
+/// and makes it the [`latest`]. The builder prints its progress on stderr.
 ///
 /// # Errors
 /// The builder is not found or fails.
-pub fn build(kernel: Kernel) -> Result<PathBuf, Error> {
+pub fn build(kernel: Kernel, linux: Option<&str>) -> Result<PathBuf, Error> {
     let builder = builder()?;
     let failed = |error: std::io::Error| Error::Failed(format!("cannot run {}: {error}", builder.display()));
     let output = Command::new(&builder)
         .args(["--kernel", kernel.name()])
+        .args(linux.into_iter().flat_map(|version| ["--linux", version]))
         .stdin(Stdio::null())
         .stderr(Stdio::inherit())
         .output()

@@ -152,7 +152,7 @@ impl Settings {
         }
         // Mayfly's kernel counts, empties and unplugs whole blocks.
         let (piece, unit) = match layout.mode {
-            Mode::Hotmem => (BLOCK_BYTES, "the block in which Linux plugs memory"),
+            Mode::Hotmem | Mode::Ranges => (BLOCK_BYTES, "the block in which Linux plugs memory"),
             _ => (PIECE_BYTES, "a huge page"),
         };
         let block = (BLOCK_BYTES, "the block in which Linux plugs memory");
@@ -169,6 +169,14 @@ impl Settings {
                     piece >> 20
                 ));
             }
+        }
+        if layout.mode == Mode::Ranges
+            && layout.partition_bytes.iter().any(|bytes| *bytes != layout.partition_bytes[0])
+        {
+            return wrong(
+                "mode ranges: all partitions have one size, for the kernel cuts its device evenly"
+                    .to_string(),
+            );
         }
         if layout.partition_bytes.contains(&0) {
             return wrong(format!("a partition has at least {} MiB, {unit}", piece >> 20));
@@ -196,9 +204,10 @@ impl Settings {
         if !(1..=64).contains(&self.cpus) {
             return wrong("a VM has 1 to 64 CPUs".to_string());
         }
-        if layout.mode == Mode::Hotmem && !self.image.hotmem {
+        if layout.mode.is_kernels() && !self.image.hotmem {
             return wrong(format!(
-                "mode hotmem needs Mayfly's kernel, {} is another: mayfly vm image --kernel hotmem",
+                "mode {} needs Mayfly's kernel, {} is another: mayfly vm image --kernel hotmem",
+                layout.mode.name(),
                 self.image.kernel.display()
             ));
         }
@@ -251,7 +260,7 @@ mod tests {
     fn invalid_settings_are_refused_in_one_line() {
         settings().check().unwrap();
         type Change = fn(&mut Settings);
-        let changes: [(Change, &str); 12] = [
+        let changes: [(Change, &str); 13] = [
             (|s| s.name = "a/b".to_string(), "name"),
             (|s| s.layout.partition_bytes.clear(), "at least 1 partition"),
             (|s| set_partitions(s, 127, 128 << 20), "127 partitions and a shared one are too many"),
@@ -272,6 +281,13 @@ mod tests {
                     s.layout.partition_bytes[3] = 64 << 20;
                 },
                 "the partition size must be a multiple of 128 MiB, the block",
+            ),
+            (
+                |s| {
+                    s.layout.mode = Mode::Ranges;
+                    s.layout.partition_bytes[1] = 128 << 20;
+                },
+                "mode ranges: all partitions have one size",
             ),
             (|s| s.layout.shared_bytes = 1, "the shared size must be a multiple of 128 MiB"),
             (|s| s.layout.partition_bytes[1] = 0, "at least 2 MiB"),

@@ -24,7 +24,7 @@ pub enum Device {
     Shared,
     /// A partition.
     Partition(PartitionNumber),
-    /// Mode `plain`: the one device for everything.
+    /// Modes `ranges` and `plain`: the one device for everything.
     All,
 }
 
@@ -44,7 +44,7 @@ pub fn memory_devices(settings: &Settings) -> Vec<MemoryDevice> {
     let layout = &settings.layout;
     match layout.mode {
         Mode::Static => Vec::new(),
-        Mode::Plain => vec![MemoryDevice {
+        Mode::Plain | Mode::Ranges => vec![MemoryDevice {
             device: Device::All,
             bytes: settings.hotplug_bytes().next_multiple_of(BLOCK_BYTES),
             node: 0,

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use vm_protocol::{Answer, ErrorKind, ExitReason, Mode, Operation, Spawn};
+use vm_protocol::{Answer, ErrorKind, ExitReason, Operation, Spawn};
 
 use crate::base::error::Error;
 use crate::model::hypervisor::{AskError, Hypervisor};
@@ -16,10 +16,12 @@ impl<H: Hypervisor + ?Sized> Partitions<H> {
     /// Starts an instance.
     pub(crate) fn spawn(&self, memory: MemorySource, mut spawn: Spawn) -> Result<Spawned, Error> {
         check_instance_name(&spawn.instance)?;
-        if !spawn.more.is_empty() && self.layout.mode == Mode::Hotmem {
-            let line =
-                "mode hotmem: an instance has one partition, for the kernel gives an address space one";
-            return Err(Error::Setting(line.to_string()));
+        if !spawn.more.is_empty() && self.layout.mode.is_kernels() {
+            let line = format!(
+                "mode {}: an instance has one partition, for the kernel gives an address space one",
+                self.layout.mode.name()
+            );
+            return Err(Error::Setting(line));
         }
         let name = spawn.instance.clone();
         let started = Instant::now();

@@ -9,7 +9,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use vm_protocol::{Answer, ErrorKind, Layout, Mode, Operation, PartitionNumber, Refusal};
+use vm_protocol::{Answer, ErrorKind, Layout, Operation, PartitionNumber, Refusal};
 
 use crate::base::error::Error;
 use crate::model::hypervisor::{AskError, Hypervisor};
@@ -33,10 +33,17 @@ pub(crate) struct Partitions<H: ?Sized> {
     pub(crate) layout: Layout,
     pub(crate) patience: Duration,
     pub(crate) limit_bytes: u64,
-    /// Mode `plain`, with one device for all partitions: which of them are plugged. Locked while the device
-    /// is resized.
-    pub(crate) plain: Mutex<Vec<bool>>,
+    /// The device of modes with one for all partitions. Locked while it is resized.
+    pub(crate) one_device: Mutex<OneDevice>,
     pub(crate) hypervisor: H,
+}
+
+/// The one virtio-mem device that has all partitions (modes `ranges` and `plain`).
+pub(crate) struct OneDevice {
+    /// Which partitions are in the size that was requested of it last.
+    pub(crate) plugged: Vec<bool>,
+    /// The partition for which that was requested, if the guest has not followed.
+    pub(crate) unsettled: Option<PartitionNumber>,
 }
 
 /// Exclusive right to operate on a partition, until this is dropped.
@@ -74,8 +81,9 @@ impl<H: Hypervisor> Partitions<H> {
         limit_bytes: u64,
         patience: Duration,
     ) -> Partitions<H> {
-        let plain = Mutex::new(vec![false; layout.partition_bytes.len()]);
-        Partitions { record, layout, patience, limit_bytes, plain, hypervisor }
+        let plugged = vec![false; layout.partition_bytes.len()];
+        let one_device = Mutex::new(OneDevice { plugged, unsettled: None });
+        Partitions { record, layout, patience, limit_bytes, one_device, hypervisor }
     }
 }
 
@@ -105,11 +113,6 @@ impl<H: Hypervisor + ?Sized> Partitions<H> {
                 return Err(self.timed_out(what));
             }
         }
-    }
-
-    /// Whether each partition is a NUMA node.
-    pub(crate) fn has_nodes(&self) -> bool {
-        matches!(self.layout.mode, Mode::Nodes | Mode::Hotmem)
     }
 
     pub(crate) fn timed_out(&self, what: &str) -> Error {

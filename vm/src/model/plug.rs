@@ -68,7 +68,7 @@ impl<H: Hypervisor + ?Sized> Partitions<H> {
         let deadline = Instant::now() + self.patience;
         let host_before_bytes = self.hypervisor.resident_bytes();
         let started = Instant::now();
-        if self.has_nodes() {
+        if self.layout.mode.has_nodes() {
             match self.ask_until(
                 Operation::PrepareUnplug { partition: number },
                 deadline,
@@ -126,59 +126,96 @@ impl<H: Hypervisor + ?Sized> Partitions<H> {
     /// Plugs a whole partition. Returns the time until QEMU had it plugged, and until the agent saw it
     /// online.
     fn grow(&self, number: PartitionNumber, deadline: Instant) -> Result<(u64, u64), Error> {
-        if self.has_nodes() {
-            return self.plug_device(
-                Device::Partition(number),
-                Some(number),
-                self.layout.bytes_of(number),
-                deadline,
-            );
+        let bytes = self.layout.bytes_of(number);
+        match self.layout.mode {
+            Mode::Plain | Mode::Ranges => {
+                self.resize_one_device(number, true, deadline, |all_bytes, part| {
+                    let bytes = if part.is_some() { bytes } else { all_bytes };
+                    self.plug_device(Device::All, part, all_bytes, bytes, deadline)
+                })
+            }
+            _ => self.plug_device(Device::Partition(number), Some(number), bytes, bytes, deadline),
         }
-        let mut parts = self.plain.lock().expect("no panic under this lock");
-        parts[number.index()] = true;
-        self.plug_device(Device::All, None, self.plain_bytes(&parts), deadline)
     }
 
-    /// Plugs a device up to `bytes`.
+    /// Resizes the one device for a partition: `resize` gets its new size, and the partition if the guest
+    /// knows where that lies.
+    fn resize_one_device<T>(
+        &self,
+        number: PartitionNumber,
+        plugged: bool,
+        deadline: Instant,
+        resize: impl FnOnce(u64, Option<PartitionNumber>) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let mut device = self.one_device.lock().expect("no panic under this lock");
+        let knows_partitions = self.layout.mode == Mode::Ranges;
+        if knows_partitions {
+            // The device's size is one number: what was requested for another partition comes first.
+            if let Some(other) = device.unsettled.filter(|other| *other != number) {
+                let all_bytes = self.bytes_of(&device.plugged);
+                self.name_range(other, deadline)?;
+                self.hypervisor.request_size(Device::All, all_bytes)?;
+                self.wait_for_size(Device::All, all_bytes, deadline)?;
+                device.unsettled = None;
+            }
+            self.name_range(number, deadline)?;
+        }
+        device.plugged[number.index()] = plugged;
+        device.unsettled = Some(number);
+        let resized = resize(self.bytes_of(&device.plugged), knows_partitions.then_some(number))?;
+        device.unsettled = None;
+        Ok(resized)
+    }
+
+    /// Plugs a device up to `device_bytes`, and waits until `bytes` of the partition are online.
     pub(crate) fn plug_device(
         &self,
         device: Device,
         partition: Option<PartitionNumber>,
+        device_bytes: u64,
         bytes: u64,
         deadline: Instant,
     ) -> Result<(u64, u64), Error> {
         let started = Instant::now();
-        self.hypervisor.request_size(device, bytes)?;
-        self.wait_for_size(device, bytes, deadline)?;
+        self.hypervisor.request_size(device, device_bytes)?;
+        self.wait_for_size(device, device_bytes, deadline)?;
         let device_ns = elapsed_ns(started);
         let op = Operation::PlugConfirm { partition, bytes, timeout_ms: left_ms(deadline) };
         self.ask_until(op, deadline, "bring memory online")?;
         Ok((device_ns, elapsed_ns(started)))
     }
 
+    /// Mode `ranges`: the device's driver plugs and unplugs this partition next.
+    fn name_range(&self, number: PartitionNumber, deadline: Instant) -> Result<(), Error> {
+        self.ask_until(Operation::NameRange { partition: number }, deadline, "name a partition").map(drop)
+    }
+
     /// Unplugs a partition. Returns the time until QEMU had all of it back.
     fn shrink(&self, number: PartitionNumber, deadline: Instant) -> Result<u64, Error> {
         match self.layout.mode {
             Mode::Static => Ok(0),
-            Mode::Plain => {
-                let mut parts = self.plain.lock().expect("no panic under this lock");
-                parts[number.index()] = false;
-                self.unplug_device(Device::All, None, self.plain_bytes(&parts), deadline)
+            Mode::Plain | Mode::Ranges => {
+                self.resize_one_device(number, false, deadline, |all_bytes, part| {
+                    let bytes = if part.is_some() { 0 } else { all_bytes };
+                    self.unplug_device(Device::All, part, all_bytes, bytes, deadline)
+                })
             }
-            _ => self.unplug_device(Device::Partition(number), Some(number), 0, deadline),
+            _ => self.unplug_device(Device::Partition(number), Some(number), 0, 0, deadline),
         }
     }
 
+    /// Unplugs a device down to `device_bytes`, and waits until at most `bytes` of the partition are online.
     fn unplug_device(
         &self,
         device: Device,
         partition: Option<PartitionNumber>,
+        device_bytes: u64,
         bytes: u64,
         deadline: Instant,
     ) -> Result<u64, Error> {
         let started = Instant::now();
-        self.hypervisor.request_size(device, bytes)?;
-        self.wait_for_size(device, bytes, deadline)?;
+        self.hypervisor.request_size(device, device_bytes)?;
+        self.wait_for_size(device, device_bytes, deadline)?;
         let device_ns = elapsed_ns(started);
         let op = Operation::UnplugConfirm { partition, bytes, timeout_ms: left_ms(deadline) };
         self.ask_until(op, deadline, "take memory offline")?;
@@ -189,14 +226,15 @@ impl<H: Hypervisor + ?Sized> Partitions<H> {
     fn replug(&self, number: PartitionNumber) -> Result<(), Error> {
         let deadline = Instant::now() + self.patience;
         self.grow(number, deadline)?;
-        if self.has_nodes() {
+        if self.layout.mode.has_nodes() {
             self.ask_until(Operation::CancelUnplug { partition: number }, deadline, "open a partition")?;
         }
         Ok(())
     }
 
-    fn plain_bytes(&self, parts: &[bool]) -> u64 {
-        let plugged = parts.iter().zip(&self.layout.partition_bytes).filter(|(part, _)| **part);
+    /// The size of the one device when these partitions are plugged.
+    fn bytes_of(&self, plugged: &[bool]) -> u64 {
+        let plugged = plugged.iter().zip(&self.layout.partition_bytes).filter(|(plugged, _)| **plugged);
         self.layout.shared_bytes + plugged.map(|(_, bytes)| bytes).sum::<u64>()
     }
 

@@ -118,10 +118,14 @@ fn perform(partitions: &Partitions<SimulatedVm>, action: Action) {
     }
 }
 
+/// A device for each partition, or one for all.
+fn modes() -> impl Strategy<Value = Mode> {
+    prop_oneof![Just(Mode::Nodes), Just(Mode::Ranges)]
+}
+
 /// Partitions of a simulated VM, with their recovery thread.
-fn start() -> (Arc<Partitions<SimulatedVm>>, std::thread::JoinHandle<()>) {
-    let layout =
-        Layout { mode: Mode::Nodes, partition_bytes: vec![BYTES; PARTITIONS as usize], shared_bytes: BYTES };
+fn start(mode: Mode) -> (Arc<Partitions<SimulatedVm>>, std::thread::JoinHandle<()>) {
+    let layout = Layout { mode, partition_bytes: vec![BYTES; PARTITIONS as usize], shared_bytes: BYTES };
     let record = Arc::new(Record::new(&layout));
     let vm = SimulatedVm { truth: Mutex::default(), record: Arc::clone(&record) };
     let partitions = Arc::new(Partitions::new(vm, Arc::clone(&record), layout, u64::MAX, PATIENCE));
@@ -237,8 +241,8 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn sequential_operations_leak_nothing(actions in actions()) {
-        let (partitions, recovery) = start();
+    fn sequential_operations_leak_nothing(mode in modes(), actions in actions()) {
+        let (partitions, recovery) = start(mode);
         for action in actions {
             perform(&partitions, action);
             let truth = partitions.hypervisor.truth.lock().unwrap();
@@ -250,8 +254,10 @@ proptest! {
     }
 
     #[test]
-    fn concurrent_operations_leak_nothing(first in actions(), second in actions(), third in actions()) {
-        let (partitions, recovery) = start();
+    fn concurrent_operations_leak_nothing(
+        mode in modes(), first in actions(), second in actions(), third in actions()
+    ) {
+        let (partitions, recovery) = start(mode);
         std::thread::scope(|scope| {
             for actions in [first, second, third] {
                 let partitions = &partitions;
@@ -265,9 +271,10 @@ proptest! {
 
     #[test]
     fn every_call_returns_when_qemu_dies(
-        first in actions(), second in actions(), third in actions(), after_us in 0..30_000u64, slowly_us in 0..3_000u64
+        mode in modes(), first in actions(), second in actions(), third in actions(),
+        after_us in 0..30_000u64, slowly_us in 0..3_000u64
     ) {
-        let (partitions, recovery) = start();
+        let (partitions, recovery) = start(mode);
         std::thread::scope(|scope| {
             for actions in [first, second, third] {
                 let partitions = &partitions;

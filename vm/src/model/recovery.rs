@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
-use vm_protocol::{Answer, ErrorKind, Mode, Operation, PartitionNumber, Refusal, VERSION};
+use vm_protocol::{Answer, ErrorKind, Operation, PartitionNumber, Refusal, VERSION};
 
 use crate::base::error::Error;
 use crate::model::hypervisor::{AskError, Hypervisor};
@@ -102,7 +102,7 @@ impl<H: Hypervisor + ?Sized> Partitions<H> {
     fn why_held(&self, number: PartitionNumber) -> Option<Option<String>> {
         let (bytes, timeout_ms) = (self.layout.bytes_of(number), 0);
         let op = Operation::PlugConfirm { partition: Some(number), bytes, timeout_ms };
-        if !self.has_nodes() {
+        if !self.layout.mode.has_nodes() {
             return None;
         }
         match self.hypervisor.ask_agent(op, self.patience) {
@@ -134,7 +134,7 @@ impl<H: Hypervisor + ?Sized> Partitions<H> {
     pub(crate) fn greet(&self) -> Result<(), Error> {
         let hello = Operation::Hello { version: VERSION, layout: self.layout.clone() };
         let mut requests = vec![hello];
-        if self.has_nodes() {
+        if self.layout.mode.has_nodes() {
             let timeout_ms = self.patience.as_millis() as u64;
             let state = self.record.read();
             let settled = state.partitions.iter().filter(|partition| {
@@ -167,9 +167,10 @@ impl<H: Hypervisor + ?Sized> Partitions<H> {
         }
         let agent =
             greeted.ok_or_else(|| Error::Failed("the agent gave another answer to hello".to_string()))?;
-        if self.layout.mode == Mode::Hotmem && !agent.hotmem {
+        if self.layout.mode.is_kernels() && !agent.hotmem {
             let message = format!(
-                "mode hotmem needs Mayfly's kernel, the guest runs {}: mayfly vm image --kernel hotmem",
+                "mode {} needs Mayfly's kernel, the guest runs {}: mayfly vm image --kernel hotmem",
+                self.layout.mode.name(),
                 agent.kernel
             );
             return Err(Error::Refused(Refusal { kind: ErrorKind::WrongKernel, message }));

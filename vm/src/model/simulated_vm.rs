@@ -46,6 +46,8 @@ pub(crate) struct Truth {
     /// pages.
     pub(crate) leaking: BTreeSet<PartitionNumber>,
     pub(crate) held: BTreeSet<PartitionNumber>,
+    /// The partition that the one device of mode `ranges` plugs or unplugs next.
+    named: Option<PartitionNumber>,
     late: Vec<Operation>,
     pub(crate) faults: Vec<Fault>,
     /// What the host did and must never do.
@@ -103,6 +105,10 @@ impl Truth {
             Operation::PrepareUnplug { partition } if self.users(*partition) > 0 => {
                 Truth::refuse(ErrorKind::Busy)
             }
+            Operation::NameRange { partition } => {
+                self.named = Some(*partition);
+                Ok(Answer::Done)
+            }
             Operation::PrepareUnplug { .. } => Ok(Answer::Prepared { dropped_pages: 0 }),
             Operation::Spawn(spawn) => {
                 let numbers = spawn.partitions();
@@ -148,6 +154,23 @@ impl Truth {
 
     fn why_held(&self, partition: PartitionNumber) -> Option<String> {
         self.held.contains(&partition).then(|| "1 page".to_string())
+    }
+
+    /// What a new size of the one device, of which the shared partition has [`BYTES`], means for the
+    /// partition that was named: its new size. None: it keeps that.
+    fn of_one_device(&mut self, bytes: u64) -> Option<(PartitionNumber, u64)> {
+        let requested = BYTES + self.requested.values().sum::<u64>();
+        let number = self.named.expect("a partition is named before the device is resized");
+        let has_bytes = self.requested.get(&number).copied().unwrap_or(0);
+        let new_bytes = (has_bytes + bytes).checked_sub(requested);
+        if new_bytes.is_none_or(|new_bytes| new_bytes > BYTES) {
+            let line =
+                format!("partition {number} has {has_bytes}, the device {requested}, then {bytes} bytes");
+            self.wrong.push(line);
+            return None;
+        }
+        // QEMU tells the guest nothing if the size is the same.
+        new_bytes.filter(|new_bytes| *new_bytes != has_bytes).map(|new_bytes| (number, new_bytes))
     }
 
     fn die(&mut self) {
@@ -225,9 +248,16 @@ impl SimulatedVm {
 
 impl Hypervisor for SimulatedVm {
     fn request_size(&self, device: Device, bytes: u64) -> Result<(), Error> {
-        let Device::Partition(number) = device else { panic!("the simulated VM has only partitions") };
         let mut truth = self.truth.lock().unwrap();
         truth.require_qemu()?;
+        let (number, bytes) = match device {
+            Device::Partition(number) => (number, bytes),
+            Device::All => match truth.of_one_device(bytes) {
+                Some(change) => change,
+                None => return Ok(()),
+            },
+            Device::Shared => panic!("the simulated VM has no shared partition"),
+        };
         if bytes == 0 && (truth.users(number) > 0 || truth.held.contains(&number)) {
             truth.wrong.push(format!("unplug of partition {number}, which is used or held"));
         }
@@ -244,10 +274,13 @@ impl Hypervisor for SimulatedVm {
     }
 
     fn plugged_size(&self, device: Device) -> Result<u64, Error> {
-        let Device::Partition(number) = device else { panic!("the simulated VM has only partitions") };
         let truth = self.truth.lock().unwrap();
         truth.require_qemu()?;
-        Ok(truth.size.get(&number).copied().unwrap_or(0))
+        Ok(match device {
+            Device::Partition(number) => truth.size.get(&number).copied().unwrap_or(0),
+            Device::All => BYTES + truth.size.values().sum::<u64>(),
+            Device::Shared => panic!("the simulated VM has no shared partition"),
+        })
     }
 
     fn ask_agent(&self, op: Operation, _: Duration) -> Result<Answer, AskError> {

@@ -90,6 +90,13 @@ impl Vm {
             }
         });
         let hypervisor = hypervisor.map_err(|error| why_it_ended(&record).unwrap_or(error))?;
+        if settings.layout.mode == Mode::Ranges {
+            // Else QEMU lets the guest use only as much of the device's addresses as is requested, from the
+            // first on. It never takes back what it has let it use. The guest, which has only begun to boot,
+            // sees the second size alone.
+            hypervisor.request_size(Device::All, settings.hotplug_bytes())?;
+            hypervisor.request_size(Device::All, 0)?;
+        }
         let limit = settings.limit_bytes();
         let partitions: Arc<Partitions<dyn Hypervisor>> = Arc::new(Partitions::new(
             hypervisor,
@@ -144,10 +151,10 @@ impl Vm {
         let device = match settings.layout.mode {
             _ if bytes == 0 => return Ok(()),
             Mode::Static => return Ok(()),
-            Mode::Plain => Device::All,
+            Mode::Plain | Mode::Ranges => Device::All,
             Mode::Nodes | Mode::Hotmem => Device::Shared,
         };
-        self.partitions.plug_device(device, None, bytes, Instant::now() + settings.patience).map(drop)
+        self.partitions.plug_device(device, None, bytes, bytes, Instant::now() + settings.patience).map(drop)
     }
 
     /// Plugs the partition of that number, or the first absent one.

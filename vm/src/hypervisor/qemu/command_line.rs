@@ -128,12 +128,18 @@ fn kernel_command_line(settings: &Settings) -> String {
     let words = "console=ttyS0 quiet panic=-1 oops=panic no_timer_check \
                  memhp_default_state=online_movable swiotlb=noforce";
     let mut words = vec![words.to_string()];
-    if layout.mode == Mode::Hotmem {
+    if layout.mode.is_kernels() {
         words.push(format!(
             "hotmem.partitions={} hotmem.shared_node={}",
             layout.partitions(),
             layout.shared_node()
         ));
+    }
+    if layout.mode == Mode::Ranges {
+        words.push(format!("hotmem.range={}", layout.partition_bytes[0]));
+        if layout.shared_bytes > 0 {
+            words.push(format!("hotmem.shared_range={}", layout.shared_bytes));
+        }
     }
     words.extend(
         [settings.image.append.clone(), settings.append.clone()].into_iter().filter(|text| !text.is_empty()),

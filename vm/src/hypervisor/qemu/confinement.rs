@@ -133,6 +133,16 @@ fn effective_capabilities() -> u64 {
     line.and_then(|line| u64::from_str_radix(line.trim(), 16).ok()).unwrap_or(0)
 }
 
+/// Says what the kernel's EINVAL means where the root folder is not a mount of its own, as in a plain chroot.
+fn in_a_chroot(error: rustix::io::Errno) -> io::Error {
+    if error != rustix::io::Errno::INVAL {
+        return error.into();
+    }
+    io::Error::other(
+        "/ is not a mount point here (a chroot?): mount the chroot's folder onto itself before entering",
+    )
+}
+
 impl Confinement {
     /// Confines the calling thread, and the processes that it starts from then on.
     pub(super) fn enter(&self) -> io::Result<()> {
@@ -144,7 +154,8 @@ impl Confinement {
         // SAFETY: this thread stops sharing its root, working directory and umask; no other thread relies on
         // sharing them with it.
         unsafe { rustix::thread::unshare_unsafe(namespaces) }?;
-        mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)?;
+        mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)
+            .map_err(in_a_chroot)?;
         // Before the mount on NEW_ROOT, which may hide some of these paths.
         let open = |source: &PathBuf| rustix::fs::open(source, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
         let sources =

@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use worker_page::data;
 
 use super::code_disk::Disk;
-use super::{Host, Part, PartitionedVm, Plan, SLOWER, lifecycle, word};
+use super::{Host, Part, PartitionedVm, Plan, SLOWER, lifecycle};
 use crate::function::worker_options::Options;
 use crate::sandbox::history::History;
 use crate::sandbox::interface::{BoxFuture, Kind, Maker, Order, Overall, Sandbox};
@@ -172,7 +172,7 @@ impl Maker for VmDomains {
     }
 
     fn kind(&self) -> Kind {
-        Kind { sandbox: "vm", partitions: word(self.plan.mode) }
+        Kind { sandbox: "vm", partitions: self.plan.mode.name() }
     }
 
     fn takes_code(&self) -> bool {

@@ -71,7 +71,7 @@ pub struct Plan {
 impl Plan {
     /// Whether the guest's kernel merges pages, and keeps those that it has merged out of the partitions.
     pub fn merges(&self) -> bool {
-        self.mode == Mode::Hotmem
+        self.mode.is_kernels()
     }
 }
 
@@ -188,7 +188,7 @@ impl PartitionedVm {
         let vm = Vm::boot(&self.settings)?;
         let Some(stream) = vm.take_relay() else { bail!("the VM has no relay") };
         let boot = vm.boot_time();
-        self.note(&format!("up, mode {}", word(self.settings.layout.mode)), Some(boot));
+        self.note(&format!("up, mode {}", self.settings.layout.mode.name()), Some(boot));
         let relay = Relay::new(stream)?;
         self.running.send_replace(Some(Arc::new(Running {
             vm,
@@ -332,16 +332,6 @@ impl PartitionedVm {
     }
 }
 
-/// How a VM's memory grows and shrinks, in a word.
-fn word(mode: Mode) -> &'static str {
-    match mode {
-        Mode::Nodes => "nodes",
-        Mode::Hotmem => "hotmem",
-        Mode::Plain => "plain",
-        Mode::Static => "static",
-    }
-}
-
 /// Names a VM among this host's processes; `number` distinguishes it from the one that it replaces.
 fn vm_name(domain: Option<&str>, number: usize) -> String {
     let domain = domain.map(|domain| format!("-{domain}")).unwrap_or_default();
@@ -353,7 +343,7 @@ fn vm_name(domain: Option<&str>, number: usize) -> String {
 /// # Errors
 /// It was never built; the error names the command that does.
 pub fn image(mode: Mode) -> Result<vm::image::Image> {
-    let kernel = if mode == Mode::Hotmem { vm::image::Kernel::Hotmem } else { vm::image::Kernel::Stock };
+    let kernel = if mode.is_kernels() { vm::image::Kernel::Hotmem } else { vm::image::Kernel::Stock };
     Ok(vm::image::latest(kernel)?)
 }
 
