@@ -45,7 +45,10 @@ soak: build ## random operations for long, fuzzing, and VMs on kernels that chec
 	heap/tests/stress --seconds 1800
 	MAYFLY_SOAK=1 heap/tests/run -n 4 -k random_events
 	merge/tests/run --soak
-	kernel/tests/run --soak
+	kernel/tests/run --soak --kernel 6.12
+	kernel/tests/run --soak --kernel 7.3
+	vm/tests/run --mode hotmem
+	vm/tests/run --mode ranges --linux 7.3
 	bench/vm/soak
 	MAYFLY_SOAK=1 worker/tests/run -k "kills or soak"
 	MAYFLY_HISTORIES=10000 cargo test --release -p worker-snapshot --test histories

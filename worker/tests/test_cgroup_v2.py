@@ -23,7 +23,10 @@ LIBRARIES = ["libmayfly_heap.so", "libmayfly_merge.so", "libmayfly_rest.so"]
 def console(tmp_path_factory, worker):
     """The guest's console output, complete. This host's worker has installed Lambda's client for it."""
     built = subprocess.run(
-        [MAYFLY, "vm", "image", "--kernel", "hotmem"], check=True, stdout=subprocess.PIPE, text=True
+        [MAYFLY, "vm", "image", "--kernel", "hotmem", "--linux", "7.3"],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     image = pathlib.Path(built.stdout.split()[-1])
     place = tmp_path_factory.mktemp("guest")

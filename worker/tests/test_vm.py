@@ -187,7 +187,9 @@ def test_starting_instance_moves_to_the_next_vm_if_its_vm_dies(vm):
 
 
 def test_merged_pages_lie_in_the_shared_partition_and_block_no_unplug():
-    subprocess.run([MAYFLY, "vm", "image", "--kernel", "hotmem"], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [MAYFLY, "vm", "image", "--kernel", "hotmem", "--linux", "7.3"], check=True, stdout=subprocess.DEVNULL
+    )
     with Worker(TEMPLATE, *PATIENT, "--mode", "hotmem", "--partitions", "3") as running:
         client = running.client()
         client.update_function_configuration(FunctionName="probe", Timeout=60)
