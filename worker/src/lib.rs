@@ -136,6 +136,7 @@ pub mod service {
     pub(crate) mod deploy;
     pub(crate) mod http_apis;
     pub(crate) mod open_files;
+    mod parts;
     pub(crate) mod serve;
     pub(crate) mod sources;
     pub mod stack;

@@ -1,5 +1,8 @@
 """What a running worker makes of templates; test_small_templates.py has how they are read."""
 
+import json
+import os
+import pathlib
 import subprocess
 
 import pytest
@@ -111,3 +114,40 @@ def test_nearest_version_serves_where_the_host_lacks_one(tmp_path):
     with Worker(template, "--nearest-runtime") as running:
         assert listed(running.client())["Old"]["Runtime"].startswith("python3.")
         running.wait_for(r"this host has no python3.250: the function runs on python3")
+
+
+def start_cost(folder, count):
+    """Seconds of a processor until a worker serves so many functions of one code and the same layers."""
+    code, layers = folder / "code", [folder / f"layer{number}" for number in range(3)]
+    template = {"Resources": {
+        layer.name: {"Type": "AWS::Serverless::LayerVersion", "Properties": {"ContentUri": layer.name}}
+        for layer in layers
+    }}  # fmt: skip
+    if not code.exists():
+        code.mkdir()
+        (code / "bootstrap").write_bytes(bytes(64 << 20))
+        for layer in layers:
+            layer.mkdir()
+            for number in range(500):
+                (layer / f"{layer.name}-{number}").write_text(str(number))
+    properties = {
+        "Runtime": "provided.al2023",
+        "Handler": "h",
+        "CodeUri": "code",
+        "Layers": [{"Ref": layer.name} for layer in layers],
+    }
+    for number in range(count):
+        function = {"Type": "AWS::Serverless::Function", "Properties": properties}
+        template["Resources"][f"F{number}"] = function
+    (folder / "template.json").write_text(json.dumps(template))
+    with Worker(str(folder / "template.json")) as running:
+        fields = pathlib.Path(f"/proc/{running.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        served = running.client().get_paginator("list_functions").paginate().build_full_result()
+        assert len(served["Functions"]) == count
+        return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_sixty_functions_of_one_code_start_as_one_does(tmp_path):
+    one = start_cost(tmp_path, 1)
+    sixty = start_cost(tmp_path, 60)
+    assert sixty < 5 * one + 0.5, (one, sixty)

@@ -12,7 +12,7 @@ use worker_install::{java, node, python, ruby};
 
 /// The program that starts inside an instance; stored by Lambda's name for it. A program below [`LANGUAGE`]
 /// is one that the worker installs.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Runtime {
     /// `python3.N`: an interpreter with Lambda's own Python client (PyPI's `awslambdaric`).

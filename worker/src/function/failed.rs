@@ -37,7 +37,7 @@ impl ReasonCode {
 }
 
 /// An error that concerns one thing of a function.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Refused {
     code: ReasonCode,
     line: String,
@@ -46,7 +46,12 @@ pub struct Refused {
 impl Refused {
     /// Makes one of an error.
     pub fn of<E: Into<anyhow::Error>>(code: ReasonCode) -> impl FnOnce(E) -> anyhow::Error {
-        move |error| anyhow::Error::new(Refused { code, line: format!("{:#}", error.into()) })
+        move |error| anyhow::Error::new(Refused::new(code, &error.into()))
+    }
+
+    /// One that several functions may have.
+    pub fn new(code: ReasonCode, error: &anyhow::Error) -> Refused {
+        Refused { code, line: format!("{error:#}") }
     }
 
     /// What an error concerns.

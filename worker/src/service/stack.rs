@@ -22,6 +22,7 @@ use crate::function::queue_source::Mapping;
 use crate::function::schedule::Scheduled;
 use crate::function::template::{self, Declared, DeclaredLayer, LATEST_OF_LAYER, Package};
 use crate::function::worker_options::TemplateOptions;
+use crate::service::parts::{self, Parts};
 use crate::service::sources::Sources;
 use worker_container::rights::{no_network, no_page_out};
 
@@ -209,20 +210,43 @@ impl Stack {
     /// No function can be served, or one cannot and the worker is strict.
     pub fn ready(self, worker: &Worker) -> Result<Prepared> {
         let Stack { template, layers, functions, mut failed, missing, strict, .. } = self;
+        let of_functions = functions.iter().map(|(function, _)| function.package.clone());
+        let of_layers =
+            layers.iter().filter_map(|layer| Some(Package::Path(layer.content.as_ref().ok()?.clone())));
+        let codes = parts::codes(worker, of_functions.chain(of_layers).collect());
         let mut unpublished = BTreeMap::new();
         for layer in layers {
             let name = layer.name.clone();
-            if let Err(error) = publish(worker, layer) {
+            if let Err(error) = publish(worker, layer, &codes) {
                 unpublished.insert(name, format!("{error:#}"));
             }
         }
-        let mut ready = Vec::new();
+        let mut named = Vec::new();
         for (mut declared, packages) in functions {
-            match made(worker, &mut declared, packages, &unpublished) {
-                Ok((code, opt)) => ready.push(Ready { declared, code, opt }),
+            let arns = &mut declared.settings.layers;
+            match arns.iter_mut().try_for_each(|arn| latest(worker, arn, &unpublished)) {
+                Ok(()) => {
+                    let below = (arns.clone(), packages);
+                    named.push((declared, below));
+                }
+                Err(error) => {
+                    failed.push(self::failed(&declared, &Refused::of(ReasonCode::Dependency)(error)));
+                }
+            }
+        }
+        let opts = parts::opts(worker, named.iter().map(|(_, below)| below.clone()).collect());
+        let (mut ready, mut kinds) = (Vec::new(), BTreeSet::new());
+        for (declared, below) in named {
+            match made(worker, &declared, &codes, &opts[&below]) {
+                Ok((code, opt)) => {
+                    let runtime = declared.settings.runtime.clone();
+                    kinds.insert((runtime, code.folder.clone(), opt.sources.clone()));
+                    ready.push(Ready { declared, code, opt });
+                }
                 Err(error) => failed.push(self::failed(&declared, &error)),
             }
         }
+        parts::provide_sdk(worker, kinds);
         let prepared = Prepared { functions: ready, failed, template, missing, strict };
         prepared.check()?;
         Ok(prepared)
@@ -275,29 +299,18 @@ fn packages(function: &mut Declared, cache: &Path, options: &TemplateOptions) ->
 /// A function's code, and what it sees below /opt.
 fn made(
     worker: &Worker,
-    declared: &mut Declared,
-    packages: Vec<PathBuf>,
-    unpublished: &BTreeMap<String, String>,
+    declared: &Declared,
+    codes: &Parts<Package, Code>,
+    opt: &Result<OptMount, Refused>,
 ) -> Result<(Code, OptMount)> {
-    for arn in &mut declared.settings.layers {
-        latest(worker, arn, unpublished).map_err(Refused::of(ReasonCode::Dependency))?;
-    }
-    let (cache, place) = (&worker.options.cache, worker.folder());
-    let code = match &declared.package {
-        Package::Path(path) => {
-            Code::at_path(path, cache, place).context("CodeUri").map_err(Refused::of(ReasonCode::Code))
-        }
-        Package::Inline(name, text) => Code::inline(name, text, cache, place),
-        Package::Image(uri, base) => {
-            Code::of_operators_image(uri, base, cache, place).map_err(Refused::of(ReasonCode::Image))
-        }
+    let code = codes[&declared.package].clone();
+    let code = match declared.package {
+        Package::Path(_) => code.context("CodeUri"),
+        _ => code.map_err(anyhow::Error::new),
     }?;
     let provided = worker.options.installed.provide(&declared.settings.runtime);
     provided.map_err(Refused::of(ReasonCode::Runtime))?;
-    let opt = worker.opt(&declared.settings.layers, packages).map_err(plain);
-    let opt = opt.map_err(Refused::of(ReasonCode::Dependency))?;
-    worker.options.installed.provide_sdk(&declared.settings.runtime, &code.folder, &opt.sources);
-    Ok((code, opt))
+    Ok((code, opt.clone()?))
 }
 
 /// Installs the runtimes of a template's functions, each once: one that cannot be had takes time to find out.
@@ -351,9 +364,8 @@ pub(super) fn plain(error: ApiError) -> anyhow::Error {
     anyhow!("{}", error.message)
 }
 
-fn publish(worker: &Worker, layer: DeclaredLayer) -> Result<()> {
-    let code =
-        Code::at_path(&layer.content?, &worker.options.cache, worker.folder()).context("ContentUri")?;
+fn publish(worker: &Worker, layer: DeclaredLayer, codes: &Parts<Package, Code>) -> Result<()> {
+    let code = codes[&Package::Path(layer.content?)].clone().context("ContentUri")?;
     let latest = worker.layers(|layers| layers.versions(&layer.name)).into_iter().next();
     if latest.is_none_or(|latest| latest.code.sha256 != code.sha256) {
         worker.publish_layer(Layer {

@@ -39,7 +39,7 @@ pub struct DeclaredUrl {
 }
 
 /// The package of a function.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Package {
     /// The folder, .zip or file that `CodeUri` names.
     Path(PathBuf),
