@@ -1,5 +1,5 @@
 //! Where code lies: a path beside the template, or an object of a bucket that a folder of this host
-//! replaces (`--bucket NAME=FOLDER`).
+//! replaces (`--bucket NAME=FOLDER`), or an asset that CDK has written beside the template.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -7,7 +7,11 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value as Json;
 
 use super::yaml::text_of;
+use crate::base::name;
 use crate::function::worker_options::TemplateOptions;
+
+/// The end of the names of CDK's lists of assets.
+const ASSETS: &str = ".assets.json";
 
 /// The place that a value of `CodeUri`, `ContentUri`, `Code` or `Content` names.
 ///
@@ -26,6 +30,9 @@ pub fn path(value: &Json, key: &str, folder: &Path, options: &TemplateOptions) -
     }
     .with_context(|| format!("{key}: {value} names neither a path nor an object of a bucket"))?;
     let Some(root) = options.buckets.get(&bucket) else {
+        if let Some(path) = asset_of(&bucket, &object, folder) {
+            return Ok(path);
+        }
         bail!(
             "{key}: 's3://{bucket}/{object}': there is no bucket {bucket} here (mayfly up --bucket {bucket}=FOLDER)"
         )
@@ -44,11 +51,50 @@ pub fn asset(resource: &Json, property: &str) -> Option<String> {
     (is_its && !named).then(|| metadata.get("aws:asset:path")?.as_str().map(String::from))?
 }
 
+/// The file that CDK will put into a bucket as this object, by the lists of assets beside the template.
+pub fn asset_of(bucket: &str, object: &str, folder: &Path) -> Option<PathBuf> {
+    let lists = std::fs::read_dir(folder).ok()?.flatten().map(|entry| entry.path());
+    let lists = lists.filter(|path| path.to_string_lossy().ends_with(ASSETS));
+    let found = |path: PathBuf| {
+        let list: Json = serde_json::from_slice(&std::fs::read(path).ok()?).ok()?;
+        let is_it = |place: &Json| {
+            let text = |key: &str| place.get(key).and_then(Json::as_str);
+            let name = text("bucketName")?.replace("${AWS::AccountId}", name::ACCOUNT);
+            let name = name.replace("${AWS::Region}", name::REGION).replace("${AWS::Partition}", "aws");
+            (name == bucket && text("objectKey")? == object).then_some(())
+        };
+        let has = |file: &&Json| file.get("destinations")?.as_object()?.values().find_map(is_it);
+        let files = list.get("files")?.as_object()?;
+        let file = files.values().find(|file| has(file).is_some())?;
+        Some(folder.join(file.get("source")?.get("path")?.as_str()?))
+    };
+    lists.into_iter().find_map(found)
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn assets_are_those_that_cdk_lists_beside_the_template() {
+        let folder = tempfile::tempdir().unwrap();
+        let list = json!({ "files": { "0a": {
+            "source": { "path": "asset.0a", "packaging": "zip" },
+            "destinations": { "here": { "objectKey": "0a.zip",
+                                        "bucketName": "assets-${AWS::AccountId}-${AWS::Region}" } } } } });
+        std::fs::write(folder.path().join("Shop.assets.json"), list.to_string()).unwrap();
+        std::fs::write(folder.path().join("Broken.assets.json"), "{").unwrap();
+        let options = TemplateOptions::default();
+        let of = |object: &str| {
+            let bucket = format!("assets-{}-{}", name::ACCOUNT, name::REGION);
+            path(&json!({ "S3Bucket": bucket, "S3Key": object }), "CodeUri", folder.path(), &options)
+        };
+        assert_eq!(of("0a.zip").unwrap(), folder.path().join("asset.0a"));
+        assert!(of("0b.zip").is_err());
+        assert_eq!(asset_of("elsewhere", "0a.zip", folder.path()), None);
+    }
 
     #[test]
     fn objects_lie_in_the_folder_that_replaces_their_bucket() {

@@ -178,7 +178,11 @@ fn tag(value: &Json) -> Option<(String, String)> {
     Some((text_of(value.get("Key")?), text_of(value.get("Value")?)))
 }
 
-fn url(config: &Json) -> Result<DeclaredUrl> {
+/// What a function's URL is declared with.
+///
+/// # Errors
+/// A setting is wrong.
+pub fn url(config: &Json) -> Result<DeclaredUrl> {
     let Some(kind @ ("NONE" | "AWS_IAM")) = config.get("AuthType").and_then(Json::as_str) else {
         bail!("FunctionUrlConfig.AuthType must be NONE or AWS_IAM")
     };

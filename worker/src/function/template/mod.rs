@@ -5,6 +5,7 @@
 //! cannot be read does not hinder the others.
 
 mod bucket;
+mod callers;
 mod coercion;
 mod events;
 mod function;
@@ -135,12 +136,16 @@ fn load(path: &Path) -> Result<Json> {
     yaml::read(&text)
 }
 
+fn kind_of(resource: &Json) -> &str {
+    resource.get("Type").and_then(Json::as_str).unwrap_or_default()
+}
+
 fn is_function(resource: &Json) -> bool {
-    matches!(resource.get("Type").and_then(Json::as_str), Some(FUNCTION | LAMBDA))
+    matches!(kind_of(resource), FUNCTION | LAMBDA)
 }
 
 fn is_layer(resource: &Json) -> bool {
-    resource.get("Type").and_then(Json::as_str).is_some_and(|kind| LAYERS.contains(&kind))
+    LAYERS.contains(&kind_of(resource))
 }
 
 struct Reader<'a> {
@@ -214,12 +219,18 @@ impl Reader<'_> {
                 }
             }
         }
+        for (id, resource) in resources {
+            if callers::is_caller(resource) && self.is_there(id, resource, scope) {
+                let read = callers::read(id, resource, scope, &mut self.template);
+                read.unwrap_or_else(|error| scope.note(format!("Resources.{id} is not served: {error:#}")));
+            }
+        }
         let (apis, notes) = http_apis::read(&http);
         self.template.http_apis.extend(apis);
         notes.into_iter().for_each(|note| scope.note(note));
         for (function, target, events) in &http.functions {
             let (found, notes) = schedules::read(function, events);
-            self.template.schedules.insert(target.to_string(), found);
+            self.template.schedules.entry(target.to_string()).or_default().extend(found);
             notes.into_iter().for_each(|note| scope.note(note));
         }
         self.template.notes.extend(scope.take_notes());

@@ -6,9 +6,9 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value as Json;
 
-use super::load;
 use super::scope::Scope;
 use super::yaml::measure;
+use super::{bucket, load};
 
 /// Templates within one another, at most.
 const DEPTH: usize = 8;
@@ -34,6 +34,8 @@ impl Scope {
             None => Ok(None),
         };
         let location = property("Location")?.or(property("TemplateURL")?);
+        let asset = bucket::asset(resource, "TemplateURL").map(Json::from);
+        let location = asset.or(location.map(|location| self.asset(&location).unwrap_or(location)));
         let Some(Json::String(location)) = location.filter(|text| !text.as_str().is_some_and(is_far)) else {
             self.note(format!(
                 "Resources.{id}: its template is in a repository or a bucket: its functions are not served"
@@ -56,6 +58,16 @@ impl Scope {
         let mut inner = read().with_context(|| path.display().to_string())?;
         inner.depth = self.depth + 1;
         Ok(Some(inner))
+    }
+}
+
+impl Scope {
+    /// The file that CDK names by the URL of an object, `https://s3.REGION.amazonaws.com/BUCKET/OBJECT`.
+    fn asset(&self, location: &Json) -> Option<Json> {
+        let object = location.as_str()?.strip_prefix("https://s3.")?.split_once('/')?.1;
+        let (bucket, object) = object.split_once('/')?;
+        let path = bucket::asset_of(bucket, object, &self.folder)?;
+        Some(path.strip_prefix(&self.folder).ok()?.to_str()?.into())
     }
 }
 

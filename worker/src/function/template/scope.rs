@@ -14,13 +14,20 @@ use serde_json::{Map, Value as Json, json};
 use sha2::{Digest, Sha256};
 
 use super::yaml::{measure, text_of, weight_of};
-use super::{LATEST_OF_LAYER, is_function, is_layer, loops, parameters};
+use super::{LATEST_OF_LAYER, is_function, is_layer, kind_of, loops, parameters};
 use crate::base::{limits, name};
 
 /// The id in the ARN of the stack.
 const STACK_ID: &str = "00000000-0000-0000-0000-000000000000";
 /// Ids of resources that SAM makes for events of a function.
 const IMPLICIT: [&str; 2] = ["ServerlessRestApi", "ServerlessHttpApi"];
+
+/// The beginning of the types of API Gateway's resources.
+const API: &str = "AWS::ApiGateway";
+/// The attribute of a REST API that names its path `/`.
+pub const ROOT: &str = "RootResourceId";
+/// Resources that stand for a function.
+const OF_FUNCTIONS: [&str; 2] = ["AWS::Lambda::Alias", "AWS::Lambda::Version"];
 
 /// Values that evaluation may make, in a template and all within it: names of names multiply, as texts do.
 const WORK: usize = 1_000_000;
@@ -257,6 +264,11 @@ impl Scope {
                 let layer = self.name_of(name, "LayerName");
                 Ok(Some(name::layer_arn(&format!("{layer}:{LATEST_OF_LAYER}")).into()))
             }
+            // An API has this id here, too.
+            Some(resource) if kind_of(resource).starts_with(API) => Ok(Some(name.into())),
+            Some(resource) if OF_FUNCTIONS.contains(&kind_of(resource)) => {
+                self.function_of(name, resource, place)
+            }
             None if !self.is_generated(name) => {
                 bail!("Ref {name}: there is no parameter and no resource of this name")
             }
@@ -277,6 +289,16 @@ impl Scope {
         IMPLICIT.iter().any(|implicit| id.starts_with(implicit)) || self.part("Resources").any(is_serverless)
     }
 
+    /// The ARN of the function that an alias or a version is of: the worker serves `$LATEST` in its place.
+    fn function_of(&self, id: &str, resource: &Json, place: &str) -> Result<Option<Json>> {
+        let own = resource.get("Properties");
+        let named = own.and_then(|own| own.get("FunctionName"));
+        let named = named.with_context(|| format!("{id} names no function"))?;
+        let value = self.guarded(&format!("the function of {id}"), || self.resolve(named, place))?;
+        let target = name::parse(&value.as_ref().map(text_of).unwrap_or_default());
+        Ok(Some(target.map_or_else(|_| id.into(), |target| name::arn(&target.name).into())))
+    }
+
     /// `ID.Alias` and `ID.Version` of a function with AutoPublishAlias.
     fn of_function(&self, name: &str) -> Option<Json> {
         let (id, "Alias" | "Version") = name.split_once('.')? else { return None };
@@ -288,8 +310,10 @@ impl Scope {
 
     /// An attribute of a resource.
     pub(super) fn attribute(&self, id: &str, attribute: &str, place: &str) -> Json {
-        let kind = self.resource(id).and_then(|resource| resource.get("Type")?.as_str()).unwrap_or_default();
+        let kind = self.resource(id).map(kind_of).unwrap_or_default();
         let known = match (kind, attribute) {
+            (_, "RestApiId" | "ApiId" | "ResourceId") if kind.starts_with(API) => Some(id.into()),
+            (_, ROOT) if kind.starts_with(API) => Some(format!("{id}.{}", ROOT)),
             (_, "Arn") if self.resource(id).is_some_and(is_function) => {
                 Some(name::arn(&self.name_of(id, "FunctionName")))
             }

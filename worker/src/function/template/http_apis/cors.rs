@@ -6,7 +6,7 @@ use super::text_of;
 use crate::function::http_api::{Cors, Options};
 
 /// SAM has the values of headers in quotes of their own.
-fn unquoted(value: &Json) -> String {
+pub fn unquoted(value: &Json) -> String {
     let text = text_of(value);
     let inner = text.strip_prefix('\'').and_then(|text| text.strip_suffix('\''));
     inner.map_or_else(|| text.clone(), str::to_string)

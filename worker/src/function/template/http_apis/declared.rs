@@ -3,7 +3,7 @@
 use serde_json::{Map, Value as Json};
 
 use super::super::scope::Scope;
-use super::{Declaration, is_api};
+use super::{Declaration, is_api, parts};
 
 /// All but the events of functions.
 pub fn declared(scope: &Scope) -> Declaration {
@@ -11,18 +11,31 @@ pub fn declared(scope: &Scope) -> Declaration {
         let globals = scope.template.get("Globals").and_then(|globals| globals.get(key));
         globals.map(|globals| of_api(globals, scope, &format!("Globals.{key}"))).unwrap_or_default()
     };
-    let resources = scope.part("Resources").filter_map(|(id, resource)| {
-        let kind = resource.get("Type")?.as_str().filter(|kind| is_api(kind))?;
-        let own = resource.get("Properties").unwrap_or(&Json::Null);
-        let own = of_api(own, scope, &format!("Resources.{id}.Properties"));
-        Some((id.clone(), kind.to_string(), own))
-    });
-    Declaration {
+    let mut declaration = Declaration {
         rest_globals: globals("Api"),
         http_globals: globals("HttpApi"),
-        resources: resources.collect(),
-        functions: Vec::new(),
+        ..Declaration::default()
+    };
+    for (id, resource) in scope.part("Resources") {
+        let Some(kind) = resource.get("Type").and_then(Json::as_str) else { continue };
+        let part = parts::kind_of(kind);
+        if part.is_none() && !is_api(kind) {
+            continue;
+        }
+        // What cannot be evaluated is noted elsewhere.
+        let condition = resource.get("Condition").and_then(Json::as_str);
+        let is_there = condition.is_none_or(|name| scope.condition(name, id).unwrap_or(true));
+        if !is_there {
+            continue;
+        }
+        let own = resource.get("Properties").unwrap_or(&Json::Null);
+        let own = of_api(own, scope, &format!("Resources.{id}.Properties"));
+        match part {
+            Some(part) => declaration.parts.push((id.clone(), part.into(), own)),
+            None => declaration.resources.push((id.clone(), kind.into(), own)),
+        }
     }
+    declaration
 }
 
 /// The properties of an API; what cannot be resolved is left out, with a warning.

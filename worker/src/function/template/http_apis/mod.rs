@@ -6,6 +6,7 @@ mod authorizers;
 pub mod cors;
 mod declared;
 mod openapi;
+pub mod parts;
 
 pub use self::declared::declared;
 
@@ -31,6 +32,8 @@ pub struct Declaration {
     pub http_globals: Map<String, Json>,
     /// Resources that [`is_api`] accepts: id, type, properties.
     pub resources: Vec<(String, String, Map<String, Json>)>,
+    /// Parts of these that are resources of their own.
+    pub parts: Vec<parts::Part>,
     /// Each function's `Events`: its name in log lines, what they call, events by name.
     pub functions: Vec<(String, Target, Map<String, Json>)>,
 }
@@ -60,6 +63,7 @@ pub fn read(declaration: &Declaration) -> (Vec<HttpApi>, Vec<String>) {
     for (id, kind, properties) in &declaration.resources {
         reader.resource(id, kind, properties);
     }
+    parts::read(&declaration.parts, &mut reader.apis, &mut reader.notes);
     for (function, target, events) in &declaration.functions {
         for (event, declared) in events {
             if declared.get("Type").and_then(Json::as_str).is_some_and(is_route) {

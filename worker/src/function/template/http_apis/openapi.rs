@@ -9,7 +9,8 @@ use crate::function::http_api::{
 };
 
 const INTEGRATION: &str = "x-amazon-apigateway-integration";
-const AUTHORIZER: &str = "x-amazon-apigateway-authorizer";
+/// The extension that makes an authoriser of a scheme.
+pub const AUTHORIZER: &str = "x-amazon-apigateway-authorizer";
 
 /// Adds the routes of a definition.
 pub fn add_routes(api: &mut HttpApi, auth: &Auth, body: &Json, notes: &mut Vec<String>) {
@@ -77,7 +78,8 @@ fn route(
     Ok(Route { method: method_of(method)?, path, target, format, guard, timeout_ms })
 }
 
-fn authorizer(kind: Kind, scheme: &Json) -> Option<Authorizer> {
+/// The Lambda authoriser that a scheme is, if it is one.
+pub fn authorizer(kind: Kind, scheme: &Json) -> Option<Authorizer> {
     let own = scheme.get(AUTHORIZER)?;
     let text = |key: &str| own.get(key).map(text_of);
     let target = target_of(&text("authorizerUri")?)?;

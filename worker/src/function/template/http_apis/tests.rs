@@ -187,3 +187,129 @@ fn globals_are_merged_below_a_resource() {
     assert_eq!((api.variables["a"].as_str(), api.variables["b"].as_str()), ("own", "all"));
     assert_eq!(api.routes[0].path, "/");
 }
+
+const INVOCATIONS: &str = "arn:aws:apigateway:us-east-1:lambda:path/2015-03-31/functions/";
+
+/// Adds resources of CloudFormation's own, whose values are resolved.
+fn with_parts(mut declared: Declaration, parts: &Json) -> Declaration {
+    let parts = parts.as_object().unwrap().iter().map(|(id, part)| {
+        let kind = parts::kind_of(part["Type"].as_str().unwrap()).unwrap().to_string();
+        (id.clone(), kind, part["Properties"].as_object().unwrap().clone())
+    });
+    declared.parts = parts.collect();
+    declared
+}
+
+#[test]
+fn methods_below_resources_are_routes_of_a_rest_api() {
+    let calls = json!({ "Type": "AWS_PROXY", "Uri": format!("{INVOCATIONS}{ARN}/invocations"), "TimeoutInMillis": 900 });
+    let method = |method: &str, resource: &str, more: Json| {
+        let mut properties = json!({ "RestApiId": "Own", "HttpMethod": method, "ResourceId": resource,
+                                     "Integration": calls });
+        properties.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        json!({ "Type": "AWS::ApiGateway::Method", "Properties": properties })
+    };
+    let resource = |parent: &str, part: &str| {
+        json!({ "Type": "AWS::ApiGateway::Resource",
+                "Properties": { "RestApiId": "Own", "ParentId": parent, "PathPart": part } })
+    };
+    let preflight = json!({ "Integration": { "Type": "MOCK", "IntegrationResponses": [{ "ResponseParameters": {
+        "method.response.header.Access-Control-Allow-Origin": "'https://shop.example'",
+        "method.response.header.Access-Control-Allow-Methods": "'GET,POST'" } }] } });
+    let parts = json!({
+        "All": method("ANY", "Own.RootResourceId", json!({})),
+        "Get": method("GET", "Item", json!({ "AuthorizationType": "CUSTOM", "AuthorizerId": "Asked" })),
+        "Pool": method("POST", "Item", json!({ "AuthorizationType": "COGNITO_USER_POOLS", "AuthorizerId": "p" })),
+        "Options": method("OPTIONS", "Item", preflight),
+        "Page": method("GET", "Items", json!({ "Integration": { "Type": "HTTP_PROXY", "Uri": "https://shop.example" } })),
+        "Lost": method("GET", "Circle", json!({})),
+        "Items": resource("Own.RootResourceId", "items"),
+        "Item": resource("Items", "{id}"),
+        "Circle": resource("Circle", "x"),
+        "Far": { "Type": "AWS::ApiGateway::Method", "Properties": { "RestApiId": "Imported" } },
+        "Stage": { "Type": "AWS::ApiGateway::Stage",
+                   "Properties": { "RestApiId": "Own", "StageName": "beta", "Variables": { "a": "1" } } },
+        "Asked": { "Type": "AWS::ApiGateway::Authorizer", "Properties": {
+            "RestApiId": "Own", "Type": "TOKEN", "AuthorizerUri": calls["Uri"],
+            "IdentitySource": "method.request.header.X-Token" } },
+    });
+    let own = json!({ "Own": { "Type": "AWS::ApiGateway::RestApi", "Properties": {} } });
+    let declared = with_parts(declaration(&own, &json!({})), &parts);
+    let (mut found, notes) = routes(&declared);
+    found.sort();
+    assert_eq!(found, ["Own ANY /", "Own GET /items/{id}", "Own POST /items/{id}"]);
+    for line in [
+        "Page: its integration is 'HTTP_PROXY', and only AWS_PROXY calls a function here: it is not served",
+        "Lost: its resource 'Circle' is not there: it is not served",
+        "the API Imported is not served here: its routes call no function",
+        "Own: POST /items/{id} needs a token of Cognito, which the worker cannot check: it answers 401",
+    ] {
+        assert!(notes.iter().any(|note| note == line), "{line}: {notes:?}");
+    }
+    let api = &read(&declared).0[0];
+    assert_eq!((api.stage.as_str(), api.variables["a"].as_str()), ("beta", "1"));
+    let options = api.options.as_ref().unwrap();
+    assert_eq!(options.methods.as_deref(), Some("GET,POST"));
+    assert_eq!(options.headers["access-control-allow-origin"], "https://shop.example");
+    let get = api.routes.iter().find(|route| route.method == "GET").unwrap();
+    assert_eq!((&get.guard, get.timeout_ms), (&Guard::Authorizer("Asked".into()), Some(900)));
+    let asked = &api.authorizers["Asked"];
+    assert_eq!(
+        (asked.event, &asked.identity[..]),
+        (AuthorizerEvent::Token, &[Identity::Header("X-Token".into())][..])
+    );
+}
+
+#[test]
+fn routes_with_integrations_are_those_of_an_http_api() {
+    let route = |key: &str, target: &str, more: Json| {
+        let mut properties =
+            json!({ "ApiId": "Own", "RouteKey": key, "Target": format!("integrations/{target}") });
+        properties.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        json!({ "Type": "AWS::ApiGatewayV2::Route", "Properties": properties })
+    };
+    let integration = |version: &str| {
+        json!({ "Type": "AWS::ApiGatewayV2::Integration", "Properties": {
+            "ApiId": "Own", "IntegrationType": "AWS_PROXY", "IntegrationUri": ARN, "PayloadFormatVersion": version } })
+    };
+    let parts = json!({
+        "Get": route("GET /pets/{id}", "Two", json!({ "AuthorizationType": "CUSTOM", "AuthorizerId": "Asked" })),
+        "Rest": route("$default", "One", json!({ "AuthorizationType": "AWS_IAM" })),
+        "Token": route("PUT /pets", "One", json!({ "AuthorizationType": "JWT", "AuthorizerId": "Jwt" })),
+        "Wrong": route("pets", "One", json!({})),
+        "Lost": route("GET /lost", "None", json!({})),
+        "One": integration("1.0"),
+        "Two": integration("2.0"),
+        "Asked": { "Type": "AWS::ApiGatewayV2::Authorizer", "Properties": {
+            "ApiId": "Own", "AuthorizerType": "REQUEST", "AuthorizerUri": format!("{INVOCATIONS}{ARN}/invocations"),
+            "AuthorizerPayloadFormatVersion": "2.0", "EnableSimpleResponses": true,
+            "IdentitySource": ["$request.header.Authorization", "$request.querystring.key"] } },
+        "Jwt": { "Type": "AWS::ApiGatewayV2::Authorizer", "Properties": { "ApiId": "Own", "AuthorizerType": "JWT" } },
+    });
+    let own =
+        json!({ "Own": { "Type": "AWS::ApiGatewayV2::Api", "Properties": { "ProtocolType": "HTTP" } } });
+    let declared = with_parts(declaration(&own, &json!({})), &parts);
+    let (mut found, notes) = routes(&declared);
+    found.sort();
+    assert_eq!(found, ["Own ANY $default", "Own GET /pets/{id}", "Own PUT /pets"]);
+    for line in [
+        "Wrong: RouteKey is 'pets' and must be METHOD PATH: it is not served",
+        "Lost: its integration is not there: it is not served",
+        "Own: PUT /pets needs a JSON web token, which the worker cannot check: it answers 401",
+    ] {
+        assert!(notes.iter().any(|note| note == line), "{line}: {notes:?}");
+    }
+    let api = &read(&declared).0[0];
+    let of = |method: &str| api.routes.iter().find(|route| route.method == method).unwrap();
+    assert_eq!(
+        (of("GET").format, of("ANY").format, &of("ANY").guard),
+        (Format::Two, Format::One, &Guard::Iam)
+    );
+    let asked = &api.authorizers["Asked"];
+    let wanted = [Identity::Header("Authorization".into()), Identity::Query("key".into())];
+    assert_eq!(
+        (asked.event, asked.simple, &asked.identity[..]),
+        (AuthorizerEvent::HttpTwo, true, &wanted[..])
+    );
+    assert_eq!(api.stage, DEFAULT);
+}
