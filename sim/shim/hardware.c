@@ -4,9 +4,10 @@
  * last. Fork: the child has a copy of the arenas and no region of its own, so it allocates in software until it runs
  * another program, and its frees of its parent's objects have no effect.
  *
- * Settings: MEMENTO_EAGER=0 takes the next arena when it is needed and not when the last object is taken;
- * MEMENTO_REMOTE=batch frees other threads' objects 32 at a time (§4, software-assisted); MEMENTO_WHOLE_PAGES=1 has an arena's
- * header in the place of its last objects, where it would take a page more; MEMENTO_JOURNAL=FILE. */
+ * Settings: MEMENTO=0 and 1 (redirect.h); MEMENTO_EAGER=0 takes the next arena when it is needed and not when the last
+ * object is taken; MEMENTO_REMOTE=batch frees other threads' objects 32 at a time (§4, software-assisted);
+ * MEMENTO_WHOLE_PAGES=1 has an arena's header in the place of its last objects, where it would take a page more;
+ * MEMENTO_JOURNAL=FILE. */
 #define _GNU_SOURCE
 #include "hardware.h"
 
@@ -89,7 +90,7 @@ static void close_hardware(int status, void *ignored) {
     MARK(MARK_OP_NONE, 0, 0);
 }
 
-__attribute__((constructor)) void hardware_close_at_exit(void) {
+void hardware_close_at_exit(void) {
     static int is_registered;
     if (!is_registered) on_exit(close_hardware, NULL);
     is_registered = 1;

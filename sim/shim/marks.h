@@ -13,6 +13,7 @@ enum mark {
     MARK_OP_NONE = 0x14,       /* closes, and was nothing */
     MARK_FREE_BATCH = 0x15,    /* closes: lane */
     MARK_DOUBLE_FREE = 0x16,   /* closes: address, lane; the free raised an exception */
+    /* 0x17 to 0x19: redirect.h */
     MARK_MALLOC_ENTER = 0x20,  /* a software allocator: size */
     MARK_MALLOC_LEAVE = 0x21,  /* address */
     MARK_FREE_ENTER = 0x22,    /* address */

@@ -8,16 +8,16 @@
 
 static inline void *object_in_software(void *ignored, size_t size) {
     (void)ignored;
-    return software_malloc(size);
+    return beneath_malloc(size);
 }
 
 static inline __attribute__((always_inline)) void *object_allocate(size_t size) {
-    return size <= LARGEST_BYTES ? hardware_allocate_aligned(size, object_in_software, NULL) : software_malloc(size);
+    return size <= LARGEST_BYTES ? hardware_allocate_aligned(size, object_in_software, NULL) : beneath_malloc(size);
 }
 
 static inline __attribute__((always_inline)) void object_free(void *object) {
     if (in_region(object)) hardware_free(object);
-    else software_free(object);
+    else beneath_free(object);
 }
 
 #endif

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "objects.h"
+#include "redirect.h"
 
 typedef void (*handler)(void);
 
@@ -24,28 +25,33 @@ static void *out_of_memory(size_t alignment, size_t size) {
 }
 
 #define NEW(name)                                                                                                     \
-    void *name(size_t size) {                                                                                         \
+    REDIRECTED void *memento_##name(size_t size) {                                                                    \
         void *object = object_allocate(size ? size : 1);                                                              \
         return object ? object : out_of_memory(0, size);                                                              \
-    }
+    }                                                                                                                 \
+    REDIRECT_REPLACED(name, NULL)
 #define NEW_NOTHROW(name)                                                                                             \
-    void *name(size_t size, const void *nothrow) {                                                                    \
+    REDIRECTED void *memento_##name(size_t size, const void *nothrow) {                                               \
         (void)nothrow;                                                                                                \
         return object_allocate(size ? size : 1);                                                                      \
-    }
+    }                                                                                                                 \
+    REDIRECT_REPLACED(name, NULL)
 #define NEW_ALIGNED(name)                                                                                             \
-    void *name(size_t size, size_t alignment) {                                                                       \
+    REDIRECTED void *memento_##name(size_t size, size_t alignment) {                                                  \
         void *object = memalign(alignment, size ? size : 1);                                                          \
         return object ? object : out_of_memory(alignment, size);                                                      \
-    }
+    }                                                                                                                 \
+    REDIRECT_CALLED(name, NULL)
 #define NEW_ALIGNED_NOTHROW(name)                                                                                     \
-    void *name(size_t size, size_t alignment, const void *nothrow) {                                                  \
+    REDIRECTED void *memento_##name(size_t size, size_t alignment, const void *nothrow) {                             \
         (void)nothrow;                                                                                                \
         return memalign(alignment, size ? size : 1);                                                                  \
-    }
+    }                                                                                                                 \
+    REDIRECT_CALLED(name, NULL)
 /* free needs none of a delete's other arguments (size, alignment, nothrow). */
 #define DELETE(name)                                                                                                  \
-    void name(void *object) { object_free(object); }
+    REDIRECTED void memento_##name(void *object) { object_free(object); }                                             \
+    REDIRECT_REPLACED(name, NULL)
 
 NEW(_Znwm)
 NEW(_Znam)

@@ -7,6 +7,7 @@
 
 #include "hardware.h"
 #include "python.h"
+#include "redirect.h"
 
 static struct python_allocator beneath[PYTHON_DOMAINS];
 
@@ -54,7 +55,7 @@ static void *python_realloc(void *domain, void *object, size_t size) {
 __attribute__((constructor)) static void hook_python(void) {
     python_get *get = (python_get *)dlsym(RTLD_DEFAULT, "PyMem_GetAllocator");
     python_set *set = (python_set *)dlsym(RTLD_DEFAULT, "PyMem_SetAllocator");
-    if (!get || !set) return;
+    if (!get || !set || !redirect_is_memento()) return;
     for (int domain = PYTHON_DOMAIN_MEM; domain < PYTHON_DOMAINS; domain++) {
         get(domain, &beneath[domain]);
         struct python_allocator ours = {&beneath[domain], python_malloc, python_calloc, python_realloc, python_free};

@@ -5,12 +5,13 @@ from bench.sim.ratios import compared, counts_held, held, part, saved
 from bench.sim.simulate import commit, run
 
 TIMES = {"up": (), "deploy": ("50",), "invoke": ("50",)}
-SIDES = {"native": ("table3", "openfaas-go"), "memento": ("memento", "openfaas-go-memento")}
+SIDES = {"native": ("table3", "0"), "memento": ("memento", "1")}
 
 
 def operation(name: str, side: str) -> dict:
-    machine, program = SIDES[side]
-    words = ["--env", "MAYFLY_REGION=warm", "--machine", machine, "--", f"./{program}", name, *TIMES[name]]
+    machine, chosen = SIDES[side]
+    words = ["--env", "MAYFLY_REGION=warm", "--env", f"MEMENTO={chosen}", "--machine", machine]
+    words += ["--", "./openfaas-go", name, *TIMES[name]]
     return run(words, where=ROOT / "target/platform")
 
 

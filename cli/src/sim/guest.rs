@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -122,11 +122,7 @@ impl Guest<'_> {
         let plugin = qemu::plugin()?;
         std::fs::write(self.folder.join("machine.toml"), self.machine)
             .context("cannot write machine.toml")?;
-        let command = Path::new(&self.command[0]);
-        let file = self.file.map(|file| file.from.as_path());
-        let (program, library) =
-            if self.is_library { (command, file) } else { (file.unwrap_or(command), None) };
-        let functions = functions::of(self.image.tree.as_deref(), program, library, self.environment);
+        let functions = functions::of(self.image.tree.as_deref(), &self.program_files());
         std::fs::write(self.folder.join("functions.json"), functions.to_string())
             .context("cannot write functions.json")?;
         let joined =
@@ -157,6 +153,15 @@ impl Guest<'_> {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
         Ok(Owned(command.spawn().context("cannot start QEMU")?))
+    }
+
+    /// The program's file, and the libraries that are preloaded into it.
+    fn program_files(&self) -> Vec<PathBuf> {
+        let command = Path::new(&self.command[0]);
+        let file = self.file.map(|file| file.from.as_path());
+        let (program, library) =
+            if self.is_library { (command, file) } else { (file.unwrap_or(command), None) };
+        functions::files(self.image.tree.as_deref(), program, library, self.environment)
     }
 
     /// What was counted of a run that did not come to its end, for the end of a line.
@@ -229,6 +234,7 @@ impl Guest<'_> {
             statistics.extend(speed);
         }
         statistics.extend(self.image.made_with());
+        statistics.insert("made_with.program".into(), functions::digest(&self.program_files()).into());
         let partial_reason = statistics.get("partial_reason").and_then(Value::as_str).map(str::to_owned);
         if let Some(reason) = partial_reason
             && reason != "max-instructions"

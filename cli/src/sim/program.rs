@@ -13,9 +13,11 @@ use crate::sim::files::HostFile;
 /// Mayfly's heap.
 const MAYFLY_HEAP: &str = "libmayfly_heap.so";
 
-/// Go's variables on both sides of a comparison, as sim/programs/programs.toml has them, for a program that
-/// needs no image.
-const GO: [&str; 3] = ["GOGC=off", "GOMAXPROCS=1", "GODEBUG=gcstoptheworld=1"];
+/// Go's variables, as sim/programs/programs.toml has them, for a program that needs no image.
+fn go_variables(allocator: Allocator) -> Vec<String> {
+    let side = if allocator == Allocator::Memento { "MEMENTO=1" } else { "MEMENTO=0" };
+    [side, "GOGC=off", "GOMAXPROCS=1", "GODEBUG=gcstoptheworld=1"].map(str::to_owned).to_vec()
+}
 
 /// The allocator of the program's objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -177,16 +179,16 @@ impl Program {
         let language = language(&path)?;
         let mut environment = Vec::new();
         if language == "go" {
-            // Its allocator is in the program: each has a build of its own.
-            let built = |name: &str| PathBuf::from(format!("{}-{name}", words[0]));
-            if built("memento").is_file() {
-                environment = GO.map(str::to_owned).to_vec();
+            // Its allocator is in the program, which has both sides' or Go's alone.
+            let has_both = has_symbol(&path, "runtime.mementoMalloc")?;
+            if has_both {
+                environment = go_variables(allocator);
             }
+            let marked = PathBuf::from(format!("{}-marks", words[0]));
             path = match allocator {
                 Allocator::Native => path,
-                Allocator::Memento | Allocator::Marks if built(allocator.name()).is_file() => {
-                    built(allocator.name())
-                }
+                Allocator::Memento if has_both => path,
+                Allocator::Marks if marked.is_file() => marked,
                 Allocator::Memento | Allocator::Marks => bail!(
                     "{} is a Go program, and Go's allocator is part of it: sim/programs/go/build FOLDER PROGRAMS \
                      builds each PROGRAMS/NAME/main.go with every allocator; then name FOLDER/NAME-go",
@@ -269,6 +271,12 @@ fn language(path: &Path) -> Result<&'static str> {
         return Ok(if String::from_utf8_lossy(line).contains("python") { "python" } else { "c" });
     }
     Ok(if elf(path, &bytes)?.section_by_name(".go.buildinfo").is_some() { "go" } else { "c" })
+}
+
+fn has_symbol(path: &Path, name: &str) -> Result<bool> {
+    use object::{Object, ObjectSymbol};
+    let bytes = std::fs::read(path)?;
+    Ok(elf(path, &bytes)?.symbols().any(|symbol| symbol.name() == Ok(name)))
 }
 
 type Elf<'a> = object::read::elf::ElfFile64<'a, object::Endianness>;
@@ -356,11 +364,11 @@ mod tests {
     fn go_s_variables_are_the_image_s() {
         let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../sim/programs/programs.toml");
         let listed: toml::Table = std::fs::read_to_string(file).unwrap().parse().unwrap();
-        for side in ["native", "memento"] {
-            let its = listed["environment"]["go"][side].as_table().unwrap();
+        for side in [Allocator::Native, Allocator::Memento] {
+            let its = listed["environment"]["go"][side.name()].as_table().unwrap();
             let its: Vec<_> =
                 its.iter().map(|(name, value)| format!("{name}={}", value.as_str().unwrap())).collect();
-            let mut own = GO.to_vec();
+            let mut own = go_variables(side);
             own.sort_unstable();
             assert_eq!(its, own);
         }

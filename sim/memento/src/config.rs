@@ -21,6 +21,9 @@ pub struct Config {
     pub object_alloc: bool,
     /// obj-free in hardware; off: a free takes `software_free_cycles`.
     pub object_free: bool,
+    /// An instruction takes the place of the program's call of malloc or free (§5); off: it is in the
+    /// function that the program calls, behind a comparison (§4, the first way).
+    pub replaces_calls: bool,
     /// Pages by the page allocator; off: the first touch of a page takes `software_page_fault_cycles`.
     pub page_management: bool,
     /// New lines are instantiated in the LLC and not read from DRAM (§3.3).
@@ -92,6 +95,7 @@ impl Default for Config {
         Config {
             object_alloc: true,
             object_free: true,
+            replaces_calls: true,
             page_management: true,
             bypass: true,
             eager: true,

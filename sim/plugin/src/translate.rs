@@ -4,7 +4,8 @@ use crate::instruction::{
     ALLOCATOR, CR3_WRITE, Instruction, KERNEL_CALL, KERNEL_RETURN, MARK, RETURN, SYSTEM_CALL,
 };
 use crate::run::Run;
-use sim::isa::decode::mark;
+use sim::isa::block::Redirect;
+use sim::isa::decode::{mark, redirect_of};
 
 /// A call that QEMU inserts into the block.
 pub enum Wish {
@@ -20,7 +21,11 @@ pub enum Wish {
 pub fn block(run: &mut Run, instructions: &[Instruction], wish: impl Fn(Wish)) {
     let call_before = |index, kind| wish(Wish::Before { index, kind });
     for (index, instruction) in instructions.iter().enumerate() {
-        if let Some(code) = mark(instruction.bytes()) {
+        let found = mark(instruction.bytes());
+        if redirect_of(found) != Redirect::None {
+            continue; // the machine sees these by their blocks
+        }
+        if let Some(code) = found {
             call_before(index, MARK | u32::from(code));
             run.saw_mark(code, instruction);
         } else if instruction.bytes() == [0x0f, 0x05] {

@@ -39,7 +39,7 @@ ORDINARY = {
 
 
 def run(*command, preload=None, **more):
-    env = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD" and not k.startswith("MEMENTO_")}
+    env = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD" and not k.startswith("MEMENTO")}
     env |= {k: str(v) for k, v in more.items()} | {"PYTHONHASHSEED": "1"}
     if preload:
         env["LD_PRELOAD"] = str(preload)
@@ -67,7 +67,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def cpython(tmp_path_factory):
-    """`python`, and `python-memento` with the instructions linked in."""
+    """`python`, which MEMENTO=1 has use the instructions."""
     if not list(Path("/usr/lib/python3.11").glob("config-3.11-*/libpython3.11.a")):
         pytest.skip("CPython is linked from Debian 12's libpython3.11-dev, which this system lacks")
     folder = tmp_path_factory.mktemp("cpython")
@@ -119,8 +119,28 @@ def test_programs_print_the_same_as_without_it(journalled, name):
 
 @pytest.mark.parametrize("program", [PYTHON, PYTHON_THREADS], ids=["json", "threads"])
 def test_cpython_with_the_instructions_linked_in(cpython, journalled, program):
-    with_it = journalled(cpython / "python-memento", "-c", program, preload=None)
+    with_it = journalled(cpython / "python", "-c", program, preload=None, MEMENTO=1)
     assert with_it == must(cpython / "python", "-c", program)
+
+
+@pytest.mark.parametrize("name", ["python", "linked", "bash", "containers", "interface"])
+def test_the_baseline_is_the_same_program_with_its_own_allocator(made, cpython, tmp_path, name):
+    """With MEMENTO=0 no object is in the region, and no journal is written."""
+    where = "print('\\n600000000000-' in open('/proc/self/maps').read())"
+    command = {
+        "python": ["/usr/bin/python3", "-c", where],
+        "linked": [cpython / "python", "-c", where],
+        "bash": ORDINARY["bash"],
+        "containers": [made / "containers"],
+        "interface": [made / "interface", 1, 10_000],
+    }[name]
+    preload = None if name == "linked" else LIBRARY
+    both = [
+        must(*command, preload=preload, MEMENTO=side, MEMENTO_JOURNAL=tmp_path / f"{side}-%p")
+        for side in (0, 1)
+    ]
+    assert not list(tmp_path.glob("0-*")) and list(tmp_path.glob("1-*"))
+    assert both == (["False\n", "True\n"] if "600000000000-" in str(command) else [both[1]] * 2)
 
 
 def test_builds_do_not_know_where_they_are(cpython, tmp_path):
@@ -132,7 +152,7 @@ def test_builds_do_not_know_where_they_are(cpython, tmp_path):
     for here, there in {
         LIBRARY: elsewhere / "target/release/libmemento.so",
         TARGET / "libpopulate.so": elsewhere / "target/release/libpopulate.so",
-        cpython / "python-memento": elsewhere / "python-memento",
+        cpython / "python": elsewhere / "python",
     }.items():
         assert here.read_bytes() == there.read_bytes(), f"{here.name} is another file there"
 
@@ -140,7 +160,7 @@ def test_builds_do_not_know_where_they_are(cpython, tmp_path):
 def test_a_librarys_destructor_still_has_its_objects(made, cpython, tmp_path):
     late = tmp_path / "late.so"
     must("gcc", "-O1", "-fno-builtin", "-shared", "-fPIC", "-o", late, HERE / "libraries/late.c")
-    must(cpython / "python-memento", "-c", f"import ctypes; ctypes.CDLL('{late}')")
+    must(cpython / "python", "-c", f"import ctypes; ctypes.CDLL('{late}')", MEMENTO=1)
     must(made / "interface", 1, 10, preload=f"{LIBRARY}:{late}")
 
 

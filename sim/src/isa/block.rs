@@ -88,6 +88,21 @@ pub enum End {
     System,
 }
 
+/// What a block does for a function of an allocator that is redirected (sim/shim/redirect.h). It is never
+/// charged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Redirect {
+    /// Nothing: an ordinary block.
+    #[default]
+    None,
+    /// The function's begin: it jumps to the function that was chosen.
+    Begin,
+    /// Memento's: the call of the function is replaced.
+    Replaced,
+    /// It was not Memento's after all: the call is one of the software's function.
+    Software,
+}
+
 /// Instructions that are executed one after the other, unless one faults.
 #[derive(Clone, Debug, Default)]
 pub struct Block {
@@ -107,6 +122,10 @@ pub struct Block {
     pub ends: End,
     /// Behind it the core sleeps until an interrupt.
     pub halts: bool,
+    /// Its part in a redirected call.
+    pub redirect: Redirect,
+    /// It only jumps to an address from memory: a call of another file's function leads through it (PLT).
+    pub leads_on: bool,
 }
 
 impl Block {

@@ -121,6 +121,11 @@ impl Allocations {
         self.live.insert((process, address), Object { class, birth: self.classes[class] });
     }
 
+    /// Whether a live object is small; one from before the region counts as small.
+    pub fn is_small(&self, process: u64, address: u64) -> bool {
+        self.live.get(&(process, address)).is_none_or(|object| object.class < 64)
+    }
+
     /// An object is freed; one from before the region is ignored.
     pub fn freed(&mut self, process: u64, address: u64) {
         let Some(object) = self.live.remove(&(process, address)) else { return };

@@ -61,7 +61,7 @@ impl Run {
             }
             3 if self.phase == Phase::Boot => self.start(),
             0x11 => self.machine.stop_charging(),
-            0x14 => self.machine.charge_again(),
+            0x14 => self.machine.end_operation(),
             0x20 if timed => drop(self.machine.enter_allocator(Owner::Allocate, first, 0)),
             0x21 if timed => self.machine.leave_allocator(Owner::Allocate, first),
             0x22 if timed => drop(self.machine.enter_allocator(Owner::Free, first, 0)),

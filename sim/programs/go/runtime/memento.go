@@ -36,6 +36,41 @@ func mementoOpen() {
 	mementoMarkRegion(mementoStart, mementoStart+mementoRegionBytes+eager)
 }
 
+// The side of this process: 0 is Go's own allocator, 1 Memento, whose instruction takes the place of the call, and 2 Memento in a
+// function that is called. Where the collector runs it is that, since the function has work of its own then.
+func mementoChoose() (side uintptr) {
+	if mementoVariable("MEMENTO=") != "1" {
+		return 0
+	}
+	if mementoVariable("GOGC=") == "off" {
+		return 1
+	}
+	return 2
+}
+
+// Of the process's environment, which the runtime has not read yet: the value behind this name and its sign.
+func mementoVariable(name string) string {
+	for i := argc + 1; argv_index(argv, i) != nil; i++ {
+		s := gostringnocopy(argv_index(argv, i))
+		if len(s) >= len(name) && s[:len(name)] == name {
+			return s[len(name):]
+		}
+	}
+	return ""
+}
+
+func mementoBeneath(size uintptr, typ *_type, needzero bool) unsafe.Pointer
+
+// mallocgc by Memento.
+func mementoMalloc(size uintptr, typ *_type, needzero bool) unsafe.Pointer {
+	if size-1 < mementoLargest {
+		if x := mementoAlloc(size, typ, needzero); x != nil {
+			return x
+		}
+	}
+	return mementoBeneath(size, typ, needzero)
+}
+
 // For a size of 1 to 512 bytes: the object's address, or nil: then Go's own allocator has to do it.
 func mementoAlloc(size uintptr, typ *_type, needzero bool) unsafe.Pointer {
 	if mementoState != 1 {

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 GO = Path(__file__).resolve().parents[1]
-RUNTIMES = ["heap-go", "heap-go-marks", "heap-go-memento", "heap-go-populate"]
+RUNTIMES = [("heap-go", "0"), ("heap-go", "1"), ("heap-go-marks", "0"), ("heap-go-populate", "1")]
 ROUNDS = "30"
 # Instead of returning a freed arena's memory: unmaps it, so that a touch of it faults.
 GIVEN_BACK = "madvise(unsafe.Pointer(arena), mementoArenaBytes(class), dontNeed)"
@@ -33,7 +33,9 @@ def built(scripts: Path, folder: Path) -> Path:
 
 def same_sums(programs: Path, processors: int) -> None:
     variables = {"GOMAXPROCS": str(processors), "GODEBUG": "gcstoptheworld=1", "GOGC": "off"}
-    outputs = {name: must(programs / name, ROUNDS, **variables) for name in RUNTIMES}
+    outputs = {
+        (name, side): must(programs / name, ROUNDS, **variables, MEMENTO=side) for name, side in RUNTIMES
+    }
     assert len(set(outputs.values())) == 1, outputs
 
 
@@ -45,6 +47,14 @@ def programs(tmp_path_factory):
 @pytest.mark.parametrize("processors", [1, 4])
 def test_all_runtimes_get_the_same_sums(programs, processors):
     same_sums(programs, processors)
+
+
+def test_memento_is_chosen_by_the_environment(programs):
+    """A process that may have no more than 4 GiB of addresses cannot reserve Memento's, and says so."""
+    limited = ["bash", "-c", f"ulimit -v 4000000; exec {programs}/heap-go 1"]
+    for side, words in (("0", 0), ("1", 1), (None, 0)):
+        done = run(*limited, **({"MEMENTO": side} if side else {}))
+        assert done.stderr.count("memento: cannot reserve addresses") == words, (side, done.stderr[:300])
 
 
 def test_a_populated_heap_has_its_pages_before_they_are_touched(programs):

@@ -24,6 +24,16 @@ pub fn mark(bytes: &[u8]) -> Option<u16> {
     }
 }
 
+/// The marks at the begin of blocks that are never charged (sim/shim/redirect.h).
+pub fn redirect_of(mark: Option<u16>) -> Redirect {
+    match mark {
+        Some(0x17) => Redirect::Begin,
+        Some(0x18) => Redirect::Replaced,
+        Some(0x19) => Redirect::Software,
+        _ => Redirect::None,
+    }
+}
+
 impl BlockDecoder {
     /// A decoder.
     #[allow(clippy::new_without_default)]
@@ -36,8 +46,13 @@ impl BlockDecoder {
         self.operations.clear();
         let mut address = start;
         let (mut ends, mut halts) = (End::Fallthrough, false);
+        let (mut redirect, mut leads_on) = (Redirect::None, true);
         for bytes in instructions {
             let instruction = Decoder::with_ip(64, bytes, address, DecoderOptions::NONE).decode();
+            if address == start {
+                redirect = redirect_of(mark(bytes));
+            }
+            leads_on &= matches!(instruction.mnemonic(), Mnemonic::Endbr64 | Mnemonic::Jmp);
             let mut operation = if mark(bytes).is_some() {
                 Operation { flags: MARK, ..Operation::default() }
             } else {
@@ -57,6 +72,8 @@ impl BlockDecoder {
             certain: certain.map_or(0, |index| index + 1),
             ends,
             halts,
+            redirect,
+            leads_on: leads_on && ends == End::IndirectJump,
             ..Block::default()
         }
     }

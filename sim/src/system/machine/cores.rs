@@ -12,6 +12,7 @@ use crate::core::pipeline::Core;
 use crate::isa::block::Access;
 use crate::memory::tlb::{PageTables, TlbCounts, Tlbs};
 use crate::system::machine::Machine;
+use crate::system::machine::calls::HeldCall;
 use std::iter::once;
 use std::mem::swap;
 use std::ops::Range;
@@ -29,8 +30,12 @@ pub(super) struct OneCore {
     pub kernel_work: Owner,
     /// The owner of user cycles: the program or its allocator.
     pub user_owner: Owner,
+    /// The allocator was called for an object of a size that Memento serves.
+    pub is_small: bool,
     /// The code of the allocator's function that the program has called, if it is ideal.
     pub free_of_charge: Range<u64>,
+    /// Calls that may be replaced and are not timed yet.
+    pub held: Vec<HeldCall>,
     /// The last repetition: its instruction, the line it read and the line it wrote.
     pub repeated: (u64, u64, u64),
     share: Share,
@@ -83,7 +88,9 @@ impl OneCore {
             accesses: Vec::with_capacity(4096),
             kernel_work: Owner::Kernel,
             user_owner: Owner::User,
+            is_small: false,
             free_of_charge: 0..0,
+            held: Vec::new(),
             repeated: (0, 0, 0),
             share: Share::NONE,
         }

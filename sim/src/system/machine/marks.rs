@@ -4,6 +4,7 @@
 use crate::base::cause::Owner;
 use crate::core::extension::{Extension, View};
 use crate::isa::block::{Access, RAX, RDI, TRASH_REGISTER};
+use crate::system::allocations::SMALL_BYTES;
 use crate::system::machine::Machine;
 use crate::system::pages::Held;
 use std::ops::Range;
@@ -34,7 +35,7 @@ impl Machine {
     /// # Errors
     /// This machine has no Memento, or its units do not do what the shim did.
     pub fn allocate(&mut self, size_and_lane: u64, address: u64) -> Result<(), String> {
-        self.charge_again();
+        self.end_operation();
         self.unit_operation(Owner::Allocate, RAX, |extension, at, view| {
             extension.allocate(size_and_lane, address, at, view)
         })
@@ -56,7 +57,7 @@ impl Machine {
     /// # Errors
     /// As [`allocate`](Self::allocate).
     pub fn free(&mut self, address: u64, lane: u64, refused: bool) -> Result<(), String> {
-        self.charge_again();
+        self.end_operation();
         self.note_most_pages();
         self.unit_operation(Owner::Free, TRASH_REGISTER, |extension, at, view| {
             extension.free(address, lane, refused, at, view)
@@ -90,7 +91,7 @@ impl Machine {
     /// # Errors
     /// As [`allocate`](Self::allocate).
     pub fn free_batch(&mut self, lane: u64) -> Result<(), String> {
-        self.charge_again();
+        self.end_operation();
         self.note_most_pages();
         self.unit_operation(Owner::Free, TRASH_REGISTER, |extension, at, view| {
             extension.free_batch(lane, at, view)
@@ -106,6 +107,7 @@ impl Machine {
     /// pages back. That is the kernel's work, as it is in the baseline.
     pub fn process_exited(&mut self, root: u64) {
         self.uncharged.retain(|other| other & !0xfff != root);
+        self.forget_replaced(root);
         self.note_most_pages();
         if let Some(extension) = &mut self.extension {
             let mut view = view!(self);
@@ -135,6 +137,14 @@ impl Machine {
         }
     }
 
+    /// The end of an operation's section, and of the charge-free time but for a call that was replaced: that
+    /// lasts until its return.
+    pub fn end_operation(&mut self) {
+        if !self.is_in_replaced_call() {
+            self.charge_again();
+        }
+    }
+
     /// The end of this address space's uncharged section. Where there is none, it began on another core,
     /// where the thread was then.
     pub fn charge_again(&mut self) {
@@ -142,6 +152,7 @@ impl Machine {
         let has_moved = !self.others.is_empty() && !self.uncharged.contains(&own);
         if has_moved && let Some(index) = self.uncharged.iter().position(|other| other & !0xfff == root) {
             self.uncharged.remove(index);
+            self.forget_replaced(root);
         }
         self.uncharged.retain(|root| *root != own);
     }
@@ -157,6 +168,10 @@ impl Machine {
         let enters = self.allocations.enter(self.space(), owner, operand, stack);
         if enters {
             self.own.user_owner = owner;
+            self.own.is_small = match owner {
+                Owner::Free => self.allocations.is_small(self.own.tlbs.root(), operand),
+                _ => operand <= SMALL_BYTES,
+            };
             if owner == Owner::Free {
                 self.allocations.freed(self.own.tlbs.root(), operand);
             }
@@ -165,11 +180,17 @@ impl Machine {
         enters
     }
 
-    /// The function that it entered has its code here: an ideal allocator's code takes no time, but functions
-    /// that it calls do (the software that fills an empty list, or empties a long one).
+    /// The function that it entered has its code here: for objects that Memento would serve too, an ideal
+    /// allocator's code takes no time, but functions that it calls do (the software that fills an empty list,
+    /// or empties a long one).
     pub fn allocator_code(&mut self, code: Range<u64>) {
-        if self.ideal_allocator {
-            self.own.free_of_charge = code;
+        if !self.ideal_allocator {
+            return;
+        }
+        let is_ideal = !code.is_empty() && self.own.is_small;
+        self.own.free_of_charge = if is_ideal { code } else { 0..0 };
+        if is_ideal {
+            self.replace_ideal();
         }
     }
 

@@ -15,6 +15,7 @@ macro_rules! view {
     };
 }
 
+mod calls;
 mod cores;
 mod counts;
 mod marks;
@@ -34,6 +35,7 @@ use crate::system::allocations::Allocations;
 use crate::system::pages::Pages;
 use crate::system::sampling::Sampler;
 
+use calls::ReplacedCall;
 use cores::{OneCore, Turns};
 pub use counts::ProgramCounts;
 
@@ -53,6 +55,9 @@ pub struct Machine {
     uncharged: Vec<u64>,
     /// An ideal allocator: its functions' own code is not charged.
     ideal_allocator: bool,
+    /// Calls of allocators may be replaced by an instruction, or by an ideal allocator.
+    replaces_calls: bool,
+    replaced: Vec<ReplacedCall>,
     allocations: Allocations,
     pages: Pages,
     sampler: Option<Sampler>,
@@ -79,6 +84,9 @@ impl Machine {
             blocks: Vec::new(),
             uncharged: Vec::new(),
             ideal_allocator: description.core.ideal_allocator,
+            replaces_calls: description.core.ideal_allocator
+                || description.memento.as_ref().is_some_and(|config| config.replaces_calls),
+            replaced: Vec::new(),
             allocations: Allocations::default(),
             pages: Pages::default(),
             sampler: description.sample.as_ref().map(Sampler::new),
@@ -101,7 +109,7 @@ impl Machine {
     /// Execution enters this block, which ends the one before.
     #[inline]
     pub fn enter(&mut self, number: usize, tables: &impl PageTables) {
-        self.finish(Some(self.blocks[number].start), tables);
+        self.finish(Some(number), tables);
         self.own.current = Some((number, 0));
     }
 
@@ -205,8 +213,9 @@ impl Machine {
         (&self.own.core, &self.hierarchy, &self.own.tlbs, &self.own.predictor)
     }
 
-    fn finish(&mut self, next: Option<u64>, tables: &impl PageTables) {
+    fn finish(&mut self, following: Option<usize>, tables: &impl PageTables) {
         let Some((number, from)) = self.own.current else { return };
+        let next = following.map(|following| self.blocks[following].start);
         let block = &self.blocks[number];
         let last = block.operations.len() - 1;
         if block.operations[last].flags & REPEAT != 0 && self.repetition(number, from, next, tables) {
@@ -217,9 +226,18 @@ impl Machine {
         let kernel = block.is_kernel();
         let executed = executed(block, from, &self.own.accesses);
         let whole = executed == block.operations.len();
+        if whole && following.is_some_and(|following| self.holds(number, from, following, tables)) {
+            self.own.accesses.clear();
+            return;
+        }
         self.run(number, from, executed, tables);
         self.own.accesses.clear();
         let Some(next) = next else { return };
+        let returns = self.returns_to(next);
+        let redirect = self.blocks[number].redirect;
+        if whole && redirect != Redirect::None {
+            self.redirected(redirect, tables);
+        }
         let block = &self.blocks[number];
         let next_is_kernel = next >> 63 == 1;
         let last = block.operations[last];
@@ -232,7 +250,9 @@ impl Machine {
             End::IndirectJump | End::IndirectCall | End::Return => kernel == next_is_kernel,
             End::System => true,
         };
-        let within = self.is_free_of_charge(block.start) && self.is_free_of_charge(next);
+        let within = self.is_free_of_charge(block.start) && self.is_free_of_charge(next)
+            || block.redirect != Redirect::None
+            || returns;
         if whole && plausible {
             if self.is_supported(kernel) {
                 if let Some(support) = &mut self.support
@@ -254,6 +274,9 @@ impl Machine {
         if !kernel && next_is_kernel && !(whole && block.ends == End::System) {
             self.own.kernel_work = if whole { Owner::Kernel } else { Owner::Fault };
         }
+        if returns {
+            self.has_returned();
+        }
     }
 
     /// Times the block's instructions `from..to`.
@@ -261,9 +284,13 @@ impl Machine {
     fn run(&mut self, number: usize, from: usize, to: usize, tables: &impl PageTables) {
         let block = &self.blocks[number];
         let kernel = block.is_kernel();
-        if self.is_uncharged() || self.is_free_of_charge(block.start) {
+        if self.is_uncharged() || self.is_free_of_charge(block.start) || block.redirect != Redirect::None {
             self.counts.uncharged_instructions += to.saturating_sub(from) as u64;
             return;
+        }
+        if !self.own.held.is_empty() {
+            let held = std::mem::take(&mut self.own.held);
+            self.time_held(held, tables);
         }
         if self.is_supported(kernel) {
             return self.run_supported(number, from, to, tables);
