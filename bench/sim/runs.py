@@ -14,10 +14,21 @@ def wanted(configuration: str) -> dict:
     if configuration.startswith("layout-"):
         _, number, plain = configuration.split("-", 2)
         return wanted(plain) | {"words": ["--layout", number]}
+    if configuration.split("-")[0] in RUNS["inputs"]:
+        return with_inputs(configuration)
     everything = RUNS["configurations"] | RUNS["experiments"]
     if configuration not in everything and configuration.startswith(IMPORT):
         return wanted(configuration.removeprefix(IMPORT)) | {"region": "import"}
     return everything[configuration]
+
+
+def with_inputs(configuration: str) -> dict:
+    """`paper-native`, `paper-first-native`: `native` with an input set, of the process or the call."""
+    inputs, plain = configuration.split("-", 1)
+    region, rest = "process", plain
+    if plain.startswith("first-"):
+        region, rest = "first", plain.removeprefix("first-")
+    return wanted(rest) | {"inputs": inputs, "region": region}
 
 
 def is_fit(one: dict, its: dict) -> bool:

@@ -9,13 +9,16 @@ import random
 import subprocess
 import sys
 import tempfile
+import time
 import tomllib
+from functools import cache
 from pathlib import Path
 
 from bench.outcome import ROOT
 from bench.sim.runs import RUNS, wanted
 
 LISTED = tomllib.loads((ROOT / "sim/programs/programs.toml").read_text())
+LONGEST_S = 7200
 MAYFLY = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release/mayfly"
 
 
@@ -28,8 +31,12 @@ def region(settings: dict, its: dict) -> str:
 
 def with_arguments(listed: list[str], arguments: list[str]) -> list[str]:
     """As `mayfly sim` has it: they replace the words after the last absolute path."""
-    last = max(at for at, word in enumerate(listed) if word.startswith("/"))
-    return [*listed[: last + 1], *arguments] if arguments else listed
+    return [*listed[: after_path(listed)], *arguments] if arguments else listed
+
+
+def after_path(listed: list[str]) -> int:
+    """Where a listed command's arguments begin."""
+    return 1 + max(at for at, word in enumerate(listed) if word.startswith("/"))
 
 
 def together(number: int, allocator: str) -> list[str]:
@@ -49,6 +56,9 @@ def command(program: str, configuration: str) -> list[str]:
     """The arguments of `mayfly sim`."""
     settings, its = wanted(configuration), RUNS["programs"].get(program, {})
     name, arguments = its.get("program", program), its.get("arguments", [])
+    inputs = settings.get("inputs")
+    if inputs:
+        arguments = RUNS["inputs"][inputs].get(program, arguments)
     words = ["--allocator", settings["allocator"], "--memory", "1536MiB"]
     if "MAYFLY_SIM_IMAGE" in os.environ:
         words += ["--image", os.environ["MAYFLY_SIM_IMAGE"]]
@@ -56,6 +66,8 @@ def command(program: str, configuration: str) -> list[str]:
         words += ["--machine", settings["machine"]]
     words += [word for key in settings.get("set", []) for word in ("--set", key)]
     environment = list(settings.get("env", []))
+    if inputs and region(settings, its) == "process":
+        environment.append("MAYFLY_REGION=process")  # one call, and not a warm one as well
     if program.startswith("together-"):
         last = together(int(program.removeprefix("together-")), settings["allocator"])
     elif "python" in settings or "build" in settings:
@@ -77,11 +89,38 @@ def command(program: str, configuration: str) -> list[str]:
 
 
 def commit() -> str:
-    """Of the model, and whether the tree has changes that no commit has."""
+    """Of the model, and whether the tree has changes that no commit has, in files that git knows or not."""
     done = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--abbrev=12"], cwd=ROOT, capture_output=True, text=True
+        ["git", "describe", "--always", "--abbrev=12"], cwd=ROOT, capture_output=True, text=True
     )
-    return done.stdout.strip() or "unknown"
+    return (done.stdout.strip() or "unknown") + ("-dirty" if changes() else "")
+
+
+# What a run depends on.
+SOURCES = [
+    "sim",
+    "bench/sim/runs.toml",
+    "bench/sim/simulate.py",
+    "bench/sim/runs.py",
+    "cli/src/sim",
+    "functions",
+]
+SOURCES += ["vm/image", "Cargo.lock"]
+
+
+def changes() -> list[str]:
+    """The files of the sources that differ from the commit."""
+    done = subprocess.run(
+        ["git", "status", "--porcelain", "--", *SOURCES], cwd=ROOT, capture_output=True, text=True
+    )
+    return [line[3:] for line in done.stdout.splitlines()]
+
+
+@cache
+def is_unchanged_since(commit: str) -> bool:
+    """Whether the sources at that commit are those of now."""
+    command = ["git", "diff", "--quiet", commit, "--", *SOURCES, ":!sim/tests", ":!sim/rtl"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True).returncode == 0
 
 
 def run(words: list[str], folder: Path | None = None, where: Path | None = None) -> dict:
@@ -90,10 +129,12 @@ def run(words: list[str], folder: Path | None = None, where: Path | None = None)
     with tempfile.TemporaryDirectory() as scratch:
         folder = folder or Path(scratch)
         command = [str(MAYFLY), "sim", "--json", "--out", str(folder), *words]
-        done = subprocess.run(command, cwd=where, capture_output=True, text=True, timeout=1800)
+        started = time.monotonic()
+        done = subprocess.run(command, cwd=where, capture_output=True, text=True, timeout=LONGEST_S)
         if done.returncode != 0:
             raise SystemExit((done.stderr.strip() or "no message").splitlines()[-1])
-        return json.loads(done.stdout) | {"output": (folder / "output").read_text(errors="replace").strip()}
+        output = (folder / "output").read_text(errors="replace").strip()
+        return json.loads(done.stdout) | {"output": output, "run_s": round(time.monotonic() - started, 1)}
 
 
 def main() -> None:

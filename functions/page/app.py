@@ -5,7 +5,7 @@ import random
 import jinja2
 
 TEMPLATE = jinja2.Environment(loader=jinja2.FileSystemLoader("."), autoescape=True).get_template("page.html")
-MOST_ROWS = 10_000
+MOST_ROWS = 100_000  # as many as the largest input of SeBS' dynamic-html has
 
 
 def handler(event, context):

@@ -113,7 +113,7 @@ def test_dna(call):
         ("text", {"labels": [1]}),
         ("text", {"labels": ["a"] * 101}),
         ("bfs", {"size": 1}),
-        ("page", {"rows": 10_001}),
+        ("page", {"rows": 100_001}),
         ("thumbnail", {"width": 0}),
         ("dna", {"sequence": "ACGX"}),
     ],
