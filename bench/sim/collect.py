@@ -1,5 +1,6 @@
 """From the runs' statistics to bench/results/sim.json, and to a table beside the paper's numbers."""
 
+import argparse
 import json
 import lzma
 import math
@@ -36,9 +37,15 @@ def exact_price(run: dict, imports: dict) -> float:
     return run["time_us"] * process_pages(run, imports)
 
 
-def prices(runs: dict) -> dict:
-    """Fig. 14, of programs whose imports were run as well."""
+# Before a whole process nothing is held.
+NOTHING = {f"held.{when}.{kind}_pages": 0 for when in ("end", "most") for kind in ("user", "kernel")}
+
+
+def prices(runs: dict, is_whole: bool) -> dict:
+    """Fig. 14, of programs whose imports were run as well, or as a part of the whole process."""
     sides = ("native", "memento")
+    if is_whole:
+        runs = {**runs, **{f"import-{side}": NOTHING for side in sides}}
     if not all(runs.get(f"{way}{side}") for way in ("", "import-") for side in sides):
         return {}
     pairs = [(runs[side], runs[f"import-{side}"]) for side in sides]
@@ -141,13 +148,28 @@ def breakdown(runs: dict, native: dict, memento: dict) -> dict:
     return flat
 
 
-def program(runs: dict) -> dict:
+def refused(runs: dict) -> dict:
+    """Why a run is no result: its sources had changes, or the two sides are not one program."""
     flat = {}
+    for name, run in runs.items():
+        if str(run.get("made_with.commit", "")).endswith("-dirty"):
+            flat[f"{name}.failure"] = "its sources had changes that no commit has"
+    for prefix in ("", "import-", "warm-"):
+        both = [runs[f"{prefix}{one}"] for one in ("native", "memento") if f"{prefix}{one}" in runs]
+        names = {run["made_with.program"] for run in both if "made_with.program" in run}
+        if len(names) > 1:
+            flat[f"{prefix}memento.failure"] = "it is another program than the baseline's"
+    return flat
+
+
+def program(runs: dict, is_whole: bool = False) -> dict:
+    flat = refused(runs)
+    runs = {name: run for name, run in runs.items() if f"{name}.failure" not in flat}
     runs = counted_alike(runs)
     native, memento = runs.get("native"), runs.get("memento")
     if native and memento:
         flat |= compared(native, memento) | units(memento) | breakdown(runs, native, memento)
-        flat |= memory(native, memento) | prices(runs)
+        flat |= memory(native, memento) | prices(runs, is_whole)
         flat["pages_held"] = int(counts_held(native))
         if native["output"] != memento["output"]:
             flat["memento.failure"] = "its output under Memento is another"
@@ -180,16 +202,35 @@ def program(runs: dict) -> dict:
     return flat
 
 
-def gathered(folder: Path, raw: Path) -> dict:
+def of_plan(runs: dict, plan: str) -> dict:
+    """A plan's runs, by the names of the same runs with today's inputs; the first call's as `first-...`."""
+    prefix = f"{RUNS['plans'][plan]['inputs']}-"
+    return {name.removeprefix(prefix): run for name, run in runs.items() if name.startswith(prefix)}
+
+
+def planned(runs: dict, its: dict) -> dict:
+    """Results of a plan's runs: of the whole process, and below `first.` of the first call."""
+    whole = {name: run for name, run in runs.items() if not name.startswith("first-")}
+    first = {name.removeprefix("first-"): run for name, run in runs.items() if name.startswith("first-")}
+    flat = program(whole, is_whole=not its.get("steady"))
+    return flat | {f"first.{key}": value for key, value in program(first).items()}
+
+
+def gathered(folder: Path, raw: Path, plan: str | None = None) -> dict:
     flat = {}
     raw.mkdir(exist_ok=True)
-    for name in RUNS["programs"]:
+    for name, its in RUNS["programs"].items():
         runs = {path.stem: json.loads(path.read_text()) for path in sorted((folder / name).glob("*.json"))}
+        inputs = tuple(f"{one}-" for one in RUNS["inputs"])
+        runs = of_plan(runs, plan) if plan else {k: v for k, v in runs.items() if not k.startswith(inputs)}
         if runs:
             (raw / f"{name}.json.xz").write_bytes(lzma.compress(json.dumps(runs, indent=1).encode()))
         failed = {f"{name}.{one}.failure": run["failure"] for one, run in runs.items() if "failure" in run}
         good = {one: run for one, run in runs.items() if "failure" not in run}
-        flat |= {f"{name}.{key}": value for key, value in program(good).items()} | failed
+        found = planned(good, its) if plan else program(good)
+        flat |= {f"{name}.{key}": value for key, value in found.items()} | failed
+    if plan:
+        return flat | averages(flat)
     turns = {
         path.name: {one.stem: json.loads(one.read_text()) for one in sorted(path.glob("*.json"))}
         for path in sorted(folder.glob("together-*"))
@@ -280,8 +321,13 @@ def layout_rows(flat: dict) -> list[list[str]]:
 
 
 def main() -> int:
-    folder, output = Path(sys.argv[1]), Path(sys.argv[2])
-    flat = write(output, gathered(folder, output.with_suffix("")))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--plan", choices=list(RUNS["plans"]), help="the runs of a plan alone")
+    options = parser.parse_args()
+    output = options.output
+    flat = write(output, gathered(options.folder, output.with_suffix(""), options.plan))
     table(rows(flat))
     table(experiment_rows(flat))
     table(layout_rows(flat))

@@ -1,9 +1,11 @@
 """The evaluation's arithmetic, on made-up runs: the list of runs, and their results."""
 
+import json
+
 import pytest
 
 from bench import numbers
-from bench.sim import collect, runs, sensitivity, simulate
+from bench.sim import collect, plans, runs, sensitivity, simulate
 from bench.sim.silo import transactions
 
 
@@ -184,3 +186,99 @@ def test_runs_of_before_are_counted_alike_and_marked():
     assert found["pages_held"] == 0
     assert not numbers.all_held({"jl.pages_held": 1, "dna.pages_held": 0}) and not numbers.all_held({})
     assert numbers.all_held({"jl.pages_held": 1})
+
+
+def test_the_core_plan_has_each_program_on_both_sides_with_the_papers_input():
+    planned = plans.runs_of("core", [])
+    by_program = {}
+    for program, one in planned:
+        by_program.setdefault(program, []).append(one)
+    assert set(by_program) == set(plans.programs())
+    assert by_program["html"] == [
+        "paper-native",
+        "paper-memento",
+        "paper-first-native",
+        "paper-first-memento",
+    ]
+    assert by_program["redis"] == ["paper-native", "paper-memento"], "a store's steady state is one region"
+    words = simulate.command("html", "paper-native")
+    assert '{"name": "World", "rows": 100000}' in words and "MAYFLY_REGION=process" in words
+    assert words[words.index("--region") + 1] == "process"
+    words = simulate.command("html", "paper-first-memento")
+    assert words[words.index("--region") + 1] == "first" and "MAYFLY_REGION=process" not in words
+    assert words[words.index("--allocator") + 1] == "memento"
+
+
+def test_a_figure_has_its_own_runs():
+    assert ("html", "without-bypass") in plans.runs_of(None, ["fig9"])
+    assert ("html", "without-bypass") not in plans.runs_of(None, ["fig8"])
+    assert ("html", "paper-without-bypass") in plans.runs_of("core", ["fig9"])
+    assert set(plans.RUNS["figures"]) == {f"fig{n}" for n in (2, 3, 8, 9, 10, 11, 12, 13, 14)}
+
+
+def test_a_plan_takes_as_long_as_its_runs_took(tmp_path):
+    (tmp_path / "html").mkdir()
+    times = plans.Times(tmp_path, tmp_path / "raw")
+    assert times.seconds("html", "native") == plans.UNKNOWN_S
+    of = lambda name, **run: (tmp_path / f"html/{name}.json").write_text(json.dumps(run))  # noqa: E731
+    of("native", wall_s=9)
+    of("import-native", wall_s=20)
+    assert times.seconds("html", "native") == plans.START_S + 9
+    # 100000 rows, where today's input has 9000.
+    assert times.seconds("html", "paper-first-native") == pytest.approx(plans.START_S + 100)
+    assert times.seconds("html", "paper-native") == pytest.approx(plans.START_S + 120)
+    of("paper-native", run_s=77.5, wall_s=70)
+    assert times.seconds("html", "paper-native") == 77.5
+    lines = plans.said([("html", "native"), ("html", "paper-native")], 3, 2, times)
+    assert "77.5 s" not in lines[0] and lines[0].endswith("html, paper-native"), "the longest first"
+    assert lines[-1].startswith("2 runs, 3 more are there: about 0.0 hours with 2 at a time")
+
+
+def test_a_run_of_other_sources_or_of_another_image_is_made_again(tmp_path):
+    (tmp_path / "html").mkdir()
+    made = {"made_with.commit": "a1", "made_with.image": "i1", "cycles": 5}
+    file = tmp_path / "html/native.json"
+    pairs = [("html", "native"), ("html", "memento")]
+    for run, is_there in (
+        (made, True),
+        (made | {"made_with.commit": "b2"}, False),
+        (made | {"made_with.image": "i2"}, False),
+        ({"failure": "a line"}, False),
+    ):
+        file.write_text(json.dumps(run))
+        missing, there = plans.split(pairs, lambda commit: commit == "a1", "i1", tmp_path)
+        assert (("html", "native") in there) == is_there and ("html", "memento") in missing
+
+
+def test_two_programs_and_sources_with_changes_are_no_result():
+    units = units_with(pages=0)
+    owners = {"cycles_by_owner.allocate": 0, "cycles_by_owner.free": 0, "time_us": 1, "instructions": 1}
+    sides = {
+        "native": run(1200, **owners, **holding(1, 1), **{"made_with.program": "aa"}),
+        "memento": run(1000, **owners, **units, **holding(1, 1), **{"made_with.program": "bb"}),
+    }
+    found = collect.program(sides)
+    assert found["memento.failure"] == "it is another program than the baseline's"
+    assert "speedup_percent" not in found
+    sides["memento"]["made_with.program"] = "aa"
+    assert collect.program(sides)["speedup_percent"] == pytest.approx(20)
+    sides["native"]["made_with.commit"] = "0123-dirty"
+    assert "changes" in collect.program(sides)["native.failure"]
+    assert "speedup_percent" not in collect.program(sides)
+
+
+def test_a_whole_process_has_its_price_without_other_runs():
+    units = units_with(pages=0)
+    owners = {"cycles_by_owner.allocate": 0, "cycles_by_owner.free": 0, "time_us": 2000, "instructions": 1}
+    native = run(1200, **owners, **holding(1, 500))
+    memento = run(1000, **owners, **units, **holding(1, 250))
+    its = {
+        f"{prefix}{side}": one
+        for prefix in ("", "first-")
+        for side, one in (("native", native), ("memento", memento))
+    }
+    found = collect.planned(its, {})
+    assert found["cost_saved_exact_percent"] == pytest.approx(50)
+    assert found["first.speedup_percent"] == pytest.approx(20) and "first.cost_saved_percent" not in found
+    named = {f"paper-{name}": one for name, one in its.items()} | {"native": native}
+    assert collect.of_plan(named, "core") == its
