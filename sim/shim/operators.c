@@ -24,16 +24,19 @@ static void *out_of_memory(size_t alignment, size_t size) {
     abort();
 }
 
+/* Large objects are the software's operator's, by a jump: it returns to the program itself. */
 #define NEW(name)                                                                                                     \
+    REDIRECTED void *beneath_##name(size_t size);                                                                                \
     REDIRECTED void *memento_##name(size_t size) {                                                                    \
+        if (size > LARGEST_BYTES) return beneath_##name(size);                                                        \
         void *object = object_allocate(size ? size : 1);                                                              \
         return object ? object : out_of_memory(0, size);                                                              \
     }                                                                                                                 \
     REDIRECT_REPLACED(name, NULL)
 #define NEW_NOTHROW(name)                                                                                             \
+    REDIRECTED void *beneath_##name(size_t size, const void *nothrow);                                                           \
     REDIRECTED void *memento_##name(size_t size, const void *nothrow) {                                               \
-        (void)nothrow;                                                                                                \
-        return object_allocate(size ? size : 1);                                                                      \
+        return size > LARGEST_BYTES ? beneath_##name(size, nothrow) : object_allocate(size ? size : 1);               \
     }                                                                                                                 \
     REDIRECT_REPLACED(name, NULL)
 #define NEW_ALIGNED(name)                                                                                             \

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "hardware.h"
+#include "software.h"
 
 extern char **environ;
 extern const struct redirect __start_redirects[] __attribute__((visibility("hidden")));
@@ -46,7 +47,14 @@ static void *early_function(const char *name) {
     return NULL;
 }
 
-/* The software's functions. A program without C++ has no operators, and never calls them. */
+/* C++'s operators of a program that has no C++ library, or not where symbols are searched: malloc and free. The ones that
+ * align are Memento's, which come to the software's memalign. */
+static void *without_library(const struct redirect *one) {
+    if (strncmp(one->name, "_Zd", 3) == 0) return beneath_free;
+    return strstr(one->name, "align") ? one->memento : (void *)beneath_malloc;
+}
+
+/* The software's functions. */
 static void find(void) {
     is_found = 1;
     for (const struct redirect *one = __start_redirects; one < __stop_redirects; one++)
@@ -57,7 +65,7 @@ static void find(void) {
             dprintf(2, "libmemento: no %s beneath this library: link the program dynamically\n", one->name);
             _exit(127);
         }
-        *one->beneath = function ? function : one->memento;
+        *one->beneath = function ? function : without_library(one);
     }
     /* A name that was not found has left a message in the buffer; the second call frees it. */
     dlerror();

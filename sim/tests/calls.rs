@@ -253,6 +253,31 @@ fn the_ideal_allocator_replaces_calls_for_as_large_objects_as_memento() {
 }
 
 #[test]
+fn an_ideal_function_that_jumps_to_another_returns_for_the_first_call() {
+    let mut program = Program::new("mallacc", &[]);
+    let jump = program.bench.add(block(MEMENTO, |a| a.jmp(FUNCTION)));
+    let turn = |program: &mut Program| {
+        program.calls(By::Call);
+        for (entered, code) in [(jump, MEMENTO), (program.software, SOFTWARE)] {
+            program.bench.enter(entered);
+            program.bench.machine.enter_allocator(Owner::Allocate, 64, STACK);
+            program.bench.machine.allocator_code(code..code + 16);
+            if entered == jump {
+                program.leads(program.begin);
+            }
+        }
+        program.bench.load(1, STACK);
+        program.bench.enter(program.back);
+        program.bench.machine.return_from_allocator(0x1000);
+    };
+    for _ in 0..3 {
+        turn(&mut program);
+    }
+    program.bench.machine.pause(&program.bench.tables);
+    assert_eq!(program.bench.statistic("branch.returns"), 0.0, "its call was not seen either");
+}
+
+#[test]
 fn a_jump_that_is_interrupted_leaves_a_call() {
     let mut program = Program::new("memento", &[]);
     let kernel = program.bench.add(block(0xffff_8000_0000_0000, |a| a.iretq()));

@@ -16,7 +16,9 @@ TURNS = 20_000
 SOURCE = """
 #include <stdlib.h>
 #include <unistd.h>
-static void turn(size_t size) { char *object = malloc(size); *object = 1; free(object); }
+extern void *_Znwm(size_t);
+extern void _ZdlPv(void *);
+static void turn(size_t size) { char *object = NEW(size); *object = 1; DELETE(object); }
 int main(int many, char **words) {
     size_t size = atoi(words[1]);
     for (int i = 0; i < 100; i++) turn(size);
@@ -34,9 +36,14 @@ def measured(folder, sim, image):
     shutil.copy(LIBRARY, folder)
     (folder / "turns_of.c").write_text(SOURCE)
     flags = ["-O1", "-fno-builtin", f"-DTURNS={TURNS}"]
-    subprocess.run(["gcc", *flags, "-o", "turns_of", "turns_of.c"], cwd=folder, check=True)
+    for name, new, delete, library in (
+        ("turns_of", "malloc", "free", []),
+        ("turns_of_new", "_Znwm", "_ZdlPv", ["./libmemento.so"]),
+    ):
+        command = ["gcc", *flags, f"-DNEW={new}", f"-DDELETE={delete}", "-o", name, "turns_of.c", *library]
+        subprocess.run(command, cwd=folder, check=True)
 
-    def measured(size, *words, memento=None):
+    def measured(size, *words, memento=None, program="turns_of"):
         side = (
             []
             if memento is None
@@ -44,7 +51,7 @@ def measured(folder, sim, image):
         )
         machine = ["--machine", "memento"] if memento else []
         options = ["--json", "--image", image, "--env", "MAYFLY_REGION=first", *machine, *side, *words]
-        done = sim(*map(str, options), "--file", "libmemento.so", "--", "./turns_of", str(size))
+        done = sim(*map(str, options), "--file", "libmemento.so", "--", f"./{program}", str(size))
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
@@ -76,7 +83,9 @@ def test_an_instruction_takes_the_place_of_a_call(measured):
     assert program_cycles(replaced) < program_cycles(wrapped)
 
 
-def test_large_objects_cost_as_much_as_on_the_baseline(measured):
-    baseline, memento = measured(1000, memento=0), measured(1000, memento=1)
+@pytest.mark.parametrize("program", ["turns_of", "turns_of_new"])
+def test_large_objects_cost_as_much_as_on_the_baseline(measured, program):
+    baseline, memento = (measured(1000, memento=side, program=program) for side in (0, 1))
     assert memento["memento.allocations"] == 0
     assert abs(memento["user_instructions"] - baseline["user_instructions"]) < 100
+    assert memento["branch.returns_mispredicted"] < baseline["branch.returns_mispredicted"] + 100

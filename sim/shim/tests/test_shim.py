@@ -123,7 +123,7 @@ def test_cpython_with_the_instructions_linked_in(cpython, journalled, program):
     assert with_it == must(cpython / "python", "-c", program)
 
 
-@pytest.mark.parametrize("name", ["python", "linked", "bash", "containers", "interface"])
+@pytest.mark.parametrize("name", ["python", "linked", "bash", "containers"])
 def test_the_baseline_is_the_same_program_with_its_own_allocator(made, cpython, tmp_path, name):
     """With MEMENTO=0 no object is in the region, and no journal is written."""
     where = "print('\\n600000000000-' in open('/proc/self/maps').read())"
@@ -132,7 +132,6 @@ def test_the_baseline_is_the_same_program_with_its_own_allocator(made, cpython, 
         "linked": [cpython / "python", "-c", where],
         "bash": ORDINARY["bash"],
         "containers": [made / "containers"],
-        "interface": [made / "interface", 1, 10_000],
     }[name]
     preload = None if name == "linked" else LIBRARY
     both = [

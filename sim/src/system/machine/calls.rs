@@ -129,9 +129,14 @@ impl Machine {
     }
 
     /// An ideal allocator's function does its work in no time: the call of it is replaced as Memento's is.
+    /// Where the function ends by a jump to another of the allocator's, the call is still the one that led to
+    /// the first.
     pub(super) fn replace_ideal(&mut self) {
         let held = std::mem::take(&mut self.own.held);
-        self.replace(held);
+        let is_call = held.first().is_some_and(|call| matches!(self.blocks[call.block].ends, End::Call(_)));
+        if is_call || self.replaced_here().is_none() {
+            self.replace(held);
+        }
     }
 
     /// The call that was replaced has returned.
