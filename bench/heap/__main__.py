@@ -10,7 +10,7 @@ from bench.heap import allocators, tables
 from bench.heap.goals import shown
 from bench.heap.machine import memory_stays, thp_setting
 from bench.heap.results import Results
-from bench.heap.workload_list import ON_HUGE_PAGES, WORKLOADS
+from bench.heap.workload_list import ON_HUGE_PAGES, PAIRS, WORKLOADS
 from bench.outcome import say, write
 from bench.samples import Samples
 
@@ -117,7 +117,7 @@ def measure(options: argparse.Namespace) -> Results:
                     numbers = workload.run(allocator, options.quick)
                     samples.add(key, numbers)
                     results.add(workload.name, allocator, numbers)
-                    if workload.name != "paths":
+                    if workload.name not in PAIRS:
                         said.append(f"{numbers['time_ms']:.6g} ms")
     return results
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from matplotlib import pyplot
 
 from bench.drawing import draw_all, save
-from bench.heap.workload_list import WORKLOADS
+from bench.heap.workload_list import PAIRS, WORKLOADS
 
 # From the text of LLAMA §9.6, its own runs: MB at the end with 4 KB and with 2 MB pages.
 PAPER = {"TCMalloc (paper, about)": (512, 1024), "Mesh (paper)": (91.7, 558), "LLAMA (paper)": (22, 22)}
@@ -79,7 +79,7 @@ def draw_ratios(results: dict) -> Path | None:
     for axes, (metric, label) in zip(all_axes, panels.items(), strict=True):
         for row, workload in enumerate([*workloads, "geomean"]):
             for name, ratio in measured(results, workload, metric).items():
-                if "_" in name or (metric == "peak_rss_ratio" and workload == "paths"):
+                if "_" in name or (metric == "peak_rss_ratio" and workload in PAIRS):
                     continue
                 size = 60 if name == "mayfly" else 28
                 seen[name] = axes.scatter(

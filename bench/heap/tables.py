@@ -1,7 +1,7 @@
 """The results as tables: one for each workload, then the means, then the goals that are met and missed."""
 
 from bench.heap.results import Results
-from bench.heap.workload_list import WORKLOADS
+from bench.heap.workload_list import PAIRS, WORKLOADS
 from bench.outcome import figure, table
 
 MIB = 1 << 20
@@ -19,8 +19,8 @@ def print_all(results: Results) -> None:
     for workload in results.workloads():
         about = WORKLOADS[workload]
         print(f"\n{workload}: {about.about}")
-        if workload == "paths":
-            print_paths(results)
+        if workload in PAIRS:
+            print_pairs(results, workload)
         else:
             print_workload(results, workload)
         if workload == "swing":
@@ -54,15 +54,15 @@ def print_workload(results: Results, workload: str) -> None:
     table(rows)
 
 
-def print_paths(results: Results) -> None:
-    names = results.names("paths")
-    metrics = [key for key in results.samples["paths", names[0]][0] if key.endswith("_ns")]
+def print_pairs(results: Results, workload: str) -> None:
+    names = results.names(workload)
+    metrics = [key for key in results.samples[workload, names[0]][0] if key.endswith("_ns")]
     print("  ns per pair (median of rounds), and how many times the fastest")
     rows = [["path", *names]]
     for metric in metrics:
         row = [metric.removesuffix("_ns")]
         for name in names:
-            value, ratio = results.median("paths", name, metric), results.ratio("paths", name, metric)
+            value, ratio = results.median(workload, name, metric), results.ratio(workload, name, metric)
             row.append(f"{figure(value)} {times(ratio)}")
         rows.append(row)
     table(rows)

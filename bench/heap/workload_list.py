@@ -7,6 +7,8 @@ from bench.heap import build, programs, redis, small
 from bench.heap.allocators import PEERS, Allocator
 from bench.heap.measure import Numbers, run_reporting
 
+PAIRS = ("paths", "sizes")  # workloads that report ns per allocation and free, path by path
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -27,7 +29,7 @@ def compiled(
 ) -> Callable[[Allocator, bool], Numbers]:
     def run(allocator: Allocator, is_quick: bool) -> Numbers:
         numbers = run_reporting(allocator, [build.program(name), *(quick if is_quick else full)], timeout_s)
-        if name == "paths":
+        if name in PAIRS:
             # One time for the whole table: no path counts more than another.
             times = [value for key, value in numbers.items() if key.endswith("_ns")]
             product = 1.0
@@ -64,6 +66,12 @@ WORKLOADS = {
             "ns per allocation and free, path by path (Table 4)",
             compiled("paths", [150], [45]),
             extra=("mayfly:fixed", "mayfly:lines"),
+            has_memory=False,
+        ),
+        Workload(
+            "sizes",
+            "ns per allocation and free of 512 B to 16 KiB, also freed by another thread",
+            compiled("sizes", [150], [20]),
             has_memory=False,
         ),
         Workload(
