@@ -68,7 +68,7 @@ fn half_empty_spans_move_to_the_class_in_use() {
 
     // In another bin every fourth span has few objects left: the others are filled first, so these can become
     // empty.
-    let smaller = Call { size: CALL.size / 2, ..CALL };
+    let smaller = Call { size: CALL.size / 4, ..CALL };
     let cells = SPAN_BYTES / smaller.size;
     let allocate = |count: usize| -> Vec<usize> {
         (0..count).map(|_| allocate::allocate_with_class(smaller, SHORT) as usize).collect()
@@ -76,7 +76,7 @@ fn half_empty_spans_move_to_the_class_in_use() {
     let mixed = allocate(32 * cells);
     allocate(1); // of the span that is open now
     for (i, span) in mixed.chunks(cells).enumerate() {
-        let left = if i % 4 == 0 { 2 } else { cells - 2 };
+        let left = if i % 4 == 0 { 2 } else { cells * 7 / 8 };
         span[left..].iter().for_each(|&object| free::free(object, ReturnSlot::NONE));
     }
     pass(Some(heap));

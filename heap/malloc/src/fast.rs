@@ -1,7 +1,7 @@
 //! The entry points that programs call most, with their fast paths in assembly: those of
 //! [`heap::thread::local`], without a frame, a call or a spare register. A malloc takes 26 instructions if
-//! calls of the size agree, else 34, with a word of the stack 55; a free takes 27. Above 1808 B a malloc of a
-//! cell that was freed lately takes about 30 more, and a free 18.
+//! calls of the size agree, else 34, with a word of the stack 55; a free takes 27. Above 576 B a malloc of a
+//! cell that was freed lately takes about 30 more, and a free 12.
 //!
 //! Everything else continues in a Rust function, with the stack as it was at the entry; it gets the arguments
 //! of the call and the address of its return address.
@@ -18,7 +18,7 @@ use heap::thread::{bin, by_size, fork_guard, freed_cells, local, prediction_tabl
 use heap::units::call::{ReturnSlot, WORD_FACTOR};
 use heap::units::geometry::PAGE_BYTES;
 use heap::units::geometry::{SPAN_BYTES, SPAN_METADATA_BYTES};
-use heap::units::size_class::{FEW, GRANULE_BYTES};
+use heap::units::size_class::GRANULE_BYTES;
 use heap::units::window::{WINDOW, Window};
 
 use crate::cxx::new_slow;
@@ -70,21 +70,23 @@ macro_rules! take_freed {
             $otherwise,
             // The fork guard, without a fence.
             "
-        inc dword ptr [rcx + {busy}]
+        mov esi, dword ptr [rcx + {busy}]
+        lea r9d, [rsi + 1]
+        mov dword ptr [rcx + {busy}], r9d
         cmp byte ptr [rip + {exclusive}], 0
         jne 21f
-        mov r9d, dword ptr [rdx + r8 * 4 + {freed} + {freed_cells}]
-        mov r10d, r9d
-        and r10d, {last_cell}
-        shr r9d, {cell_bits}
-        lea r11, [r9 + r9 * 4]
+        mov rax, qword ptr [rdx + r8 * 8 + {freed} + {freed_cells}]
+        mov r11, rax
+        sub r11, qword ptr [rip + {window} + {window_base}]
+        shr r11, {span_shift}
+        lea r11, [r11 + r11 * 4]
         shl r11, {fifth_shift}
         add r11, qword ptr [rip + {window} + {metadata}]
-        mov eax, dword ptr [rcx + {id}]
-        cmp eax, dword ptr [r11 + {tag}]
+        mov r9d, dword ptr [rcx + {id}]
+        cmp r9d, dword ptr [r11 + {tag}]
         jne 21f
-        movzx eax, word ptr [r11 + {span_classes}]
-        cmp ax, word ptr [rdx + {classes}]
+        movzx r9d, word ptr [r11 + {span_classes}]
+        cmp r9w, word ptr [rdx + {classes}]
         jne 21f
         cmp dword ptr [r11 + {watched}], 0
         jne 21f
@@ -92,20 +94,20 @@ macro_rules! take_freed {
         jne 21f
         cmp qword ptr [r11 + {remote}], 0
         jne 21f
-        mov rax, qword ptr [r11 + {live}]
-        bts rax, r10
+        mov r10d, eax
+        and r10d, {span_bytes} - 1
+        imul r10, qword ptr [r11 + {reciprocal}]
+        shr r10, 32
+        mov r9, qword ptr [r11 + {live}]
+        bts r9, r10
         jc 21f
-        mov qword ptr [r11 + {live}], rax
-        dec dword ptr [rcx + {busy}]
+        mov qword ptr [r11 + {live}], r9
+        mov dword ptr [rcx + {busy}], esi
         mov dword ptr [rdx + {freed}], r8d
         dec dword ptr [rdx + {unvisited}]
-        imul r10d, dword ptr [rdx + {cell_bytes}]
-        shl r9, {span_shift}
-        lea rax, [r9 + r10]
-        add rax, qword ptr [rip + {window} + {window_base}]
         ret
         21:
-        dec dword ptr [rcx + {busy}]
+        mov dword ptr [rcx + {busy}], esi
         jmp ",
             $otherwise,
         )
@@ -208,8 +210,8 @@ macro_rules! allocates {
                 classes = const bin::layout::CLASSES,
                 freed = const bin::layout::FREED,
                 freed_cells = const freed_cells::layout::CELLS,
-                last_cell = const FEW - 1,
-                cell_bits = const freed_cells::layout::CELL_BITS,
+                reciprocal = const cells::layout::RECIPROCAL,
+                span_bytes = const SPAN_BYTES,
                 unvisited = const bin::layout::UNVISITED,
                 busy = const core::mem::offset_of!(Heap, busy),
                 id = const core::mem::offset_of!(Heap, id),

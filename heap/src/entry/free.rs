@@ -35,10 +35,7 @@ pub fn free(address: usize, from: ReturnSlot) {
 #[inline(never)]
 pub fn settle(address: usize) {
     let (heap, span) = (current::heap(), region::span(address));
-    let is_noted = match (span.noting_bin(), span.cell_at(address)) {
-        (Some(bin), Some(cell)) => heap.bin_numbered(bin).freed.note(span, cell),
-        _ => false,
-    };
+    let is_noted = span.noting_bin().is_some_and(|bin| heap.bin_numbered(bin).freed.note(address));
     if !is_noted && span.is_empty() {
         let _guard = fork_guard::enter(heap);
         // The maintenance thread may have given it up meanwhile.

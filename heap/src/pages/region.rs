@@ -97,18 +97,6 @@ pub fn span(address: usize) -> &'static Span {
     unsafe { &*(WINDOW.span_metadata(address) as *const Span) }
 }
 
-/// The number of a block span among all possible ones.
-#[inline]
-pub fn span_number(span: &Span) -> usize {
-    WINDOW.span_number(core::ptr::from_ref(span).addr())
-}
-
-/// The address of the block span with this number.
-#[inline]
-pub fn span_address(number: usize) -> usize {
-    WINDOW.span_address(number)
-}
-
 /// The metadata of the large object that begins at `address`, which [`holds`] has confirmed.
 #[inline(always)]
 pub fn large_object(address: usize) -> &'static LargeObject {

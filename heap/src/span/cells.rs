@@ -39,10 +39,14 @@ pub enum Role {
     Lines = 3,
 }
 
-/// A span's bin notes its freed cells; the bits below are the bin's number. More than any live bits of a span
-/// with few cells.
-pub const NOTED: u32 = !0x1FF;
-const _: () = assert!(CLASSES * size_class::COUNT <= 0x1FF);
+/// A span's bin notes its freed cells; the bits below are the bin's offset among its heap's bins. More than
+/// any live bits of a span with few cells.
+pub const NOTED: u32 = !0x1_FFFF;
+const _: () = assert!(CLASSES * size_class::COUNT * BIN_BYTES <= 0x1_FFFF);
+const _: () = assert!(1 << size_class::FEW <= NOTED);
+
+/// Bytes of a [`crate::thread::bin::Bin`].
+pub const BIN_BYTES: usize = 192;
 
 /// The number of the bin of a lifetime class and a size class.
 #[inline(always)]
@@ -79,7 +83,7 @@ pub struct Span {
     first_large: LargeObject,
     /// The owner has more to do after a free that leaves live cells in its word which are, as a number, below
     /// this one: 0 while the bin allocates from the span, else 1, as only an empty one matters. [`NOTED`] and
-    /// the bin's number if the span has few cells, which the bin notes.
+    /// the bin's offset if the span has few cells, which the bin notes.
     settles_below: AtomicU32,
     /// The large object that begins in the second block.
     second_large: LargeObject,
@@ -190,7 +194,7 @@ impl Span {
         self.role.store(role as u8 | self.role.load(Relaxed) & WHOLE, Relaxed);
         self.waits.store(false, Relaxed);
         let below = match role {
-            Role::Open | Role::Queued if self.has_few_cells() => NOTED | self.bin_number(),
+            Role::Open | Role::Queued if self.has_few_cells() => self.noted_by(),
             Role::Open => 0,
             _ => 1,
         };
@@ -201,12 +205,13 @@ impl Span {
     pub fn set_class(&self, class: usize) {
         self.class.store(class as u8, Relaxed);
         if self.settles_below.load(Relaxed) >= NOTED {
-            self.settles_below.store(NOTED | self.bin_number(), Relaxed);
+            self.settles_below.store(self.noted_by(), Relaxed);
         }
     }
 
-    fn bin_number(&self) -> u32 {
-        bin_number(self.class.load(Relaxed).into(), self.size_class.load(Relaxed).into()) as u32
+    fn noted_by(&self) -> u32 {
+        let bin = bin_number(self.class.load(Relaxed).into(), self.size_class.load(Relaxed).into());
+        NOTED | (bin * BIN_BYTES) as u32
     }
 
     #[inline(always)]
@@ -218,7 +223,7 @@ impl Span {
     #[inline(always)]
     pub fn noting_bin(&self) -> Option<usize> {
         let below = self.settles_below.load(Relaxed);
-        (below >= NOTED).then_some((below & !NOTED) as usize)
+        (below >= NOTED).then_some((below & !NOTED) as usize / BIN_BYTES)
     }
 
     /// The metadata of the large object that begins in one of the span's blocks.

@@ -9,7 +9,7 @@ use core::sync::atomic::{
 };
 
 use crate::pages::{decay, region};
-use crate::span::cells::{Role, Room, Span};
+use crate::span::cells::{BIN_BYTES, Role, Room, Span};
 use crate::span::queue::SpanList;
 use crate::system::events::{self, Event};
 use crate::system::text::misuse;
@@ -71,6 +71,8 @@ pub struct Bin {
     /// The cells freed last, if spans have few.
     pub freed: FreedCells,
 }
+
+const _: () = assert!(size_of::<Bin>() == BIN_BYTES);
 
 /// Field offsets, for the fast path in assembly.
 pub mod layout {
@@ -173,17 +175,17 @@ impl Bin {
         if self.unvisited.get() == 0 {
             return None;
         }
-        while let Some((number, cell)) = self.freed.take() {
-            let address = region::span_address(number);
+        while let Some(address) = self.freed.take() {
             let span = region::span(address);
             let is_own = span.owner() == owner
                 && span.size_class.load(Relaxed) == self.size_class.get()
                 && span.class.load(Relaxed) == self.class.get();
-            if is_own && !span.is_live(cell) {
+            let cell = span.cell_at(address).filter(|&cell| is_own && !span.is_live(cell));
+            if let Some(cell) = cell {
                 freed_twice_if(span, 0, 1 << cell);
                 span.allocate(cell);
                 self.unvisited.set(self.unvisited.get() - 1);
-                return Some(address + cell * self.cell_bytes.get());
+                return Some(address);
             }
         }
         None

@@ -1,4 +1,4 @@
-//! The cells that a thread freed last, for bins whose spans have few: of 2 KiB or more each.
+//! The cells that a thread freed last, for bins whose spans have few: of 640 B or more each.
 //!
 //! A bin takes the free cells of a span at a time. Of few cells few are free, so most allocations would take
 //! a span, and search the bin's queue for it. So a free notes the cell here while there is room, and
@@ -14,11 +14,9 @@ use core::cell::Cell;
 
 use crate::pages::region;
 use crate::span::cells::Span;
-use crate::units::size_class::FEW;
 
-/// The most cells that are noted.
-const MOST: usize = 8;
-const CELL_BITS: u32 = FEW.ilog2();
+/// The most cells that are noted: with them a [`crate::thread::bin::Bin`] takes three cache lines.
+const MOST: usize = 13;
 
 /// Field offsets and sizes, for the fast path in assembly; the count comes first.
 pub mod layout {
@@ -29,8 +27,6 @@ pub mod layout {
     pub const CELLS: usize = offset_of!(FreedCells, cells);
     /// The most cells.
     pub const MOST: usize = super::MOST;
-    /// Bits of a cell's number.
-    pub const CELL_BITS: u32 = super::CELL_BITS;
     const _: () = assert!(offset_of!(FreedCells, count) == 0);
 }
 
@@ -38,8 +34,8 @@ pub mod layout {
 #[repr(C)]
 pub struct FreedCells {
     count: Cell<u32>,
-    /// The span's number in the window and the cell's in the span.
-    cells: [Cell<u32>; MOST],
+    /// Their addresses.
+    cells: [Cell<usize>; MOST],
 }
 
 impl Default for FreedCells {
@@ -60,27 +56,26 @@ impl FreedCells {
         self.count.get() == 0
     }
 
-    /// Notes a cell, if there is room.
-    pub fn note(&self, span: &Span, cell: usize) -> bool {
+    /// Notes the address of a cell, if there is room.
+    pub fn note(&self, cell: usize) -> bool {
         let count = self.count.get();
         let Some(last) = self.cells.get(count as usize) else { return false };
-        last.set((region::span_number(span) << CELL_BITS | cell) as u32);
+        last.set(cell);
         self.count.set(count + 1);
         true
     }
 
-    /// Takes the cell that was noted last: its span's number, and its own.
+    /// Takes the cell that was noted last.
     #[inline]
-    pub fn take(&self) -> Option<(usize, usize)> {
+    pub fn take(&self) -> Option<usize> {
         let last = self.count.get().checked_sub(1)?;
         self.count.set(last);
-        let noted = self.cells[last as usize].get() as usize;
-        Some((noted >> CELL_BITS, noted % FEW))
+        Some(self.cells[last as usize].get())
     }
 
     /// The spans of the noted cells.
     pub fn spans(&self) -> impl Iterator<Item = &'static Span> {
         let noted = self.cells.iter().take(self.count.get() as usize);
-        noted.map(|noted| region::span(region::span_address(noted.get() as usize >> CELL_BITS)))
+        noted.map(|noted| region::span(noted.get()))
     }
 }

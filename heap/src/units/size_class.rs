@@ -25,7 +25,7 @@ pub const FIRST_OF_FEW: usize = {
     class
 };
 /// So few cells that a search for a free one rather finds none.
-pub const FEW: usize = 8;
+pub const FEW: usize = 25;
 
 /// Sizes are rounded up to multiples of this before the class is looked up.
 pub const GRANULE_BYTES: usize = 16;
