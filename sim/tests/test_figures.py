@@ -282,3 +282,12 @@ def test_a_whole_process_has_its_price_without_other_runs():
     assert found["first.speedup_percent"] == pytest.approx(20) and "first.cost_saved_percent" not in found
     named = {f"paper-{name}": one for name, one in its.items()} | {"native": native}
     assert collect.of_plan(named, "core") == its
+
+
+def test_experiments_without_a_published_result_are_named_as_such():
+    text = (numbers.ROOT / "bench/sim/runs.toml").read_text()
+    named = text.split("# Without a published result:")[1].split("\n\n")[0]
+    results = json.loads((numbers.ROOT / "bench/results/sim.json").read_text())
+    for name in runs.RUNS["experiments"]:
+        has_result = any(f".experiment.{name}." in key for key in results)
+        assert has_result != (f"\n{name} = " in named), name
