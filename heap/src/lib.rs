@@ -21,7 +21,7 @@
 //! | | [`system::events`], [`system::observers`] | counters; callbacks for traces and profiles |
 //! | [`span`] | [`span::cells`], [`span::queue`] | a span's metadata and cells; lists of spans |
 //! | | [`span::remote`], [`span::large_object`] | frees by other threads; a large object's metadata |
-//! | | [`span::watched`] | cells whose lifetime is being measured |
+//! | | [`span::watched`], [`span::flags`] | cells whose lifetime is being measured; two flags |
 //! | [`pages`] | [`pages::region`], [`pages::huge_page`] | address space; a huge page's metadata |
 //! | | [`pages::available`], [`pages::pool`], [`pages::retained`] | sets of partly free pages; retained free pages |
 //! | | [`pages::page_life`], [`pages::open_page`], [`pages::global`] | deadlines; open pages; the global allocator |
@@ -105,6 +105,7 @@ pub mod system {
 pub mod span {
     //! A block span's metadata, and frees of its cells by other threads.
     pub mod cells;
+    pub mod flags;
     pub mod large_object;
     pub mod queue;
     pub mod remote;

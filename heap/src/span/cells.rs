@@ -55,7 +55,9 @@ pub const fn bin_number(class: usize, size_class: usize) -> usize {
 }
 
 /// All of the span's memory was in use since the global allocator handed it out.
-const WHOLE: u8 = 0x80;
+pub(super) const WHOLE: u8 = 0x80;
+/// It is among its owner's kept spans, see [`Span::is_kept`].
+pub(super) const KEPT: u8 = 0x40;
 
 /// How much of a word must be free for a bin to cache it.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -95,8 +97,8 @@ pub struct Span {
     pub size_class: AtomicU8,
     /// Lifetime class of the objects.
     pub class: AtomicU8,
-    /// The role, and [`WHOLE`].
-    role: AtomicU8,
+    /// The role, [`WHOLE`] and [`KEPT`].
+    pub(super) role: AtomicU8,
     /// It was queued at the last check, and has stayed in the queue since, see [`crate::pages::sparse`].
     waits: AtomicBool,
     /// Two cells whose lifetime is being measured, each plus one, 16 bits each; 0 for none. Spans divided by
@@ -181,7 +183,7 @@ impl Span {
     /// The span's role for its owner.
     #[inline]
     pub fn role(&self) -> Role {
-        match self.role.load(Relaxed) & !WHOLE {
+        match self.role.load(Relaxed) & !(WHOLE | KEPT) {
             1 => Role::Open,
             2 => Role::Queued,
             3 => Role::Lines,
@@ -191,7 +193,8 @@ impl Span {
 
     /// Sets the span's role.
     pub fn set_role(&self, role: Role) {
-        self.role.store(role as u8 | self.role.load(Relaxed) & WHOLE, Relaxed);
+        let kept = if role == Role::None { 0 } else { KEPT };
+        self.role.store(role as u8 | self.role.load(Relaxed) & (WHOLE | kept), Relaxed);
         self.waits.store(false, Relaxed);
         let below = match role {
             Role::Open | Role::Queued if self.has_few_cells() => self.noted_by(),
@@ -230,16 +233,6 @@ impl Span {
     #[inline(always)]
     pub fn large(&self, block: usize) -> &LargeObject {
         if block.is_multiple_of(SPAN_BLOCKS) { &self.first_large } else { &self.second_large }
-    }
-
-    /// Whether all of its memory was in use since the global allocator handed it out.
-    pub fn is_whole(&self) -> bool {
-        self.role.load(Relaxed) & WHOLE != 0
-    }
-
-    /// All of its memory is in use (`true`), or it returns to the global allocator.
-    pub fn set_whole(&self, whole: bool) {
-        self.role.store(self.role() as u8 | if whole { WHOLE } else { 0 }, Relaxed);
     }
 
     /// Whether it was queued at the last check, and has stayed in the queue since.

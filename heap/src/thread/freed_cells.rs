@@ -17,6 +17,8 @@ use crate::span::cells::Span;
 
 /// The most cells that are noted: with them a [`crate::thread::bin::Bin`] takes three cache lines.
 const MOST: usize = 13;
+/// The most empty spans that a thread keeps, 1 MiB: see [`crate::thread::refill`].
+pub const MOST_KEPT: usize = 64;
 
 /// Field offsets and sizes, for the fast path in assembly; the count comes first.
 pub mod layout {
@@ -32,28 +34,33 @@ pub mod layout {
 
 /// The noted cells. All zeros has none.
 #[repr(C)]
-pub struct FreedCells {
+pub struct FreedCells<const N: usize = MOST> {
     count: Cell<u32>,
     /// Their addresses.
-    cells: [Cell<usize>; MOST],
+    cells: [Cell<usize>; N],
 }
 
-impl Default for FreedCells {
+impl<const N: usize> Default for FreedCells<N> {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl FreedCells {
+impl<const N: usize> FreedCells<N> {
     /// None.
     pub const fn new() -> Self {
-        Self { count: Cell::new(0), cells: [const { Cell::new(0) }; MOST] }
+        Self { count: Cell::new(0), cells: [const { Cell::new(0) }; N] }
     }
 
     /// Whether no cell is noted.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.count.get() == 0
+    }
+
+    /// The number of noted cells.
+    pub fn count(&self) -> usize {
+        self.count.get() as usize
     }
 
     /// Notes the address of a cell, if there is room.

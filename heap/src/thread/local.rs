@@ -21,6 +21,7 @@ use crate::system::thread_stack::ThreadStack;
 use crate::thread::bin::Bin;
 use crate::thread::by_size::BySize;
 use crate::thread::byte_counts::ByteCounts;
+use crate::thread::freed_cells::{FreedCells, MOST_KEPT};
 use crate::thread::large::LargeCache;
 use crate::thread::lines::OpenSpans;
 use crate::thread::prediction_table::{KnownCall, PredictionTable};
@@ -111,6 +112,8 @@ pub struct Heap {
     pub site_cache: SiteCache,
     /// Frees of other threads' objects that are not flushed yet.
     pub remote_free_buffer: RemoteFreeBuffer,
+    /// Empty spans that stay in their bins until the next flush, see [`crate::thread::refill`].
+    pub kept_spans: FreedCells<MOST_KEPT>,
     /// Cached large objects.
     pub large: LargeCache,
     /// Bytes of large objects before the next one is sampled; 0: not drawn yet.
@@ -164,6 +167,7 @@ impl Heap {
             span_caches: [const { SpanCache::new() }; CLASSES],
             site_cache: SiteCache::new(),
             remote_free_buffer: RemoteFreeBuffer::new(),
+            kept_spans: FreedCells::new(),
             large: LargeCache::new(),
             large_before_sample: Cell::new(0),
             counts: Counts::new(),

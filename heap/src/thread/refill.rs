@@ -13,11 +13,12 @@ use crate::system::events::{self, Event};
 use crate::system::lock::Guard;
 use crate::system::observers;
 use crate::system::text::misuse;
+use crate::system::thread_local;
 use crate::thread::bin::{Bin, MAX_PATIENCE};
 use crate::thread::local::Heap;
 use crate::thread::span_cache::SpanCache;
 use crate::thread::{lines, registry};
-use crate::units::geometry::{SPAN_BYTES, block_index};
+use crate::units::geometry::{SPAN_BYTES, SPANS_PER_HUGE_PAGE, block_index};
 use crate::units::lifetime_class::CLASSES;
 use crate::units::size_class::{self, COUNT as SIZE_CLASSES};
 
@@ -147,7 +148,11 @@ pub fn classes_are_guesses() -> bool {
 pub fn divide_new(heap: &'static Heap, bin: &Bin) -> Option<&'static Span> {
     let class = bin.class.get() as usize;
     let cache = &heap.span_caches[class];
-    let span = match cache.take() {
+    let spare = cache.take().or_else(|| {
+        settle_kept(heap);
+        cache.take()
+    });
+    let span = match spare {
         Some(span) => span,
         None => global::acquire_spans(class, cache.batch(), |span| cache.keep(span))?,
     };
@@ -204,20 +209,56 @@ fn collect_marked(heap: &'static Heap, span: &'static Span) {
         let cell_bytes = span.cell_bytes.load(Relaxed) as usize;
         misuse("double free, seen late", span.address() + cell * cell_bytes, cell_bytes, 0);
     }
-    settle(heap, span);
+    if keeps(heap, span) {
+        bin_of(heap, span).patience.set(MAX_PATIENCE);
+    } else {
+        settle(heap, span);
+    }
 }
 
-/// Gives up spans that have become empty and stay in their bins because their cells are noted.
+/// All threads together keep as many, in equal parts: those of a huge page.
+const KEPT_BY_ALL: usize = SPANS_PER_HUGE_PAGE;
+
+/// Whether the thread keeps one of its spans that other threads emptied: of few cells it would give up and
+/// take one for every few objects that they free.
+fn keeps(heap: &'static Heap, span: &'static Span) -> bool {
+    if span.noting_bin().is_none() || thread_local::tag() != heap.id.get() || !span.is_idle() {
+        return false;
+    }
+    let has_room = || heap.kept_spans.count() < KEPT_BY_ALL / registry::in_use().max(1);
+    if !span.is_kept() && has_room() && heap.kept_spans.note(span.address()) {
+        span.set_kept(true);
+    }
+    span.is_kept()
+}
+
+/// Gives up the spans that are kept and empty.
+fn settle_kept(heap: &'static Heap) {
+    while let Some(address) = heap.kept_spans.take() {
+        let span = region::span(address);
+        if span.owner() != heap.id.get() {
+            continue;
+        }
+        span.set_kept(false);
+        if span.is_idle() {
+            settle(heap, span);
+        }
+    }
+}
+
+/// Gives up spans that have become empty and stay in their bins because they are kept, or their cells noted.
 pub fn settle_noted(heap: &'static Heap) {
+    settle_kept(heap);
     noted_empty(heap).for_each(|span| settle(heap, span));
 }
 
-/// The empty queued spans of which cells are noted.
+/// The empty queued spans that are kept, or of which cells are noted.
 pub fn noted_empty(heap: &'static Heap) -> impl Iterator<Item = &'static Span> {
     let few = size_class::FIRST_OF_FEW..SIZE_CLASSES;
     let bins =
         (0..CLASSES).flat_map(move |class| few.clone().filter_map(move |size| heap.bin_if_used(class, size)));
-    bins.flat_map(|bin| bin.freed.spans()).filter(|span| span.owner() == heap.id.get() && span.is_idle())
+    let noted = bins.flat_map(|bin| bin.freed.spans()).chain(heap.kept_spans.spans());
+    noted.filter(|span| span.owner() == heap.id.get() && span.is_idle())
 }
 
 /// Settles an own span whose cells were freed: an empty one leaves its bin.

@@ -147,5 +147,6 @@ fn find(vacant: &'static Heap, class: usize, size_class: usize, room: Room) -> O
     };
     let span = of_class(class).or_else(|| (0..CLASSES).filter(|_| room == Room::Any).find_map(of_class))?;
     span.set_class(class);
+    span.set_kept(false);
     Some(span)
 }
