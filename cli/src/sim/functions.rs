@@ -39,8 +39,8 @@ const BYTES: usize = 64;
 /// The C library, which has a program's malloc if no other file does.
 const C_LIBRARY: &str = "/usr/lib/x86_64-linux-gnu/libc.so.6";
 
-/// A function that begins so leads to another, of the side that was chosen (sim/shim/redirect.h): it is none of
-/// the allocator's.
+/// A function that begins so leads to another, of the side that was chosen (sim/shim/redirect.h): it is none
+/// of the allocator's.
 const REDIRECT: [u8; 8] = [0x0f, 0x1f, 0x84, 0x00, 0x17, 0x00, 0x4d, 0x4d];
 
 /// The program's file and the libraries that are preloaded into it. `tree`: the guest's root, as a folder;

@@ -180,9 +180,9 @@ impl Machine {
         enters
     }
 
-    /// The function that it entered has its code here: for objects that Memento would serve too, an ideal
-    /// allocator's code takes no time, but functions that it calls do (the software that fills an empty list,
-    /// or empties a long one).
+    /// The function that it entered has its code here. For objects that Memento would serve too, an ideal
+    /// allocator's code takes no time. Functions that it calls do: the software that fills an empty list, or
+    /// empties a long one.
     pub fn allocator_code(&mut self, code: Range<u64>) {
         if !self.ideal_allocator {
             return;
