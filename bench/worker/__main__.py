@@ -6,7 +6,7 @@ import sys
 
 from bench import command
 from bench.outcome import Shown, at_least, at_most, figure, grid, table
-from bench.worker import experiments, in_vm, page_contents, paging, steps, times
+from bench.worker import experiments, in_vm, large, page_contents, paging, steps, times
 from bench.worker.experiments import ADVISED, LIFETIMES, MODELS, SHIPPED, VARIANTS
 from bench.worker.in_vm import INSTANCES, MODES
 
@@ -20,6 +20,7 @@ PARTS = {
     "starts": "the milliseconds of a cold start, by layer",
     "steps": "where those of a restored instance go, with an empty sandbox ready and without",
     "state": "pages of a starting instance that its function's page store has, and their cost",
+    "template": "seconds until a worker serves a template of 60 functions",
     "rates": "requests a second of a function that does nothing, beside gunicorn",
     "rests": "the cost of resting and merging for functions that are called now and then",
     "paging": "idle instances of Node.js that are paged out to the host's swap",
@@ -122,6 +123,10 @@ class Run(command.Run):
         for function in ("noop", *self.options.functions):
             self.measure(f"state.{function}", page_contents.state, function)
 
+    def template(self) -> None:
+        for kind in large.KINDS:
+            self.measure(f"template.{kind}", large.starts, kind, 2 if self.options.quick else 11)
+
     def rates(self) -> None:
         rounds, seconds = (1, 1) if self.options.quick else (3, 2)
         self.measure("rates", times.rates, rounds, seconds)
@@ -164,6 +169,10 @@ def shown(flat: dict) -> list[Shown]:
         plain, ours = (flat.get(f"latency.{function}.{one}.p99_ms") for one in ("plain", "mayfly"))
         if plain and ours:
             found.append(at_most(f"{function}: P99 over plain", 5, 100 * (ours / plain - 1), "%"))
+    for kind in large.KINDS:
+        if seconds := flat.get(f"template.{kind}.serves_s"):
+            title = f"{large.FUNCTIONS} functions ({kind}): seconds until they are served"
+            found.append(at_most(title, 1, seconds, "s"))
     for count in (4, 8):
         plain, ours = (flat.get(f"mix.{one}.{count}.each_mib") for one in ("plain", "mayfly"))
         if plain and ours:
