@@ -6,6 +6,7 @@ pub mod command;
 pub mod failure;
 pub mod libraries;
 pub mod live;
+pub mod log;
 pub mod manual;
 #[cfg(feature = "objects")]
 pub mod model;

@@ -12,9 +12,6 @@ use mayfly_cli::failure::Failure;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Lines of the log that may wait for stderr; more are lost.
-const LINES_THAT_WAIT: usize = 4096;
-
 fn main() {
     let arguments: Vec<_> = std::env::args_os().take(5).collect();
     #[cfg(feature = "objects")]
@@ -39,11 +36,10 @@ fn main() {
         Verb::Node(_) => tracing::Level::INFO,
         _ => tracing::Level::WARN,
     };
-    // On a thread of its own: a reader that drains stderr slowly, or not at all, delays only lines of the
-    // log.
-    let (writer, flushed_when_dropped) = tracing_appender::non_blocking::NonBlockingBuilder::default()
-        .buffered_lines_limit(LINES_THAT_WAIT)
-        .finish(std::io::stderr());
+    let (writer, flushed_when_dropped) = mayfly_cli::log::start(std::io::stderr()).unwrap_or_else(|error| {
+        eprintln!("mayfly: cannot start a thread: {error}");
+        std::process::exit(1)
+    });
     let log = tracing_subscriber::fmt().with_max_level(level).with_writer(writer);
     match mayfly.verb {
         Verb::Up(ref arguments) if arguments.logs_json() => log.json().flatten_event(true).init(),
