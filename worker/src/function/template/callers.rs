@@ -1,10 +1,10 @@
 //! What calls a function of the template and is a resource of its own, as CDK declares it: a function URL, a
-//! rule or a schedule of EventBridge.
+//! rule or a schedule of EventBridge. Other services are known by the permission that they have.
 
 use anyhow::{Context, Result, anyhow, bail};
 use serde_json::{Map, Value as Json, json};
 
-use super::schedules::{self, not_served};
+use super::schedules::{self, not_served, source_of};
 use super::scope::Scope;
 use super::yaml::text_of;
 use super::{Template, function, kind_of};
@@ -13,10 +13,11 @@ use crate::base::name::{self, Target};
 const URL: &str = "AWS::Lambda::Url";
 const RULE: &str = "AWS::Events::Rule";
 const SCHEDULE: &str = "AWS::Scheduler::Schedule";
+const PERMISSION: &str = "AWS::Lambda::Permission";
 
 /// Whether a resource is one of these.
 pub fn is_caller(resource: &Json) -> bool {
-    [URL, RULE, SCHEDULE].contains(&kind_of(resource))
+    [URL, RULE, SCHEDULE, PERMISSION].contains(&kind_of(resource))
 }
 
 /// Adds it to what is declared. What else it calls is no function here, and needs no line.
@@ -27,6 +28,14 @@ pub fn read(id: &str, resource: &Json, scope: &Scope, template: &mut Template) -
     let own = resource.get("Properties").unwrap_or(&Json::Null);
     let own = scope.resolve(own, &format!("Resources.{id}.Properties"))?.unwrap_or_default();
     let kind = kind_of(resource);
+    if kind == PERMISSION {
+        let called = own.get("FunctionName").and_then(|name| called_by(name, template));
+        let caller = own.get("Principal").map(text_of).and_then(|service| caller(&service));
+        if let (Some(called), Some(caller)) = (called, caller) {
+            scope.note(format!("Resources.{id}: {caller} would call {}: that is not served", called.name));
+        }
+        return Ok(());
+    }
     if kind == URL {
         let called = own.get("TargetFunctionArn").context("TargetFunctionArn is needed")?;
         let called = name::parse(&text_of(called)).map_err(|error| anyhow!("{}", error.message))?;
@@ -51,6 +60,20 @@ pub fn read(id: &str, resource: &Json, scope: &Scope, template: &mut Template) -
         notes.into_iter().for_each(|note| scope.note(note));
     }
     Ok(())
+}
+
+/// What the service is that may call a function, if the worker does not serve it.
+fn caller(service: &str) -> Option<&'static str> {
+    let kind = match service.split('.').next()? {
+        "alexa-appkit" | "alexa-connectedhome" => "AlexaSkill",
+        "cognito-idp" => "Cognito",
+        "iot" => "IoTRule",
+        "logs" => "CloudWatchLogs",
+        "s3" => "S3",
+        "sns" => "SNS",
+        _ => return None,
+    };
+    Some(source_of(kind))
 }
 
 /// The function of the template that an ARN names.
