@@ -10,7 +10,7 @@ from conftest import HTTP_APIS, Worker
 
 def test_preflight_is_answered_by_the_worker(apis):
     page = {"Origin": "https://page.example", "Access-Control-Request-Method": "PUT"}
-    before = apis.figure("mayfly_requests_total")
+    before = apis.figure("mayfly_invocations_total")
     answer = call(apis, "staged", "/beta/a", "OPTIONS", page)
     assert answer.status == 204 and {
         name: text for name, text in answer.headers.items() if name.startswith("access-control")
@@ -26,7 +26,7 @@ def test_preflight_is_answered_by_the_worker(apis):
     rest = call(apis, REST, "/Prod/pets/1", "OPTIONS")
     assert (rest.status, rest.headers["access-control-allow-methods"]) == (200, "GET,OPTIONS")
     assert rest.headers["access-control-allow-origin"] == "https://page.example"
-    assert apis.figure("mayfly_requests_total") == before
+    assert apis.figure("mayfly_invocations_total") == before
     answer = call(apis, "staged", "/beta/a", headers=page)
     assert answer.headers["access-control-allow-origin"] == "https://page.example"
     assert answer.headers["access-control-expose-headers"] == "x-seen"

@@ -57,6 +57,7 @@ use crate::events::async_invokes::Events;
 use crate::http::connections::{Connection, Connections};
 use crate::http::sigv4;
 use crate::http::{self, Answer, BodyError, BodyMemory};
+use crate::invocation::id::InvocationId;
 use crate::state::handover::Accepting;
 use worker_system::text::shown;
 
@@ -144,7 +145,6 @@ pub(crate) async fn serve(
 }
 
 async fn handle(api: Arc<Api>, connection: &Connection, request: Request<Incoming>) -> Answer {
-    let id = uuid::Uuid::new_v4().to_string();
     // The parser drops a length beside it (RFC 9112 §6.1), which a proxy in front may have believed: nothing
     // that follows on this connection is read as a request.
     let is_chunked = request.headers().contains_key(TRANSFER_ENCODING);
@@ -163,7 +163,7 @@ async fn handle(api: Arc<Api>, connection: &Connection, request: Request<Incomin
         headers.insert("connection", HeaderValue::from_static("close"));
     }
     if !headers.contains_key("x-amzn-requestid") {
-        headers.insert("x-amzn-requestid", HeaderValue::from_str(&id).expect("a UUID is a header"));
+        headers.insert("x-amzn-requestid", InvocationId::random().header());
     }
     answer
 }

@@ -9,11 +9,11 @@ use std::fmt;
 
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
-use tokio::task::AbortHandle;
 use uuid::Uuid;
 
 use super::Instance;
 use super::shutdown::FAILURE;
+use super::timers::Timer;
 use crate::base::limits;
 use crate::invocation::platform::{PlatformEvent, Status};
 use crate::invocation::request::{Invocation, Outcome};
@@ -90,7 +90,7 @@ pub(super) struct Extensions {
     /// Instances that serve several requests at once send extensions no invocations.
     several: bool,
     /// Ends the instance where an extension is never done with an invocation.
-    timer: Option<AbortHandle>,
+    timer: Option<Timer>,
     was_ready: bool,
     /// One has reported that it cannot go on: even if it asks for what comes next, there is no more work.
     failed: bool,
@@ -170,10 +170,10 @@ impl Extensions {
     }
 
     /// The runtime waits for work. `timer` ends the instance if an extension is not done by then.
-    pub(super) fn runtime_waits(&mut self, timer: Option<AbortHandle>) {
+    pub(super) fn runtime_waits(&mut self, timer: Option<Timer>) {
         self.runtime_waits += 1;
         match self.several {
-            true => timer.iter().for_each(AbortHandle::abort),
+            true => timer.iter().for_each(Timer::abort),
             false => self.timer = timer,
         }
     }

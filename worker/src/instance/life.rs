@@ -49,6 +49,12 @@ impl Instance {
         let handler: Handler =
             Arc::new(move |request| Box::pin(runtime_api::handle(instance.clone(), request)));
         tasks.spawn(async move { served.serve(handler).await });
+        let timed = self.clone();
+        tasks.spawn(async move {
+            loop {
+                timed.out_of_time(timed.timers.ended().await);
+            }
+        });
         let reader = self.clone();
         tasks.spawn(async move {
             if let Some(output) = reader.output.get() {

@@ -13,6 +13,7 @@ pub(crate) mod runtime_api;
 mod shutdown;
 mod state;
 mod telemetry;
+mod timers;
 
 pub(crate) use extensions::{ExtensionId, Refused, Wishes};
 pub(crate) use telemetry::{Subscription, SubscriptionError};
@@ -39,6 +40,7 @@ use crate::sandbox::history::{self, History};
 use crate::sandbox::interface::{Handler, Maker, Order, Sandbox};
 use requests::{Stage, Work};
 use state::State;
+use timers::Timers;
 use worker_container::steps::now_ns;
 use worker_pool::{InstanceId, RequestId};
 use worker_system::lock::lock;
@@ -84,6 +86,7 @@ pub struct Instance {
     started: Instant,
     started_ns: u64,
     state: Mutex<State>,
+    timers: Timers,
     started_in: OnceLock<Duration>,
     output: OnceLock<Output>,
     sandbox: OnceLock<Arc<dyn Sandbox>>,
@@ -116,6 +119,7 @@ impl Instance {
         context: Arc<InstanceContext>,
     ) -> Instance {
         let state = Mutex::new(State::new(deployment.settings.at_once()));
+        let timers = Timers::new(Duration::from_secs(deployment.settings.timeout_s.into()));
         Instance {
             id,
             deployment,
@@ -125,6 +129,7 @@ impl Instance {
             started: Instant::now(),
             started_ns: now_ns(),
             state,
+            timers,
             started_in: OnceLock::new(),
             output: OnceLock::new(),
             sandbox: OnceLock::new(),
@@ -227,16 +232,10 @@ impl Instance {
     }
 
     /// Sends it a request. False if the runtime cannot have received it.
-    pub(crate) fn dispatch(self: &Arc<Self>, request: RequestId, invocation: Arc<Invocation>) -> bool {
+    pub(crate) fn dispatch(&self, request: RequestId, invocation: Arc<Invocation>) -> bool {
         debug_assert_eq!(self.deployment.tenant.as_deref(), invocation.tenant.as_deref(), "one for life");
-        let timeout = Duration::from_secs(self.deployment.settings.timeout_s.into());
         let work = |invocation| {
-            let instance = self.clone();
-            let timer = tokio::spawn(async move {
-                tokio::time::sleep(timeout).await;
-                instance.out_of_time(request);
-            });
-            let timer = timer.abort_handle();
+            let timer = self.timers.begin(request);
             Work { request, invocation, since: Instant::now(), timer, answering: false, process: None }
         };
         self.state().requests.give(invocation, work)

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tokio::sync::oneshot;
-use tokio::task::AbortHandle;
 
 use super::Misuse;
+use super::timers::Timer;
 use crate::invocation::id::InvocationId;
 use crate::invocation::request::Invocation;
 use worker_pool::RequestId;
@@ -41,7 +41,7 @@ pub(super) struct Work {
     pub request: RequestId,
     pub invocation: Arc<Invocation>,
     pub since: Instant,
-    pub timer: AbortHandle,
+    pub timer: Timer,
     /// The answer is being received: no other request may send one.
     pub answering: bool,
     /// The process that has it, where the runtime says it.
@@ -55,7 +55,7 @@ pub(super) struct Asked {
     /// It takes the place of one whose connection broke, and which the pool still counts on.
     pub is_again: bool,
     /// The timer of the request that was answered before.
-    pub timer: Option<AbortHandle>,
+    pub timer: Option<Timer>,
 }
 
 /// What to do about a request whose time has passed.
@@ -78,7 +78,7 @@ pub(super) struct Requests {
     /// Their callers know that they took too long; the runtime still works on them, in these processes.
     overdue: BTreeMap<InvocationId, Option<u32>>,
     /// The timer of the latest answer: it ends the instance if the runtime asks for nothing more.
-    answered: Option<AbortHandle>,
+    answered: Option<Timer>,
 }
 
 impl Requests {
@@ -237,7 +237,7 @@ mod tests {
     fn give(requests: &mut Requests, request: RequestId) -> Option<InvocationId> {
         let invocation = Arc::new(Invocation::new(String::new(), Bytes::new(), None, None));
         let id = invocation.id;
-        let timer = tokio::spawn(std::future::pending::<()>()).abort_handle();
+        let timer = Timer::default();
         let work = |invocation| Work {
             request,
             invocation,
