@@ -275,14 +275,18 @@ impl Instance {
             let event = |known: &Extension| PlatformEvent::extension(&known.name, &known.wishes.names());
             state.extensions.registered.values().map(event).collect()
         };
-        events.iter().for_each(|event| self.publish(event));
+        events.into_iter().for_each(|event| self.publish(|| event));
         let after = self.start_time().unwrap_or_default();
-        self.publish(&PlatformEvent::init_report(after, &Status::Success));
+        self.publish(|| PlatformEvent::init_report(after, &Status::Success));
         self.close_subscriptions();
     }
 
     /// The runtime receives an invocation: extensions receive the event.
     pub(super) fn send_invocation(&self, invocation: &Invocation) {
+        let mut state = self.state();
+        if !state.extensions.registered.values().any(|known| known.wishes.invoke) {
+            return;
+        }
         let event = json!({
             "eventType": "INVOKE",
             "deadlineMs": self.deadline_ms(),
@@ -290,7 +294,7 @@ impl Instance {
             "invokedFunctionArn": invocation.arn,
             "tracing": { "type": "X-Amzn-Trace-Id", "value": invocation.trace_id },
         });
-        self.state().extensions.send_event(|wishes| wishes.invoke, &event);
+        state.extensions.send_event(|wishes| wishes.invoke, &event);
     }
 
     /// Whether it was ready once: its runtime alone does not make it so.

@@ -215,7 +215,7 @@ impl Instance {
             (asked.receiver, asked.is_first)
         };
         if is_first {
-            self.publish(&PlatformEvent::init_runtime_done(&Status::Success));
+            self.publish(|| PlatformEvent::init_runtime_done(&Status::Success));
             if self.was_restored() {
                 self.scheduler.clone().replace_started(self.id);
             }

@@ -12,8 +12,8 @@ impl Instance {
         let deployment = &self.deployment;
         let (name, version) = (&deployment.name, &deployment.version);
         let stream = deployment.log_stream(self.id);
-        let event = PlatformEvent::init_start(name, version, &stream, deployment.settings.memory_mib);
-        self.publish(&event);
+        let memory_mib = deployment.settings.memory_mib;
+        self.publish(|| PlatformEvent::init_start(name, version, &stream, memory_mib));
     }
 
     pub(crate) fn was_restored(&self) -> bool {
@@ -33,7 +33,7 @@ impl Instance {
     pub(super) fn say_start(&self, invocation: &Invocation) {
         let version = &self.deployment.version;
         self.say(&format!("START RequestId: {} Version: {version}", invocation.id));
-        self.publish(&PlatformEvent::start(invocation, version));
+        self.publish(|| PlatformEvent::start(invocation, version));
     }
 
     /// A request's last lines. Takes what they have from the outcome.
@@ -41,7 +41,7 @@ impl Instance {
         let end = outcome.end.take();
         let error = outcome.failed.then(|| outcome.error_type());
         let status = Status::new(end.as_ref(), error);
-        self.publish(&PlatformEvent::runtime_done(invocation, figures, outcome.payload.len(), &status));
+        self.publish(|| PlatformEvent::runtime_done(invocation, figures, outcome.payload.len(), &status));
         if let Some(lines) = end.as_ref().map(|end| end.lines(invocation.id)) {
             lines.iter().for_each(|line| self.say(line));
             // No event of the Telemetry API: its clients would not know it.
@@ -49,7 +49,7 @@ impl Instance {
         }
         self.say(&format!("END RequestId: {}", invocation.id));
         self.say(&report_line(invocation.id, figures));
-        self.publish(&PlatformEvent::report(invocation, figures, &status));
+        self.publish(|| PlatformEvent::report(invocation, figures, &status));
         if let Some(output) = self.output.get() {
             outcome.log_tail = match self.deployment.settings.at_once() {
                 1 => output.tail(),
@@ -90,9 +90,9 @@ impl Instance {
         };
         if let Some(output) = self.output.get() {
             output.catch_up(self.is_alone());
-            self.publish(&PlatformEvent::init_runtime_done(&status));
+            self.publish(|| PlatformEvent::init_runtime_done(&status));
             self.say(&init_report_line(self.age(), &line));
-            self.publish(&PlatformEvent::init_report(self.age(), &status));
+            self.publish(|| PlatformEvent::init_report(self.age(), &status));
             let figures = Figures {
                 duration: self.age(),
                 init: None,

@@ -115,16 +115,22 @@ impl Instance {
             }
             state.subscribers.push((subscriber, delivery));
         }
-        self.publish(&event);
+        self.publish(|| event);
         Ok(())
     }
 
     /// Has subscribers receive an event, and writes it to a log in JSON.
-    pub(super) fn publish(&self, event: &PlatformEvent) {
-        if !self.telemetry.is_unused() {
-            self.telemetry.publish(TelemetryEvent::platform(event));
+    pub(super) fn publish(&self, event: impl FnOnce() -> PlatformEvent) {
+        let is_used = !self.telemetry.is_unused();
+        // Most functions have neither subscribers nor a log in JSON, and four events a request.
+        if !is_used && self.deployment.settings.logging.json.is_none() {
+            return;
         }
-        self.log_in_json(event);
+        let event = event();
+        if is_used {
+            self.telemetry.publish(TelemetryEvent::platform(&event));
+        }
+        self.log_in_json(&event);
     }
 
     /// Writes an event to the function's log, if that is in JSON and shows the event's level.
