@@ -48,7 +48,7 @@ def image(first):
     """A small image: busybox as the shell, the C library, the kernel that a static program's run has. It is
     kept by what is in it, since its snapshot is."""
     assert first[0].returncode == 3, first[0].stderr
-    kernel = (CACHE / "image/latest-stock/kernel").resolve()
+    kernel = (CACHE / "image/latest-stock-6.12/kernel").resolve()
     loader, library = "/lib64/ld-linux-x86-64.so.2", "/lib/x86_64-linux-gnu/libc.so.6"
     parts = {"/bin/busybox": "bin/sh", loader: loader[1:], library: library[1:]}
     content = b"".join(Path(part).read_bytes() for part in parts) + str(kernel).encode()

@@ -9,6 +9,9 @@ use vm::image::{self, Kernel};
 use crate::sim::qemu;
 use crate::sim::script::script;
 
+/// The version of Linux whose functions the plugin knows.
+const LINUX: &str = "6.12";
+
 /// A guest's image.
 pub struct Image {
     /// Its kernel.
@@ -71,10 +74,7 @@ impl Image {
     /// # Errors
     /// There is no kernel, and none can be built.
     pub fn bare() -> Result<Image> {
-        let image = image::latest(Kernel::Stock).or_else(|_| {
-            image::build(Kernel::Stock, None)?;
-            image::latest(Kernel::Stock)
-        })?;
+        let image = image::of_linux(Kernel::Stock, LINUX)?;
         Ok(Image { kernel: image.kernel, initrd: None, description: Map::new(), tree: None })
     }
 }

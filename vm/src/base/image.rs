@@ -36,6 +36,9 @@ pub struct Image {
     /// Whether the kernel has HotMem's partitions.
     #[serde(default)]
     pub hotmem: bool,
+    /// The version of Linux, such as 6.12.
+    #[serde(default)]
+    pub linux: Option<String>,
 }
 
 impl Image {
@@ -103,12 +106,37 @@ pub fn latest(kernel: Kernel) -> Result<Image, Error> {
     Image::open(&link)
 }
 
+/// The image that was built last with this kernel of this version of Linux; it is built if there is none.
+///
+/// # Errors
+/// The builder is not found or fails.
+pub fn of_linux(kernel: Kernel, linux: &str) -> Result<Image, Error> {
+    let link = link(kernel)?.with_file_name(format!("latest-{}-{linux}", kernel.name()));
+    if !link.exists() {
+        point_at(&link, &run_builder(kernel, Some(linux))?)?;
+    }
+    Image::open(&link)
+}
+
 /// Builds the image with this kernel, of this version of Linux or the builder's default, unless it is cached,
 /// and makes it the [`latest`]. The builder prints its progress on stderr.
 ///
 /// # Errors
 /// The builder is not found or fails.
 pub fn build(kernel: Kernel, linux: Option<&str>) -> Result<PathBuf, Error> {
+    let folder = run_builder(kernel, linux)?;
+    let link = link(kernel)?;
+    if let Some(version) = Image::open(&folder)?.linux {
+        point_at(&link.with_file_name(format!("latest-{}-{version}", kernel.name())), &folder)?;
+    }
+    point_at(&link, &folder)?;
+    drop(crate::base::cache::hold(&folder));
+    prune_unused();
+    Ok(folder)
+}
+
+/// Returns the folder that the builder prints.
+fn run_builder(kernel: Kernel, linux: Option<&str>) -> Result<PathBuf, Error> {
     let builder = builder()?;
     let failed = |error: std::io::Error| Error::Failed(format!("cannot run {}: {error}", builder.display()));
     let output = Command::new(&builder)
@@ -121,17 +149,17 @@ pub fn build(kernel: Kernel, linux: Option<&str>) -> Result<PathBuf, Error> {
     if !output.status.success() {
         return Err(Error::Failed(format!("{} failed ({}); see above", builder.display(), output.status)));
     }
-    let folder = PathBuf::from(String::from_utf8_lossy(&output.stdout).trim());
-    Image::open(&folder)?;
-    let link = link(kernel)?;
+    Ok(PathBuf::from(String::from_utf8_lossy(&output.stdout).trim()))
+}
+
+/// Makes a link to a folder, in place of an earlier one.
+fn point_at(link: &Path, folder: &Path) -> Result<(), Error> {
     let failed = |error: std::io::Error| Error::Failed(format!("cannot write {}: {error}", link.display()));
-    let new = link.with_extension(std::process::id().to_string());
+    let mut new = link.as_os_str().to_owned();
+    new.push(format!(".{}", std::process::id()));
     std::fs::create_dir_all(link.parent().expect("it lies in a folder")).map_err(failed)?;
-    std::os::unix::fs::symlink(&folder, &new).map_err(failed)?;
-    std::fs::rename(&new, &link).map_err(failed)?;
-    drop(crate::base::cache::hold(&folder));
-    prune_unused();
-    Ok(folder)
+    std::os::unix::fs::symlink(folder, &new).map_err(failed)?;
+    std::fs::rename(&new, link).map_err(failed)
 }
 
 /// Removes images and kernels that were not used for a day.

@@ -237,7 +237,7 @@ mod tests {
             limit_bytes: None,
             cpus: 2,
             accelerator: AcceleratorChoice::Auto,
-            image: Image { kernel, initrd, disk: None, append: String::new(), hotmem: false },
+            image: Image { kernel, initrd, disk: None, append: String::new(), hotmem: false, linux: None },
             code: None,
             backing: Backing::Anonymous,
             reports_free_memory: false,

@@ -211,7 +211,14 @@ mod tests {
     fn nothing_stays_of_a_vm_that_does_not_come_up() {
         let folder = tempfile::tempdir().unwrap();
         let (kernel, initrd) = (folder.path().join("kernel"), folder.path().join("initrd"));
-        let image = vm::image::Image { kernel, initrd, disk: None, append: String::new(), hotmem: false };
+        let image = vm::image::Image {
+            kernel,
+            initrd,
+            disk: None,
+            append: String::new(),
+            hotmem: false,
+            linux: None,
+        };
         let plan = Plan { mode: vm::protocol::Mode::Nodes, partitions: 1, image };
         let options = Arc::new(Options::of_tests(folder.path()));
         let history = Arc::new(History::new(std::time::Instant::now()));
