@@ -299,11 +299,11 @@ def storage():
         yield ["podman", "--root", f"{folder}/root", "--runroot", f"{folder}/run", "--storage-driver", "vfs"]
 
 
-@pytest.mark.skipif(
-    not shutil.which("podman") or not shutil.which("busybox"), reason="builds an image by podman, of busybox"
-)
-@pytest.mark.parametrize("kind", ["oci-archive", "docker-archive", "oci-dir", "zstd"])
-def test_image_built_and_saved_by_podman(running, place, storage, kind):
+@pytest.fixture(scope="module")
+def built(storage, place):
+    """The tag of an image that podman has built, in its storage."""
+    if not shutil.which("podman") or not shutil.which("busybox"):
+        pytest.skip("builds an image by podman, of busybox")
     context = place / "context"
     context.mkdir(exist_ok=True)
     shutil.copy(shutil.which("busybox"), context / "busybox")
@@ -315,12 +315,17 @@ def test_image_built_and_saved_by_podman(running, place, storage, kind):
         'ENTRYPOINT ["/var/task/bootstrap"]\n'
     )
     tag = "localhost/mayfly-worker-test:v1"
-    built = subprocess.run([*storage, "build", "-q", "-t", tag, context], capture_output=True, text=True)
-    if built.returncode:
-        pytest.skip(f"podman cannot build here: {built.stderr.strip()[-200:]}")
+    building = subprocess.run([*storage, "build", "-q", "-t", tag, context], capture_output=True, text=True)
+    if building.returncode:
+        pytest.skip(f"podman cannot build here: {building.stderr.strip()[-200:]}")
+    return tag
+
+
+@pytest.mark.parametrize("kind", ["oci-archive", "docker-archive", "oci-dir", "zstd"])
+def test_image_built_and_saved_by_podman(running, place, storage, built, kind):
     saved = place / f"podman-{kind}"
-    save = ["save", "-q", "--format", kind, "-o", saved, tag]
-    push = ["push", "-q", "--compression-format", "zstd", tag, f"oci:{saved}"]
+    save = ["save", "-q", "--format", kind, "-o", saved, built]
+    push = ["push", "-q", "--compression-format", "zstd", built, f"oci:{saved}"]
     subprocess.run([*storage, *(push if kind == "zstd" else save)], check=True, timeout=300)
     if saved.is_file():
         saved.chmod(0o644)
@@ -330,3 +335,37 @@ def test_image_built_and_saved_by_podman(running, place, storage, kind):
     for number in range(3):
         answer, error = invoke(client, f"podman-{kind}", number)
         assert (answer, error) == ({"event": number, "word": "blue", "cwd": "/var/task"}, None)
+
+
+TEMPLATE_OF_BUILT = """
+Transform: AWS::Serverless-2016-10-31
+Resources:
+  Built:
+    Type: AWS::Serverless::Function
+    Properties: {{ PackageType: Image, FunctionName: built, ImageUri: '{built}' }}
+  Absent:
+    Type: AWS::Serverless::Function
+    Properties: {{ PackageType: Image, FunctionName: absent, ImageUri: 'mayfly-never-built:latest' }}
+"""
+
+
+def test_image_in_the_store_of_podman_is_served_by_its_name(storage, built, tmp_path):
+    """As `sam build` leaves it: the template has NAME:TAG."""
+    (tmp_path / "podman").write_text(
+        f'#!/bin/sh\nexec {shutil.which(storage[0])} {" ".join(storage[1:])} "$@"\n'
+    )
+    (tmp_path / "podman").chmod(0o755)
+    template = tmp_path / "template.yaml"
+    template.write_text(TEMPLATE_OF_BUILT.format(built=built.removeprefix("localhost/")))
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    with Worker(str(template), environment={"PATH": path}) as running:
+        client = running.client()
+        answer, error = invoke(client, "built", 7)
+        assert (answer, error) == ({"event": 7, "word": "blue", "cwd": "/var/task"}, None)
+        assert client.get_function(FunctionName="built")["Code"]["ImageUri"] == built.removeprefix(
+            "localhost/"
+        )
+        absent = client.get_function(FunctionName="absent")["Configuration"]
+        assert (
+            absent["State"] == "Failed" and "no such image in the store of podman" in absent["StateReason"]
+        ), absent

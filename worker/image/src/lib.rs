@@ -111,6 +111,11 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
+/// Whether this names a file or an image of a registry, there or not.
+pub fn is_reference(uri: &str, base: &Path) -> bool {
+    Reference::parse(uri, Some(base)).is_ok()
+}
+
 /// Finds an image. `place` is for what comes from a registry, by `fetch`.
 ///
 /// # Errors

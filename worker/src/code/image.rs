@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use anyhow::{Context, Result, anyhow};
 
-use super::{Code, Unpacked, new_folder};
+use super::{Code, Unpacked, engine, new_folder};
 use crate::base::error::ApiError;
 use crate::http::client;
 use worker_image::{Allowed, Error, Opened};
@@ -34,13 +34,19 @@ impl Images {
 }
 
 impl Code {
-    /// An image that the operator has named, relative to `base`. It is unpacked below `cache`, once and for
+    /// An image that the operator has named, relative to `base` or in a container engine's store. It is unpacked below `cache`, once and for
     /// good; `place` is on the same file system.
     ///
     /// # Errors
     /// What is wrong with it.
     pub(crate) fn of_operators_image(uri: &str, base: &Path, cache: &Path, place: &Path) -> Result<Code> {
-        let opened = worker_image::open(uri, None, Some(base), place, client::fetch)?;
+        let saved = match engine::is_name(uri, base) {
+            true => Some(engine::find(uri)?.save(uri, place)?),
+            false => None,
+        };
+        let named = saved.as_ref().map_or(uri, |(_, named)| named);
+        let mut opened = worker_image::open(named, None, Some(base), place, client::fetch)?;
+        opened.image.uri = uri.into();
         let images = cache.join("images");
         fs::create_dir_all(&images).with_context(|| format!("cannot make {}", images.display()))?;
         let root = images.join(opened.digest());
@@ -63,6 +69,9 @@ impl Code {
     /// # Errors
     /// What is wrong with it.
     pub(crate) fn finds_image(uri: &str, base: &Path, place: &Path) -> Result<()> {
+        if engine::is_name(uri, base) {
+            return engine::find(uri).map(drop);
+        }
         Ok(worker_image::open(uri, None, Some(base), place, client::fetch).map(drop)?)
     }
 

@@ -2,6 +2,7 @@
 //! named, a .zip that is unpacked with care, or a container image.
 
 mod copy;
+mod engine;
 pub(crate) mod handler;
 mod image;
 pub(crate) mod installed;
