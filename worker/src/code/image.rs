@@ -34,8 +34,8 @@ impl Images {
 }
 
 impl Code {
-    /// An image that the operator has named, relative to `base` or in a container engine's store. It is unpacked below `cache`, once and for
-    /// good; `place` is on the same file system.
+    /// An image that the operator has named, relative to `base` or in a container engine's store. It is
+    /// unpacked below `cache`, once and for good; `place` is on the same file system.
     ///
     /// # Errors
     /// What is wrong with it.
