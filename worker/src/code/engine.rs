@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
-use tempfile::NamedTempFile;
+use tempfile::TempDir;
 use worker_system::text::shown;
 
 /// Commands that have a store, and the arguments with which they save an image of it.
@@ -38,9 +38,9 @@ pub(super) fn is_name(uri: &str, base: &Path) -> bool {
 pub(super) fn find(name: &str) -> Result<Found> {
     let mut asked = Vec::new();
     for (engine, save, transport) in ENGINES {
-        let inspect =
-            Command::new(engine).args(["image", "inspect", "--format", "{{.Id}}", name]).quiet().status();
-        match inspect {
+        let mut inspect = Command::new(engine);
+        inspect.args(["image", "inspect", "--format", "{{.Id}}", name]);
+        match inspect.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status() {
             Ok(status) if status.success() => return Ok(Found { engine, save, transport }),
             Ok(_) => asked.push(engine),
             Err(error) if error.kind() == ErrorKind::NotFound => {}
@@ -59,19 +59,18 @@ pub(super) fn find(name: &str) -> Result<Found> {
 }
 
 impl Found {
-    /// Copies the image into an archive in `place`; returns that, and how it is named as an `ImageUri`.
+    /// Copies the image into an archive in `place`; returns its folder, and how it is named as an `ImageUri`.
     ///
     /// # Errors
     /// The engine fails.
-    pub(super) fn save(&self, name: &str, place: &Path) -> Result<(NamedTempFile, String)> {
-        let archive =
-            NamedTempFile::new_in(place).with_context(|| format!("cannot write in {}", place.display()))?;
-        // podman writes no file that is there.
-        std::fs::remove_file(archive.path())?;
+    pub(super) fn save(&self, name: &str, place: &Path) -> Result<(TempDir, String)> {
+        let folder =
+            TempDir::new_in(place).with_context(|| format!("cannot write in {}", place.display()))?;
+        let archive = folder.path().join("image.tar");
         let output = Command::new(self.engine)
             .args(self.save)
             .arg("-o")
-            .arg(archive.path())
+            .arg(&archive)
             .arg(name)
             .stdin(Stdio::null())
             .output()
@@ -80,18 +79,8 @@ impl Found {
             let said = String::from_utf8_lossy(&output.stderr);
             bail!("ImageUri: {}: {} cannot save it: {}", shown(name), self.engine, shown(said.trim()));
         }
-        let uri = format!("{}:{}", self.transport, archive.path().display());
-        Ok((archive, uri))
-    }
-}
-
-trait Quiet {
-    fn quiet(&mut self) -> &mut Self;
-}
-
-impl Quiet for Command {
-    fn quiet(&mut self) -> &mut Command {
-        self.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null())
+        let uri = format!("{}:{}", self.transport, archive.display());
+        Ok((folder, uri))
     }
 }
 
