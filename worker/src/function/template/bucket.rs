@@ -47,8 +47,14 @@ pub fn path(value: &Json, key: &str, folder: &Path, options: &TemplateOptions) -
 pub fn asset(resource: &Json, property: &str) -> Option<String> {
     let metadata = resource.get("Metadata")?;
     let is_its = metadata.get("aws:asset:property")?.as_str()? == property;
-    let named = resource.get("Properties").and_then(|own| own.get(property)).is_some_and(Json::is_string);
-    (is_its && !named).then(|| metadata.get("aws:asset:path")?.as_str().map(String::from))?
+    let named = resource.get("Properties").and_then(|own| own.get(property)).and_then(Json::as_str);
+    (is_its && named.is_none_or(is_far))
+        .then(|| metadata.get("aws:asset:path")?.as_str().map(String::from))?
+}
+
+/// Whether a text names something that is not on this machine.
+pub fn is_far(location: &str) -> bool {
+    ["s3://", "http://", "https://", "arn:"].iter().any(|far| location.starts_with(far))
 }
 
 /// The file that CDK will put into a bucket as this object, by the lists of assets beside the template.

@@ -36,7 +36,8 @@ impl Scope {
         let location = property("Location")?.or(property("TemplateURL")?);
         let asset = bucket::asset(resource, "TemplateURL").map(Json::from);
         let location = asset.or(location.map(|location| self.asset(&location).unwrap_or(location)));
-        let Some(Json::String(location)) = location.filter(|text| !text.as_str().is_some_and(is_far)) else {
+        let Some(Json::String(location)) = location.filter(|text| !text.as_str().is_some_and(bucket::is_far))
+        else {
             self.note(format!(
                 "Resources.{id}: its template is in a repository or a bucket: its functions are not served"
             ));
@@ -69,8 +70,4 @@ impl Scope {
         let path = bucket::asset_of(bucket, object, &self.folder)?;
         Some(path.strip_prefix(&self.folder).ok()?.to_str()?.into())
     }
-}
-
-fn is_far(location: &str) -> bool {
-    ["s3://", "http://", "https://", "arn:"].iter().any(|far| location.starts_with(far))
 }

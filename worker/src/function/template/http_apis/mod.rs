@@ -111,6 +111,14 @@ impl Reader<'_> {
         };
         merge(&mut properties, own);
         self.api(id, of, &properties);
+        match parts::quick(&properties).filter(|_| kind == "AWS::ApiGatewayV2::Api") {
+            Some(Ok(route)) => {
+                let api = self.apis.get_mut(id).expect("it was just added");
+                add(api, route, &mut self.notes);
+            }
+            Some(Err(reason)) => self.notes.push(format!("{id}: {reason}: it is not served")),
+            None => {}
+        }
         let body = properties.get("DefinitionBody").or(properties.get("Body"));
         if let Some(body) = body {
             self.definition(id, body);

@@ -160,13 +160,28 @@ fn path(id: &str, parts: &[Part], depth: usize) -> Result<String, String> {
     Ok(format!("{}/{part}", path(&parent, parts, depth - 1)?))
 }
 
-fn route(api: &HttpApi, own: &Map<String, Json>, parts: &[Part]) -> Result<Route, String> {
-    let key = text(own, "RouteKey").unwrap_or_default();
-    let (method, path) = match key.split_once(' ') {
-        Some((method, path)) => (method_of(method)?, path_of(Kind::Http, path)?),
-        None if key == DEFAULT => (ANY.into(), DEFAULT.into()),
-        None => return Err(format!("RouteKey is '{}' and must be METHOD PATH", key.escape_debug())),
+/// The route of an HTTP API that names its only function itself, AWS' quick create.
+pub fn quick(own: &Map<String, Json>) -> Option<Result<Route, String>> {
+    let uri = text(own, "Target")?;
+    let route = || {
+        let (method, path) = key_of(&text(own, "RouteKey").unwrap_or_else(|| DEFAULT.into()))?;
+        let target = target_of(&uri).ok_or("its Target is no function")?;
+        Ok(Route { method, path, target, format: Format::Two, guard: Guard::Open, timeout_ms: None })
     };
+    Some(route())
+}
+
+/// Method and path of a route's key.
+fn key_of(key: &str) -> Result<(String, String), String> {
+    match key.split_once(' ') {
+        Some((method, path)) => Ok((method_of(method)?, path_of(Kind::Http, path)?)),
+        None if key == DEFAULT => Ok((ANY.into(), DEFAULT.into())),
+        None => Err(format!("RouteKey is '{}' and must be METHOD PATH", key.escape_debug())),
+    }
+}
+
+fn route(api: &HttpApi, own: &Map<String, Json>, parts: &[Part]) -> Result<Route, String> {
+    let (method, path) = key_of(&text(own, "RouteKey").unwrap_or_default())?;
     let named = text(own, "Target").unwrap_or_default();
     let integration = named.strip_prefix("integrations/").and_then(|id| of(parts, INTEGRATION, id));
     let integration = integration.ok_or("its integration is not there")?;

@@ -313,3 +313,22 @@ fn routes_with_integrations_are_those_of_an_http_api() {
     );
     assert_eq!(api.stage, DEFAULT);
 }
+
+#[test]
+fn http_apis_that_name_a_function_themselves_send_it_their_requests() {
+    let api = |key: Option<&str>, target: &str| {
+        let mut own = json!({ "ProtocolType": "HTTP", "Target": target });
+        key.into_iter().for_each(|key| own["RouteKey"] = key.into());
+        json!({ "Type": "AWS::ApiGatewayV2::Api", "Properties": own })
+    };
+    let own = json!({
+        "All": api(None, ARN),
+        "One": api(Some("GET /pets/{id}"), &format!("{INVOCATIONS}{ARN}/invocations")),
+        "Page": api(None, "https://shop.example"),
+    });
+    let declared = declaration(&own, &json!({}));
+    let (found, notes) = routes(&declared);
+    assert_eq!(found, ["All ANY $default", "One GET /pets/{id}"]);
+    assert_eq!(notes, ["Page: its Target is no function: it is not served"]);
+    assert!(read(&declared).0.iter().all(|api| api.routes[0].format == Format::Two));
+}
