@@ -35,6 +35,24 @@ def until(condition, details="", seconds=PATIENCE_S):
     return found
 
 
+def phases(running, name):
+    """The phases of a function's instances."""
+    instances = json.loads(running.get("/instances"))["instances"]
+    return [instance["phase"] for instance in instances if instance["function"] == name]
+
+
+@contextlib.contextmanager
+def at_work(running, name, event):
+    """The future of a call at which an instance of the function works. An instance that has just answered is
+    busy until it asks for the next request, so this waits for those first."""
+    until(lambda: "busy" not in phases(running, name), running.log)
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(invoke, running.client(), name, event)
+        until(lambda: "busy" in phases(running, name) or asked.done(), running.log)
+        assert not asked.done(), asked.result()
+        yield asked
+
+
 def in_shell(client, command, name="probe"):
     """Runs a shell command in an instance of a function: code, out, err."""
     answer, error = invoke(client, name, {"do": "shell", "command": command})

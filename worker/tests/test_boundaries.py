@@ -16,7 +16,7 @@ import botocore.auth
 import botocore.awsrequest
 import botocore.credentials
 import pytest
-from calls import PYTHON, create, invoke, shell, zipped
+from calls import PYTHON, at_work, create, invoke, shell, zipped
 from conftest import MAYFLY, TEMPLATE, Worker, cgroups_of
 
 VIEWS = ["/", "/metrics", "/history", "/events", "/instances"]
@@ -313,12 +313,7 @@ def test_refusal_names_the_limiting_resource():
     with Worker(TEMPLATE, "--memory", "128", "--queue-wait", "5") as running:
         client = running.client()
         invoke(client, "single", {"do": "count"})
-        with concurrent.futures.ThreadPoolExecutor(1) as threads:
-            held = threads.submit(invoke, client, "single", {"do": "sleep", "seconds": 12})
-            while not any(
-                one["phase"] == "busy" for one in json.loads(running.get("/instances"))["instances"]
-            ):
-                time.sleep(0.05)
+        with at_work(running, "single", {"do": "sleep", "seconds": 12}) as held:
             with pytest.raises(client.exceptions.TooManyRequestsException) as caught:
                 invoke(client, "neighbour", {"do": "count"})
             assert held.result() == ("slept", None)

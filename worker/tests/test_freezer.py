@@ -1,15 +1,13 @@
 """The worker freezes an instance without work, as Lambda does, and a frozen instance still ends."""
 
-import concurrent.futures
 import contextlib
-import json
 import os
 import pathlib
 import signal
 import time
 
 import pytest
-from calls import invoke, until
+from calls import at_work, invoke, until
 from conftest import TEMPLATE, Worker, cgroups_of, descendants, is_alive
 
 # Without these layers an instance does not rest, so nothing thaws it.
@@ -61,14 +59,7 @@ def shares(running):
 
 def shares_at_work(running):
     """The same during a request: an idle instance may rest with a smaller share."""
-
-    def is_at_work():
-        instances = json.loads(running.get("/instances"))["instances"]
-        return [one["phase"] for one in instances] == ["busy"]
-
-    with concurrent.futures.ThreadPoolExecutor(1) as thread:
-        work = thread.submit(invoke, running.client(), "probe", {"do": "shell", "command": "sleep 3"})
-        until(is_at_work)
+    with at_work(running, "probe", {"do": "shell", "command": "sleep 3"}) as work:
         found = shares(running)
         assert work.result()[1] is None
     return found

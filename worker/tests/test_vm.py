@@ -6,7 +6,6 @@ merges pages. `mayfly vm image` runs first, and returns at once where there is a
 
 import concurrent.futures
 import contextlib
-import json
 import os
 import re
 import signal
@@ -14,7 +13,7 @@ import subprocess
 import time
 
 import pytest
-from calls import PATIENCE_S, PYTHON, invoke, until
+from calls import PATIENCE_S, PYTHON, at_work, invoke, phases, until
 from conftest import HERE, MAYFLY, TEMPLATE, Worker
 
 # A request waits for as long as a VM takes to boot under emulation.
@@ -160,9 +159,7 @@ def test_trust_domains_have_separate_vms_and_fail_separately(tmp_path):
 
 def test_request_fails_with_its_vm_and_the_vm_restarts(vm):
     client = vm.client()
-    with concurrent.futures.ThreadPoolExecutor(1) as threads:
-        asked = threads.submit(invoke, client, "single", {"do": "sleep", "seconds": 250})
-        until(lambda: "busy" in phases(vm, "single"), vm.log)
+    with at_work(vm, "single", {"do": "sleep", "seconds": 250}) as asked:
         os.kill(qemu_of(vm), signal.SIGKILL)
         answer, error = asked.result(timeout=PATIENCE_S)
     assert error == "Unhandled" and answer["errorType"] == "Runtime.ExitError", answer
@@ -214,12 +211,6 @@ def test_merged_pages_lie_in_the_shared_partition_and_block_no_unplug():
         until(lambda: len(running.events("unplug")) >= 2, running.log)
         until(lambda: running.sample()["vm"]["merged_bytes"] == 0, running.sample)
         assert not running.events("fail")
-
-
-def phases(worker, function):
-    """The phases of a function's instances."""
-    instances = json.loads(worker.get("/instances"))["instances"]
-    return [instance["phase"] for instance in instances if instance["function"] == function]
 
 
 def qemu_of(worker, domain=""):

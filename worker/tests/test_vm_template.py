@@ -2,7 +2,6 @@
 the worker. Features that VMs lack are refused in one line.
 """
 
-import concurrent.futures
 import contextlib
 import os
 import pathlib
@@ -12,7 +11,7 @@ import signal
 import subprocess
 
 import pytest
-from calls import PATIENCE_S, PYTHON, create, invoke, open_folder, until, zipped
+from calls import PATIENCE_S, PYTHON, at_work, create, invoke, open_folder, until, zipped
 from conftest import HERE, MAYFLY, Worker, is_alive
 from images import Image, folder, layer, link, python_layer
 from test_extensions import WATCH
@@ -170,10 +169,8 @@ def test_template_reload_keeps_unchanged_vms(running, place):
     )
     os.kill(running.process.pid, signal.SIGHUP)
     running.wait_for(r"Wrong is not served: .*nowhere")
-    with concurrent.futures.ThreadPoolExecutor(1) as threads:
-        # A running request continues in the replaced VM until its answer.
-        asked = threads.submit(invoke, client, "One", {"seconds": 40})
-        until(lambda: "busy" in running.get("/instances"), running.log)
+    # A running request continues in the replaced VM until its answer.
+    with at_work(running, "One", {"seconds": 40}) as asked:
         (place / "code/app.py").write_text(APP.replace("first", "second"))
         template.write_text(TEMPLATE.format(memory=384, does="nothing", more=MORE))
         os.kill(running.process.pid, signal.SIGHUP)
@@ -215,9 +212,7 @@ def test_new_version_serves_from_vms_of_its_own(running, place):
     assert invoke(client, "One", {})[0]["text"] == "second"
     vms = [qemu_of(running), qemu_of(running, "calm")]
     try:
-        with concurrent.futures.ThreadPoolExecutor(1) as threads:
-            asked = threads.submit(invoke, client, "One", {"seconds": 40})
-            until(lambda: "busy" in running.get("/instances"), running.log)
+        with at_work(running, "One", {"seconds": 40}) as asked:
             os.kill(running.process.pid, signal.SIGUSR2)
             answers = []
             # One of both serves while the new VMs boot.
