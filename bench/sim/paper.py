@@ -5,6 +5,7 @@ AVERAGES = {
     "speedup_percent": (16.0, "§6.1, Fig. 8; 8 to 28"),
     "iso_storage_speedup_percent": (3.0, "§6.1"),
     "traffic_saved_percent": (30.0, "§6.2, Fig. 10"),
+    "bandwidth_saved_percent": (30.0, "§6.2, Fig. 10, if it is by time"),
     "traffic_saved_by_bypass_percent": (5.0, "§6.2, Fig. 10"),
     "pages_saved_percent": (15.0, "§6.3, Fig. 11"),
     "user_pages_saved_percent": (10.0, "§6.3, Fig. 11"),

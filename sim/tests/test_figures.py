@@ -5,7 +5,7 @@ import json
 import pytest
 
 from bench import numbers
-from bench.sim import collect, plans, runs, sensitivity, simulate
+from bench.sim import collect, plans, ratios, runs, sensitivity, simulate
 from bench.sim.silo import transactions
 
 
@@ -76,6 +76,12 @@ def test_an_experiment_has_mementos_gain_and_the_cost_of_the_process():
     assert found["experiment.clear-pages.more_cycles_percent"] == pytest.approx(5), "beside Memento"
     assert found["experiment.clear-pages.failure"] == "its output is another"
     assert "experiment.clear-pages.more_process_pages_percent" not in found
+
+
+def test_traffic_is_bytes_and_bytes_a_second():
+    """A run of half the time and half the bytes has saved none of the latter."""
+    both = ratios.compared(run(1000, traffic=400), run(500, traffic=200))
+    assert both["traffic_saved_percent"] == 50 and both["bandwidth_saved_percent"] == 0
 
 
 def test_an_experiment_beside_another_allocator_has_no_gain_of_memento():
