@@ -44,9 +44,26 @@ TEXT ·mementoReplaced<ABIInternal>(SB),NOSPLIT|NOFRAME,$0-0
 	LEAQ	-1(AX), R12
 	CMPQ	R12, $512
 	JCC	large
-	JMP	·mementoMalloc<ABIInternal>(SB)
+	JMP	·mementoSmall<ABIInternal>(SB)
 large:
 	JMP	·mementoBeneath<ABIInternal>(SB)
+
+// Where the instruction refuses, Go's own allocator returns to the program and not here: its call is charged again, and a return
+// that no call was charged for would be predicted wrong, with all that follow. Below 24(SP) are the called function's slots.
+TEXT ·mementoSmall<ABIInternal>(SB),NOSPLIT,$48-0
+	NO_LOCAL_POINTERS
+	MOVQ	AX, 24(SP)
+	MOVQ	BX, 32(SP)
+	MOVQ	CX, 40(SP)
+	CALL	·mementoAlloc<ABIInternal>(SB)
+	CMPQ	AX, $0
+	JEQ	refused
+	RET
+refused:
+	MOVQ	24(SP), AX
+	MOVQ	32(SP), BX
+	MOVQ	40(SP), CX
+	RET	·mementoBeneath<ABIInternal>(SB)
 
 // The call is one of Go's own allocator after all.
 TEXT ·mementoBeneath<ABIInternal>(SB),NOSPLIT|NOFRAME,$0-0

@@ -57,6 +57,16 @@ def test_memento_is_chosen_by_the_environment(programs):
         assert done.stderr.count("memento: cannot reserve addresses") == words, (side, done.stderr[:300])
 
 
+def test_a_refused_object_is_returned_to_the_program(programs):
+    """The simulator charges the call of mallocgc again then, so that no other may be returned to."""
+    functions = "^runtime[.]memento(Replaced|Small|Beneath)$"
+    text = must("go", "tool", "objdump", "-s", functions, programs / "heap-go")
+    jumps = [line.split()[-2:] for line in text.splitlines() if "CALL" in line or "(SB)" in line]
+    assert [name for kind, name in jumps if kind == "CALL"] == ["runtime.mementoAlloc(SB)"], text
+    named = {name.removesuffix(".abi0") for kind, name in jumps if kind == "JMP"}
+    assert named == {f"runtime.memento{one}(SB)" for one in ("Small", "Beneath", "Software")}, text
+
+
 def test_a_populated_heap_has_its_pages_before_they_are_touched(programs):
     def pages(name: str) -> int:
         """That a process has when it has hardly begun: its argument is no number of rounds."""
