@@ -13,7 +13,7 @@ enum {
     HEADER_BYTES = 64,
     PAGE_BYTES = 4096,
     LANES = 32,
-    CLASS_SHIFT = 24,
+    CLASS_SHIFT = 26,
     LANE_SHIFT = CLASS_SHIFT + 6,
 };
 

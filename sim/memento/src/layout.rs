@@ -3,10 +3,10 @@
 //! compares the two.
 //!
 //! Left open by the paper, taken here:
-//! - Each thread has a *lane* of its own, a range that the hardware knows (§4), with a range for each class
-//!   in it. Those are wide enough (16 MiB) for the bump pointers of a function, which never hand an address
-//!   out twice. They are no wider, so that one table below the root's maps the leaf tables of all classes.
-//!   Where a class's addresses are used up, software allocates.
+//! - Each thread has a *lane* of its own, a range that the hardware knows (§4), with a range of 64 MiB for
+//!   each class in it. The bump pointers never hand an address out twice, and functions take "tens of MBs"
+//!   (§5), which may all be of one class. A lane is 4 GiB then, which four tables map besides the leaves'; a
+//!   wider class would need more. Where a class's addresses are used up, software allocates.
 //! - A class's arenas begin some pages into its range, at another distance than its neighbours', or the
 //!   classes' first pages would all fall into one set of the TLBs.
 //! - An arena's header is one cache line, followed by the objects.
@@ -30,7 +30,7 @@ pub const PAGE_BYTES: u64 = 4096;
 /// Threads of a process that can have arenas of their own.
 pub const LANES: usize = 32;
 /// log2 of the bytes of one class of one lane.
-pub const CLASS_SHIFT: u32 = 24;
+pub const CLASS_SHIFT: u32 = 26;
 /// log2 of the bytes of one lane.
 pub const LANE_SHIFT: u32 = CLASS_SHIFT + CLASSES.trailing_zeros();
 /// Bytes of a whole region.

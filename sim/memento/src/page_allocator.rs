@@ -4,8 +4,8 @@
 //! the arena.
 //!
 //! Left open by the paper, taken here:
-//! - A walk reads valid entries through the caches, as any walk; only an invalid one needs the page allocator
-//!   (a message and its work).
+//! - The page allocator fetches each entry of a walk, which takes a message. With `walks_by_page_allocator`
+//!   false a walk reads valid entries through the caches, as any, and only an invalid one needs a message.
 //! - The pool is last in, first out, so that a freed page is used again while the caches still hold it.
 //! - The OS refills the pool when it is empty, and the operation that found it empty waits. Refilled pages
 //!   are not cleared, since new lines are instantiated with zeros (§3.3).

@@ -5,7 +5,7 @@
 
 #include "record.h"
 
-constexpr int PAGE_SHIFT = 12;
+constexpr int PAGE_SHIFT = 12, CLASS_SHIFT = 26;
 
 // `width` bits of a port or of a memory's row, which Verilator keeps in words of 32 bits.
 template <typename Wide> uint64_t field(const Wide &wide, int low, int width) {
@@ -65,7 +65,7 @@ class Memory {
     // A thread's block, before its first arena: each class's pointer is where its arenas begin.
     void begin_block(uint64_t block, uint64_t region, uint64_t lane) {
         for (unsigned size_class = 0; size_class < 64; size_class++) {
-            uint64_t range = region + (lane << 30) + (uint64_t(size_class) << 24);
+            uint64_t range = region + (((lane << 6) + size_class) << CLASS_SHIFT);
             uint64_t start = range + (size_class / 2 << PAGE_SHIFT);
             pointers.try_emplace(pointer_address(block, size_class), start);
         }

@@ -131,7 +131,7 @@ class ObjectAllocator {
 
     // Executes the record's operation, and compares all that it asks for on the way and its answer.
     void execute(const Record &record, Memory &memory, PageAllocator &pages) {
-        rtl.region = record.region >> 35;
+        rtl.region = record.region >> CLASS_SHIFT + 11;
         rtl.lane = record.lane;
         rtl.block = record.block >> PAGE_SHIFT;
         rtl.operation = record.operation;

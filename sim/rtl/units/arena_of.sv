@@ -3,20 +3,20 @@
 // range's start.
 module arena_of (
     input  memento::class_t        size_class,
-    input  logic            [11:0] page,
+    input  memento::class_page_t   page,
     output logic                   is_inside,     // not before the first arena
-    output logic            [11:0] first_page,    // the arena's
+    output memento::class_page_t   first_page,    // the arena's
     output logic            [ 5:0] page_in_arena
 );
-  logic [11:0] distance, from_first;
+  memento::class_page_t distance, from_first;
   // verilator lint_off UNUSEDSIGNAL
-  logic [11:0] number;  // of the arena
+  memento::class_page_t number;  // of the arena
   // verilator lint_on UNUSEDSIGNAL
-  assign distance   = {7'b0, size_class[5:1]};
+  assign distance   = {{memento::CLASS_PAGE_BITS-5{1'b0}}, size_class[5:1]};
   assign is_inside  = page >= distance;
   assign from_first = page - distance;
   divide #(
-      .DIVIDEND_BITS(12),
+      .DIVIDEND_BITS(memento::CLASS_PAGE_BITS),
       .LARGEST(33)
   ) by_arena (
       .dividend(from_first),
@@ -24,5 +24,5 @@ module arena_of (
       .quotient(number),
       .remainder(page_in_arena)
   );
-  assign first_page = page - {6'b0, page_in_arena};
+  assign first_page = page - {{memento::CLASS_PAGE_BITS-6{1'b0}}, page_in_arena};
 endmodule

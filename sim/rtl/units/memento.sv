@@ -7,13 +7,19 @@ package memento;
   localparam int unsigned BYPASS_BITS = 11;  // [3.3]
   localparam int unsigned UNIT_BITS = 15;  // a place in an arena of 33 pages, in units of 8 bytes
   localparam int unsigned VIRTUAL_PAGE_BITS = 36;  // of 48-bit addresses
+  localparam int unsigned CLASS_PAGE_BITS = 14;  // of a class's range of a lane: 64 MiB
   localparam int unsigned PHYSICAL_PAGE_BITS = 28;  // of 40-bit addresses, as in bench/sim/cost
 
   typedef logic [$clog2(CLASSES)-1:0] class_t;
   typedef logic [$clog2(OBJECTS)-1:0] index_t;
   typedef logic [4:0] lane_t;
-  // MRS: where 32 lanes of 64 classes of 16 MiB begin, at a multiple of their size.
-  typedef logic [12:0] region_t;
+  // Where the class and the lane stand in an address.
+  localparam int unsigned CLASS_BIT = 12 + CLASS_PAGE_BITS;
+  localparam int unsigned LANE_BIT = CLASS_BIT + $clog2(CLASSES);
+  localparam int unsigned REGION_BIT = LANE_BIT + 5;
+  // MRS: where 32 lanes of 64 classes begin, at a multiple of their size.
+  typedef logic [47:REGION_BIT] region_t;
+  typedef logic [CLASS_PAGE_BITS-1:0] class_page_t;  // a page of a class's range
   typedef logic [VIRTUAL_PAGE_BITS-1:0] virtual_page_t;
   typedef logic [PHYSICAL_PAGE_BITS-1:0] physical_page_t;  // 0: none
   typedef logic [OBJECTS-1:0] bitmap_t;  // a set bit: the object is allocated

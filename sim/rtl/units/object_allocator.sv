@@ -60,7 +60,7 @@ module object_allocator (
   logic is_miss;
   logic is_replacing;  // a full arena by another
   logic in_background;  // the operation has been answered
-  logic [11:0] located;  // the arena's first page in its class's range, and the object's page in the arena
+  memento::class_page_t located;  // the arena's first page in its class's range, and the object's page in the arena
   logic [5:0] located_page;
 
   // The operation's class, and the row.
@@ -75,7 +75,7 @@ module object_allocator (
   always_comb begin
     case (operation)
       memento::ALLOCATE: first_class = class_of_size;
-      memento::FREE, memento::TOUCH: first_class = operand[29:24];
+      memento::FREE, memento::TOUCH: first_class = operand[memento::CLASS_BIT+:6];
       default: first_class = '0;
     endcase
   end
@@ -111,18 +111,18 @@ module object_allocator (
 
   // A free that misses: the arena of its address.
   logic in_region, is_in_class, was_full;
-  logic [11:0] arena_first_page;
+  memento::class_page_t arena_first_page;
   logic [5:0] arena_page_number;
   memento::virtual_page_t arena;
-  assign in_region = argument[63:35] == {16'b0, region};
+  assign in_region = argument[63:memento::REGION_BIT] == {16'b0, region};
   arena_of by_arena (
       .size_class,
-      .page(argument[23:12]),
+      .page(argument[memento::CLASS_BIT-1:12]),
       .is_inside(is_in_class),
       .first_page(arena_first_page),
       .page_in_arena(arena_page_number)
   );
-  assign arena = {argument[47:24], located};
+  assign arena = {argument[47:memento::CLASS_BIT], located};
   assign was_full = &header.bitmap;
 
   // LINK: a replacement takes the head out of the available list, and puts the full arena into the full list;
@@ -289,7 +289,7 @@ module object_allocator (
       memento::LOCATE: next_state = memento::FIND;
       memento::FIND: begin
         if (!is_inside || !is_object) {answer, answered} = {1'b1, memento::NOT_AN_OBJECT};
-        else if (argument[34:30] != lane) {answer, answered} = {1'b1, memento::NON_LOCAL};
+        else if (argument[memento::LANE_BIT+:5] != lane) {answer, answered} = {1'b1, memento::NON_LOCAL};
         else next_state = is_valid ? memento::TRANSLATE : memento::LOAD_LISTS;
       end
       memento::TRANSLATE: begin

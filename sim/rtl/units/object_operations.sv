@@ -41,11 +41,12 @@ module object_operations (
   assign free_address = {arena, 12'b0} + {30'b0, free_place, 3'b0};
 
   // The address' page, counted from the arena's first.
-  logic [12:0] distance;
+  logic [memento::CLASS_PAGE_BITS:0] distance;
   logic [5:0] page;
-  assign distance = {1'b0, argument[23:12]} - {1'b0, arena[11:0]};
-  assign holds = argument[63:24] == {16'b0, arena[35:12]}
-      && distance < {7'b0, memento::arena_pages(size_class)};
+  assign distance = {1'b0, argument[memento::CLASS_BIT-1:12]}
+      - {1'b0, arena[memento::CLASS_PAGE_BITS-1:0]};
+  assign holds = argument[63:memento::CLASS_BIT] == {16'b0, arena[35:memento::CLASS_PAGE_BITS]}
+      && distance < {{memento::CLASS_PAGE_BITS-5{1'b0}}, memento::arena_pages(size_class)};
   assign page = is_located ? located_page : distance[5:0];
 
   logic begins;

@@ -70,12 +70,13 @@ module page_allocator #(
       .*
   );
 
-  // The class's range ends 4096 pages after its beginning; 14 bits hold how far an arena reaches into it.
-  logic [13:0] reaches;
+  // How far an arena would reach into its class's range, which fewer bits than the address' hold.
+  logic [memento::CLASS_PAGE_BITS+1:0] reaches;
   logic is_full;
   assign advanced = pointer + {30'b0, memento::arena_pages(size_class)};
-  assign reaches = advanced[13:0] - {size_class[1:0], 12'b0};
-  assign is_full = reaches > 14'd4096;
+  assign reaches = advanced[memento::CLASS_PAGE_BITS+1:0]
+      - {size_class[1:0], {memento::CLASS_PAGE_BITS{1'b0}}};
+  assign is_full = reaches > {2'b01, {memento::CLASS_PAGE_BITS{1'b0}}};
 
   assign insert = state == ADVANCE && is_full || state == TAKE && pool_done;
   assign inserted = is_full ? pointer : advanced;

@@ -21,8 +21,8 @@ fn the_page_table_is_built_by_walks() {
     for &object in &objects {
         touched(&mut units, &mut machine, object);
     }
-    // A leaf table for each class, one above for all, which are a GiB together, one above that; the root.
-    assert_eq!(units.statistics().pages_allocated, [64, 64 + 1 + 1 + 1, 1]);
+    // A leaf table for each class, four above for all, which are 4 GiB together, one above that; the root.
+    assert_eq!(units.statistics().pages_allocated, [64, 64 + 4 + 1 + 1, 1]);
     assert_eq!(units.statistics().first_touches, 0);
     // The header that the HOT writes back is at the physical address that the walk found.
     machine.accesses.clear();
@@ -148,6 +148,20 @@ fn memory_and_addresses_run_out_with_an_exception() {
     allocate(&mut units, &mut machine, 512, arenas * 256);
     assert_eq!(units.obj_alloc(0, 0, 512, 0, &mut machine).exception, Some(Exception::RegionFull));
     assert_eq!(units.set_region(0, 9, 0..4096, 0, &mut machine), Err(Exception::NoRegion));
+}
+
+/// "From low to tens of MBs" (§5) may be of one class, whose addresses are handed out once.
+#[test]
+fn a_class_has_addresses_for_a_functions_memory() {
+    let (mut units, mut machine) = one_core(lazy());
+    allocate(&mut units, &mut machine, 512, (60 << 20) / 512);
+    // And of objects that are freed soon, whose arenas are returned.
+    for _ in 0..(60 << 20) / 512 / 256 {
+        let objects = allocate(&mut units, &mut machine, 480, 257);
+        for object in objects {
+            assert_eq!(units.obj_free(0, 0, object, 0, &mut machine).exception, None);
+        }
+    }
 }
 
 #[test]

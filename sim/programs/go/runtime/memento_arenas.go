@@ -10,7 +10,7 @@ const (
 	mementoStep        = 8
 	mementoClassCount  = 64
 	mementoStart       = 0x600000000000
-	mementoClassShift  = 24
+	mementoClassShift  = 26
 	mementoLaneShift   = mementoClassShift + 6
 	mementoLanes       = 32
 	mementoRegionBytes = mementoLanes << mementoLaneShift

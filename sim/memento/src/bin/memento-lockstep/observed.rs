@@ -5,7 +5,9 @@
 use std::io::Write;
 
 use memento::hot::Entry;
-use memento::layout::{CLASSES, LANES, REGION_BYTES, REGION_START, arena_bytes, class_of, locate};
+use memento::layout::{
+    CLASS_SHIFT, CLASSES, LANES, REGION_BYTES, REGION_START, arena_bytes, class_of, locate,
+};
 use memento::statistics::Statistics;
 use memento::{Access, Config, MemorySystem, Port, Units};
 
@@ -277,7 +279,7 @@ impl<'a, W: Write> Observed<'a, W> {
     /// A load or store: in the core's HOT or, if that does not hold the arena, in those of the process' other
     /// cores.
     pub fn touch(&mut self, core: usize, key: u64, address: u64) -> Result<(), String> {
-        let class = (address.wrapping_sub(REGION_START) >> 24) as usize % CLASSES;
+        let class = (address.wrapping_sub(REGION_START) >> CLASS_SHIFT) as usize % CLASSES;
         let holds = |units: &Units, core: usize| {
             let row = units.hot_entry(core, class);
             row.valid && address.wrapping_sub(row.header.address) < arena_bytes(class)

@@ -12,8 +12,10 @@ use crate::record::Outcome;
 
 const PROCESSES: u64 = 2;
 const LANES: usize = 4;
-/// Operations until the units are made anew, with other parameters.
+/// Operations until the units are made anew, with other parameters; more of them where a class of 64 MiB is
+/// used up.
 const EPISODE: u64 = 50_000;
+const NARROW_EPISODE: u64 = 200_000;
 
 /// The units have no other way: frees of other threads' objects are software's.
 fn config(eager: bool, initialise_all_classes: bool) -> Config {
@@ -37,7 +39,7 @@ pub fn random(operations: u64, seed: u64, out: &mut impl Write) -> Result<(), St
     let (mut left, mut is_narrow) = (operations, false);
     while left > 0 {
         let kind = random.next();
-        let episode = left.min(EPISODE);
+        let episode = left.min(if is_narrow { NARROW_EPISODE } else { EPISODE });
         World::new(&config(kind & 3 != 0, kind & 4 == 0), is_narrow, &mut random, out)?.run(episode)?;
         left -= episode;
         is_narrow = !is_narrow;
