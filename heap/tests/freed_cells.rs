@@ -46,7 +46,9 @@ fn cells_that_were_freed_are_allocated_again() {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (random >> 33) as usize % n
     };
-    for size in [700, 1_000, 2_000, 4_000, 8_000, 16_000] {
+    for (size, most_visits) in
+        [(700, 550), (1_000, 550), (2_000, 750), (4_000, 1_100), (8_000, 2_000), (16_000, 4_000)]
+    {
         let mut objects: Vec<usize> = (0..1_000).map(|_| allocate(size)).collect();
         (0..4_000).for_each(|_| free(allocate(size))); // the call is known
         let before = visits();
@@ -56,7 +58,7 @@ fn cells_that_were_freed_are_allocated_again() {
             objects[one] = allocate(size);
         }
         let (visits, distinct) = (visits() - before, objects.iter().collect::<HashSet<_>>().len());
-        assert!(visits < 4_000, "{visits} of 20,000 allocations of {size} B searched for a cell");
+        assert!(visits < most_visits, "{visits} of 20,000 allocations of {size} B searched for a cell");
         assert_eq!(distinct, objects.len(), "no cell is allocated twice");
         check::invariants().unwrap();
 

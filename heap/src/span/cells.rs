@@ -89,16 +89,16 @@ pub struct Span {
     settles_below: AtomicU32,
     /// The large object that begins in the second block.
     second_large: LargeObject,
-    /// Bytes of a cell.
-    pub cell_bytes: AtomicU16,
     /// Cells.
     pub cells: AtomicU16,
     /// Size class of the cells.
     pub size_class: AtomicU8,
-    /// Lifetime class of the objects.
-    pub class: AtomicU8,
     /// The role, [`WHOLE`] and [`KEPT`].
     pub(super) role: AtomicU8,
+    /// Bytes of a cell. From here on a word of 64 bits tells whether a noted cell may be allocated.
+    pub cell_bytes: AtomicU16,
+    /// Lifetime class of the objects.
+    pub class: AtomicU8,
     /// It was queued at the last check, and has stayed in the queue since, see [`crate::pages::sparse`].
     waits: AtomicBool,
     /// Two cells whose lifetime is being measured, each plus one, 16 bits each; 0 for none. Spans divided by
@@ -116,7 +116,7 @@ pub struct Span {
 
 /// Field offsets, for the fast path in assembly.
 pub mod layout {
-    use super::Span;
+    use super::{Link, Span};
     use core::mem::offset_of;
 
     /// The owner.
@@ -127,15 +127,13 @@ pub mod layout {
     pub const SETTLES_BELOW: usize = offset_of!(Span, settles_below);
     /// The live bits.
     pub const LIVE: usize = offset_of!(Span, live);
-    /// Size class and lifetime class, a byte each.
-    pub const CLASSES: usize = offset_of!(Span, size_class);
-    const _: () = assert!(offset_of!(Span, class) == CLASSES + 1);
-    /// Watched cells.
-    pub const WATCHED: usize = offset_of!(Span, watched);
-    /// The cells of the first word that other threads freed.
-    pub const REMOTE: usize = offset_of!(Span, remote);
-    /// It has stayed in the queue since the last check.
-    pub const WAITS: usize = offset_of!(Span, waits);
+    /// A word of 64 bits: bytes of a cell, 16 bits; lifetime class; whether it waits; watched cells.
+    pub const KIND: usize = offset_of!(Span, cell_bytes);
+    const _: () = assert!(KIND.is_multiple_of(8));
+    const _: () = assert!(offset_of!(Span, class) == KIND + 2 && offset_of!(Span, waits) == KIND + 3);
+    const _: () = assert!(offset_of!(Span, watched) == KIND + 4);
+    /// Not 0 while it is in a list of spans in which other threads freed cells.
+    pub const LISTED: usize = offset_of!(Span, link) + Link::LISTED;
 }
 
 const _: () = assert!(size_of::<Span>() == SPAN_METADATA_BYTES);

@@ -67,6 +67,9 @@ const LISTED: u32 = 1;
 const UNOWNED: u32 = 2;
 
 impl Link {
+    /// The offset of a word of 32 bits that is not 0 while the span is in a list, for assembly.
+    pub const LISTED: usize = core::mem::offset_of!(Self, listed);
+
     /// Claims the right to put the span into a list; `false` if it is in one or unowned.
     #[inline]
     pub fn claim(&self) -> bool {

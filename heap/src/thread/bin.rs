@@ -28,9 +28,9 @@ const MAX_PATIENCE_IN_SCARCITY: u8 = 128;
 const CACHED_BYTES_OF_SMALL_HEAP: usize = 4096;
 /// Smaller cells are always cached 64 at a time.
 const LEAST_BYTES_TO_SPARE: usize = 512;
-/// Noted cells that a bin allocates between two visits of the slow path: about as many as a word of smaller
-/// cells has.
-const CELLS_BETWEEN_VISITS: u32 = 32;
+/// Noted cells that a bin allocates between two visits of the slow path: as many as a word of smaller cells
+/// has.
+const CELLS_BETWEEN_VISITS: u32 = 64;
 
 /// The cells of one size class and lifetime class.
 ///
@@ -48,24 +48,28 @@ pub struct Bin {
     /// The address of the cached word's first cell.
     base: Cell<usize>,
     cell_bytes: Cell<usize>,
-    /// Index into [`size_class::CELL_BYTES`].
-    pub size_class: Cell<u8>,
+    /// With `class` and the zeros, the kind of a span whose noted cells may be allocated, see
+    /// [`crate::span::cells::layout::KIND`].
+    kind: Cell<u16>,
     /// Lifetime class.
     pub class: Cell<u8>,
-    /// Cells to cache before the next object is sampled, see [`crate::thread::sample`].
-    pub before_sample: Cell<u32>,
+    _zeros: [u8; 5],
     /// The span that the bin allocates from.
     pub open: Cell<Option<&'static Span>>,
     /// The other spans of the bin, full or not; see [`crate::thread::refill`].
     pub queue: SpanList,
     /// How many of them a refill examines.
     pub patience: Cell<u8>,
-    /// Words cached since bins were last compared, see [`crate::thread::compact`].
-    pub words_taken: Cell<u32>,
+    /// Index into [`size_class::CELL_BYTES`].
+    pub size_class: Cell<u8>,
     /// Comparisons in a row in which the bin had cached no word.
     pub idle_comparisons: Cell<u8>,
     /// Many of its queued spans were half empty at the last comparison.
     pub is_sparse: Cell<bool>,
+    /// Words cached since bins were last compared, see [`crate::thread::compact`].
+    pub words_taken: Cell<u32>,
+    /// Cells to cache before the next object is sampled, see [`crate::thread::sample`].
+    pub before_sample: Cell<u32>,
     /// Noted cells that may be allocated before the next visit of the slow path; they count as taken.
     unvisited: Cell<u32>,
     /// The cells freed last, if spans have few.
@@ -87,9 +91,9 @@ pub mod layout {
     pub const BASE: usize = offset_of!(Bin, base);
     /// Bytes of a cell.
     pub const CELL_BYTES: usize = offset_of!(Bin, cell_bytes);
-    /// Size class and lifetime class, as in [`crate::span::cells::layout::CLASSES`].
-    pub const CLASSES: usize = offset_of!(Bin, size_class);
-    const _: () = assert!(offset_of!(Bin, class) == CLASSES + 1);
+    /// As [`crate::span::cells::layout::KIND`] of a span whose noted cells may be allocated.
+    pub const KIND: usize = offset_of!(Bin, kind);
+    const _: () = assert!(offset_of!(Bin, class) == KIND + 2 && offset_of!(Bin, _zeros) == KIND + 3);
     /// Noted cells that may be allocated.
     pub const UNVISITED: usize = offset_of!(Bin, unvisited);
     /// The cells freed last.
@@ -121,15 +125,17 @@ impl Bin {
             word: Cell::new(None),
             base: Cell::new(0),
             cell_bytes: Cell::new(0),
-            size_class: Cell::new(0),
+            kind: Cell::new(0),
             class: Cell::new(0),
-            before_sample: Cell::new(0),
+            _zeros: [0; 5],
             open: Cell::new(None),
             queue: SpanList::new(),
             patience: Cell::new(0),
-            words_taken: Cell::new(0),
+            size_class: Cell::new(0),
             idle_comparisons: Cell::new(0),
             is_sparse: Cell::new(false),
+            words_taken: Cell::new(0),
+            before_sample: Cell::new(0),
             unvisited: Cell::new(0),
             freed: FreedCells::new(),
         }
@@ -149,6 +155,7 @@ impl Bin {
     pub fn prepare(&self, class: usize, size_class: usize) {
         self.size_class.set(size_class as u8);
         self.class.set(class as u8);
+        self.kind.set(size_class::CELL_BYTES[size_class]);
         self.cell_bytes.set(size_class::CELL_BYTES[size_class].into());
         self.before_sample.set(sample::cells_before_sample(self.cell_bytes.get()));
     }

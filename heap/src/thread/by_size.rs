@@ -34,10 +34,18 @@ pub const BIN: usize = core::mem::offset_of!(Agreed, bin);
 const _: () = assert!(PLACE_BYTES == GRANULE_BYTES);
 const _: () = assert!(core::mem::offset_of!(Agreed, callers) == 0);
 
-/// Slow visits of known calls in a row before a size gets its bin, each up to 64 calls. For long-lived
-/// objects few are enough: a new call's objects would go to the same class anyway.
-const fn enough_visits(class: usize) -> u8 {
-    if class == FOREVER { 4 } else { u8::MAX }
+/// Up to this size, 576 B, a size needs the most visits.
+const MOST_VISITS_GRANULES: usize = 36;
+
+/// Slow visits of known calls in a row before a size gets its bin, each up to 64 calls. Larger sizes need
+/// fewer, for as many bytes: programs use many of them, each rarely. For long-lived objects few are enough: a
+/// new call's objects would go to the same class anyway.
+const fn enough_visits(class: usize, granules: usize) -> u8 {
+    match granules {
+        _ if class == FOREVER => 4,
+        0..=MOST_VISITS_GRANULES => u8::MAX,
+        _ => (u8::MAX as usize * MOST_VISITS_GRANULES / granules) as u8,
+    }
 }
 
 #[inline(always)]
@@ -143,7 +151,7 @@ impl BySize {
         let size = &self.sizes[granules(call)];
         let visits = size.visits.get().saturating_add(1);
         size.visits.set(visits);
-        if visits >= enough_visits(class) && size.classes.get() == 1 << class {
+        if visits >= enough_visits(class, granules(call)) && size.classes.get() == 1 << class {
             let agreed = &self.agreed[granules(call)];
             agreed.bin.set(bin);
             agreed.callers.set(size.callers.get());
@@ -179,7 +187,7 @@ mod tests {
     use super::*;
 
     const BIN: *const Bin = core::ptr::without_provenance(640);
-    const ENOUGH: u8 = enough_visits(2);
+    const ENOUGH: u8 = enough_visits(2, 4);
 
     fn call(caller: usize) -> Call {
         Call { size: 64, caller, stack: 0x7fff_0000 }
@@ -213,13 +221,26 @@ mod tests {
     }
 
     #[test]
+    fn larger_sizes_need_fewer_visits() {
+        let table = BySize::new();
+        for (size, visits) in [(576, 255), (1_024, 143), (4_000, 36), (16_384, 8)] {
+            let call = Call { size, ..call(1) };
+            table.new_call(&call, 2);
+            (1..visits).for_each(|_| table.known_call(&call, 2, BIN));
+            assert_eq!(table.bin(&call), None, "too few for {size} B");
+            table.known_call(&call, 2, BIN);
+            assert_eq!(table.bin(&call), Some(BIN), "enough for {size} B");
+        }
+    }
+
+    #[test]
     fn forgotten_calls_do_not_count() {
         let table = BySize::new();
         table.new_call(&call(1), 2);
         table.new_call(&call(2), 6);
         table.count(4, 6);
         table.recount();
-        known(&table, 6, enough_visits(6));
+        known(&table, 6, enough_visits(6, 4));
         assert_eq!([1, 2].map(|caller| table.bin(&call(caller))), [Some(BIN), None]);
         table.count(4, 6);
         table.recount();
