@@ -21,6 +21,8 @@ __attribute__((noinline)) static void wrong_free(void *p) {
     opaque(p);
 }
 
+__attribute__((noinline)) static void *from_one_place(size_t size) { return opaque(malloc(size)); }
+
 // Threads start before the first free: a starting thread's allocations could reuse the place of the freed
 // object.
 static pthread_barrier_t freed;
@@ -99,12 +101,13 @@ int main(int argc, char **argv) {
         pthread_join(second, NULL);
     } else if (strncmp(name, "remote_then_own_reused-", 23) == 0) {
         // The first free waits for its owner, so the second is noticed late, but before the place is reused.
-        for (int i = 0; i < 10000; i++) free(opaque(malloc(size)));
-        p = malloc(size);
+        // All calls are one, which takes the fast path.
+        for (int i = 0; i < 10000; i++) free(from_one_place(size));
+        p = from_one_place(size);
         in_thread(free_in_thread, p);
         wrong_free(p);
         for (int i = 0; i < 2000; i++) {
-            char *next = malloc(size);
+            char *next = from_one_place(size);
             if (next == p) printf("reused\n"), fflush(stdout), exit(3);
             if (i % 2) free(next);
         }
