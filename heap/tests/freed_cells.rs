@@ -47,7 +47,7 @@ fn cells_that_were_freed_are_allocated_again() {
         (random >> 33) as usize % n
     };
     for (size, most_visits) in
-        [(700, 550), (1_000, 550), (2_000, 750), (4_000, 1_100), (8_000, 2_000), (16_000, 4_000)]
+        [(700, 800), (1_000, 800), (2_000, 1_000), (4_000, 1_300), (8_000, 2_000), (16_000, 4_000)]
     {
         let mut objects: Vec<usize> = (0..1_000).map(|_| allocate(size)).collect();
         (0..4_000).for_each(|_| free(allocate(size))); // the call is known

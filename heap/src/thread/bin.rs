@@ -28,9 +28,9 @@ const MAX_PATIENCE_IN_SCARCITY: u8 = 128;
 const CACHED_BYTES_OF_SMALL_HEAP: usize = 4096;
 /// Smaller cells are always cached 64 at a time.
 const LEAST_BYTES_TO_SPARE: usize = 512;
-/// Noted cells that a bin allocates between two visits of the slow path: as many as a word of smaller cells
-/// has.
-const CELLS_BETWEEN_VISITS: u32 = 64;
+/// Noted cells that a bin allocates between two visits of the slow path: about as many as a word of smaller
+/// cells has. With twice as many the visits measure too few lifetimes to correct a wrong model in time.
+const CELLS_BETWEEN_VISITS: u32 = 32;
 
 /// The cells of one size class and lifetime class.
 ///
