@@ -6,7 +6,7 @@ DENY = $$(rustc --version | awk -F. '$$2 < 97 { print "-D warnings" }')
 API = RUSTDOCFLAGS="$(DENY)" cargo doc --workspace --no-deps --document-private-items --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build checked format lint test flaky suites soak packages bench demo demo_libraries demo_command figures docs findings
+.PHONY: help setup build checked format lint test flaky suites programs soak packages bench demo demo_libraries demo_command figures docs findings
 
 help: # the list
 	@sed -n 's/^\([a-z]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -39,6 +39,10 @@ flaky: checked ## tests again and again, half of the rounds under load: ROOM=hea
 
 suites: build ## other projects' test suites, with and without the heap (long)
 	heap/tests/suites
+
+programs: build ## hundreds of Debian's programs with the heap and with automatic merging preloaded (as root, long): SUITE=trixie RESUME=yes
+	deploy/programs $(or $(SUITE),forky) --layer heap --smoke 400 --autopkgtests 100 $(if $(RESUME),--resume)
+	deploy/programs $(or $(SUITE),forky) --layer merge --smoke 200 $(if $(RESUME),--resume)
 
 soak: build ## random operations for long, fuzzing, and VMs on kernels that check themselves (hours)
 	fuzz/run

@@ -1,0 +1,125 @@
+"""Debian's own tests of source packages, with and without a library preloaded."""
+
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+
+from compare import Verdict
+
+# What a test may ask for. All else needs a machine, a network or a build of the package, or need not pass.
+ALLOWED = {
+    "allow-stderr",
+    "superficial",
+    "rw-build-tree",
+    "needs-root",
+    "skip-not-installable",
+    "needs-recommends",
+}
+LARGEST_SOURCE = 1 << 20
+LIMIT_S = 300
+RESULT = re.compile(r"^(\S+)\s+(PASS|FAIL|SKIP|FLAKY|BROKEN)\b(.*)$", re.M)
+
+
+def stanzas(text):
+    for stanza in re.split(r"\n\s*\n", re.sub(r"^#.*\n", "", text, flags=re.M)):
+        fields = dict(re.findall(r"^([A-Za-z-]+):[ \t]*(.*(?:\n[ \t].*)*)", stanza, re.M))
+        if fields:
+            yield fields
+
+
+def suitable(control):
+    """The names of tests in debian/tests/control that may run here."""
+    names = []
+    for fields in stanzas(control):
+        if set(re.split(r"[,\s]+", fields.get("Restrictions", "").strip())) - {""} <= ALLOWED:
+            names += re.split(r"[,\s]+", fields.get("Tests", "").strip())
+    return [name for name in names if name]
+
+
+def sources():
+    """Names of source packages that have tests of their own, small ones first."""
+    found = {}
+    lists = Path("/var/lib/apt/lists")
+    for file in sorted(lists.glob("*_main_source_Sources*")):
+        told = subprocess.run(["/usr/lib/apt/apt-helper", "cat-file", file], capture_output=True, check=True)
+        for fields in stanzas(told.stdout.decode(errors="replace")):
+            size = sum(map(int, re.findall(r"^ [0-9a-f]{32} (\d+) ", fields.get("Files", ""), re.M)))
+            if (
+                "autopkgtest" in fields.get("Testsuite", "").replace(",", " ").split()
+                and size <= LARGEST_SOURCE
+            ):
+                found[fields["Package"]] = size
+    return sorted(found, key=lambda name: (found[name], name))
+
+
+def quiet(*words, **more):
+    return subprocess.run(
+        words, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False, **more
+    )
+
+
+def prepared():
+    listed = Path("/etc/apt/sources.list").read_text().splitlines()
+    source = [line.replace("deb ", "deb-src ", 1) for line in listed if line.startswith("deb ")]
+    Path("/etc/apt/sources.list.d/sources.list").write_text("\n".join(source) + "\n")
+    quiet("apt-get", "-q", "update")
+    done = quiet("apt-get", "-qy", "--no-install-recommends", "install", "autopkgtest", "dpkg-dev")
+    if done.returncode:
+        raise SystemExit(f"programs: autopkgtest: {done.stderr[-2000:]}")
+
+
+def tested(folder, names, environment):
+    """What each test's result is, by name, and the text of the run."""
+    words = ["timeout", "--kill-after=5", str(LIMIT_S), "autopkgtest", "--no-built-binaries"]
+    words += [f"--test-name={name}" for name in names] + [
+        f"--env={name}={value}" for name, value in environment.items()
+    ]
+    done = quiet(*words, folder, "--", "null")
+    text = done.stdout + done.stderr
+    summary = text.rsplit("@@@@@@@@@@@@@@@@@@@@ summary", 1)
+    return dict((name, result) for name, result, _ in RESULT.findall(summary[-1])) if len(
+        summary
+    ) > 1 else {}, text
+
+
+def compared(package, environment):
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as scratch:
+        done = quiet("apt-get", "-q", "source", package, cwd=scratch)
+        folders = [path for path in Path(scratch).iterdir() if path.is_dir()]
+        if done.returncode or not folders:
+            return Verdict("left out", f"its source cannot be fetched: {done.stderr[-200:]}")
+        control = folders[0] / "debian/tests/control"
+        names = suitable(control.read_text(errors="replace")) if control.exists() else []
+        if not names:
+            return Verdict("left out", "no test that may run here")
+        plain, text = tested(folders[0], names, {})
+        passed = [name for name, result in plain.items() if result == "PASS"]
+        if not passed:
+            return Verdict("left out", f"no test passes plainly: {plain or text[-300:]}")
+        for _ in range(2):
+            other, text = tested(folders[0], passed, environment)
+            failed = [name for name in passed if other.get(name) != "PASS"]
+            if not failed:
+                return Verdict("same", f"{len(passed)} tests")
+        again, _ = tested(folders[0], failed, {})
+        if any(again.get(name) != "PASS" for name in failed):
+            return Verdict("left out", "fails plainly, too, now and then")
+        return Verdict("failure", f"{failed}: {text[-3000:]}")
+
+
+def compare(results, wanted, environment):
+    """Compares the tests of source packages until so many were."""
+    prepared()
+    done = [one for one in results.known.values() if one["command"].startswith("autopkgtest ")]
+    count = sum(one["outcome"] != "left out" for one in done)
+    for package in sources():
+        if count >= wanted:
+            break
+        command = f"autopkgtest {package}"
+        if command in results.known:
+            continue
+        verdict = compared(package, environment)
+        results.add(package, package, command, verdict)
+        count += verdict.outcome != "left out"
+        print(f"{count} packages' tests: {package}: {verdict.outcome}: {verdict.why[:100]}", flush=True)
