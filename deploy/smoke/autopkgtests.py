@@ -126,5 +126,7 @@ def compare(results, wanted, environment, left_out):
         why = next((why for pattern, why in left_out.items() if re.fullmatch(pattern, package)), None)
         verdict = Verdict("left out", why) if why else compared(package, environment)
         results.add(package, package, command, verdict)
+        quiet("apt-get", "-qy", "autoremove")
+        quiet("apt-get", "clean")
         count += verdict.outcome != "left out"
         print(f"{count} packages' tests: {package}: {verdict.outcome}: {verdict.why[:100]}", flush=True)

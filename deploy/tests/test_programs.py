@@ -1,0 +1,79 @@
+"""What deploy/programs chooses and compares."""
+
+import sys
+from pathlib import Path
+
+SMOKE = Path(__file__).resolve().parents[1] / "smoke"
+sys.path.insert(0, str(SMOKE))
+import autopkgtests  # noqa: E402
+import compare  # noqa: E402
+import inside  # noqa: E402
+import ranking  # noqa: E402
+
+
+def ran(output, errors="", status=0):
+    return compare.Run(status, (output.splitlines(), errors.splitlines()))
+
+
+PLAIN = [ran("pid 12\nsame\n"), ran("pid 13\nsame\n")]
+
+
+def test_lines_that_differ_between_plain_runs_are_not_compared():
+    assert compare.difference(PLAIN, ran("pid 14\nsame\n")) == ""
+
+
+def test_another_line_one_too_few_and_another_end_are_differences():
+    assert "line 2: 'other' instead of 'same'" in compare.difference(PLAIN, ran("pid 14\nother\n"))
+    assert "line 2: '(no line)' instead of 'same'" in compare.difference(PLAIN, ran("pid 14\n"))
+    assert "errors, line 1" in compare.difference(PLAIN, ran("pid 14\nsame\n", "warning\n"))
+    assert "ends with 134 instead of 0" in compare.difference(PLAIN, ran("pid 14\nsame\n", status=134))
+
+
+def test_a_command_is_compared_with_what_its_plain_runs_have_alike(monkeypatch):
+    def results_of(*runs):
+        left = iter(runs)
+        monkeypatch.setattr(compare, "run", lambda *_: next(left))
+        return compare.compared("x", {"LD_PRELOAD": "y"}, 1).outcome
+
+    assert results_of(ran("a"), ran("a"), ran("a")) == "same"
+    assert results_of(ran("a"), ran("a"), ran("b"), ran("b"), ran("c")) == "same"  # differs plainly, too
+    assert results_of(ran("a"), ran("a"), ran("b"), ran("a"), ran("b"), ran("a")) == "failure"
+    assert results_of(ran("a", status=124)) == "left out"
+
+
+def test_packages_come_in_order_of_what_depends_on_them():
+    packages = [{"Depends": "libc6 (>= 2.3), perl | awk"}, {"Recommends": "perl"}, {"Pre-Depends": "dpkg"}]
+    assert ranking.dependents(packages) == {"perl": 2, "libc6": 1, "awk": 1, "dpkg": 1}
+
+
+def test_packages_with_a_job_come_first_and_what_is_left_out_has_its_reason():
+    order = [("many", ["one", "two", "yes"]), ("few", ["three"])]
+    left_out = {"packages": {}, "programs": {"yes": "writes without end"}}
+    jobs = {"three": "three job", "absent": "absent job"}
+    groups = [
+        (package, [command.words for command in kept], [command.words for command in left])
+        for package, kept, left in inside.chosen(order, jobs, left_out)
+    ]
+    assert groups == [
+        ("few", ["three job", "three --version", "three --help"], []),
+        (
+            "many",
+            ["one --version", "one --help", "two --version", "two --help"],
+            ["yes --version", "yes --help"],
+        ),
+        ("", [], ["absent job"]),
+    ]
+
+
+def test_tests_that_need_a_machine_or_a_network_are_left_out():
+    control = (
+        "Tests: a, b\nDepends: @\n\n# a comment\nTests: c\nRestrictions: needs-internet\n\n"
+        "Tests: d\nRestrictions: allow-stderr superficial\n\nTest-Command: true\n"
+    )
+    assert autopkgtests.suitable(control) == ["a", "b", "d"]
+
+
+def test_results_are_found_again(tmp_path):
+    results = inside.Results(tmp_path / "results")
+    results.add("a", "p", "a --help", compare.Verdict("same"))
+    assert inside.Results(tmp_path / "results").of("same", "program") == {"a"}
