@@ -7,6 +7,7 @@ import tempfile
 from dataclasses import dataclass
 
 # In namespaces of its own a command has no network, an empty /tmp, and no processes that outlive it.
+# The shell is process 1 there: coreutils' timeout refuses to be that, with 125 and no word.
 SEPARATE = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
 BEGIN = "ip link set lo up && mount -t tmpfs tmpfs /tmp && install -d -o smoke /tmp/home && cd /tmp/home"
 USER = ["setpriv", "--reuid=smoke", "--regid=smoke", "--clear-groups"]
@@ -35,7 +36,7 @@ def run(command, environment, limit_s):
     inner = [*USER, "prlimit", f"--fsize={LARGEST_OUTPUT}", "--core=0", "env", "-i", *words]
     inner += ["timeout", "--kill-after=1", str(limit_s), "sh", "-c", command]
     with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as complained:
-        outer = [*SEPARATE, "sh", "-c", f"{BEGIN} && exec {shlex.join(inner)}"]
+        outer = [*SEPARATE, "sh", "-c", f"{BEGIN} || exit 125; {shlex.join(inner)}; exit $?"]
         done = subprocess.run(outer, stdin=subprocess.DEVNULL, stdout=said, stderr=complained, check=False)
         texts = []
         for file in (said, complained):
@@ -43,6 +44,15 @@ def run(command, environment, limit_s):
             texts.append(file.read().decode(errors="backslashreplace"))
     texts[1] = EXPECTED.sub("", texts[1])
     return Run(done.returncode, tuple(text.splitlines() for text in texts))
+
+
+def check(environment):
+    """Whether commands run at all, and with the library: without either nothing would ever differ."""
+    library = environment["LD_PRELOAD"]
+    for own, expected in (({}, "0"), (environment, "1")):
+        told = run(f"grep -q {library} /proc/self/maps && echo 1 || echo 0", own, 60)
+        if told != Run(0, ([expected], [])):
+            raise SystemExit(f"programs: a first command with {own} should say {expected}: {told}")
 
 
 def steady(runs, stream):

@@ -17,14 +17,14 @@ from pathlib import Path
 
 import autopkgtests
 import ranking
-from compare import Verdict, compared
+from compare import Verdict, check, compared
 
 HERE = Path(__file__).parent
 LIBRARIES = Path("/opt/mayfly")
 SOCKET = "/opt/mayfly/share.socket"
 TOLD_S, JOB_S = 15, 90
 PROGRAMS_A_PACKAGE = 3  # coreutils alone has a hundred
-PACKAGES_AT_ONCE = 12
+PACKAGES_AT_ONCE = 10
 LAYERS = {
     "heap": {"LD_PRELOAD": f"{LIBRARIES}/libmayfly_heap.so", "MAYFLY_HEAP_CONTROL": "on"},
     # The smallest size that the library accepts, so that most programs have blocks of it.
@@ -147,6 +147,7 @@ def reason(command, left_out):
 
 def smoke(results, wanted, environment, left_out):
     """Compares commands until so many programs were."""
+    check(environment)
     jobs = tomllib.loads((HERE / "jobs.toml").read_text())["jobs"]
     groups = chosen(ranking.ranked(), jobs, left_out)
     with concurrent.futures.ThreadPoolExecutor(2) as pool:

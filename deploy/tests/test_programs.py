@@ -3,6 +3,8 @@
 import sys
 from pathlib import Path
 
+import pytest
+
 SMOKE = Path(__file__).resolve().parents[1] / "smoke"
 sys.path.insert(0, str(SMOKE))
 import autopkgtests  # noqa: E402
@@ -39,6 +41,13 @@ def test_a_command_is_compared_with_what_its_plain_runs_have_alike(monkeypatch):
     assert results_of(ran("a"), ran("a"), ran("b"), ran("b"), ran("c")) == "same"  # differs plainly, too
     assert results_of(ran("a"), ran("a"), ran("b"), ran("a"), ran("b"), ran("a")) == "failure"
     assert results_of(ran("a", status=124)) == "left out"
+
+
+def test_a_system_in_which_nothing_runs_or_nothing_is_preloaded_is_refused(monkeypatch):
+    for always in (ran("", status=125), ran("0\n")):
+        monkeypatch.setattr(compare, "run", lambda *_, always=always: always)
+        with pytest.raises(SystemExit, match="should say"):
+            compare.check({"LD_PRELOAD": "y"})
 
 
 def test_packages_come_in_order_of_what_depends_on_them():
