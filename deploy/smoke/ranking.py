@@ -8,16 +8,17 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+FIELD = re.compile(r"^(Package|Installed-Size|Pre-Depends|Depends|Recommends): *(.*)$", re.M)
 PROGRAM = re.compile(r"^(?:usr/)?s?bin/(\S+)\s+(\S+)$")
 NAME = re.compile(r"[a-z0-9][a-z0-9+.-]+")
 LARGEST_KIB = 250 << 10  # larger packages are left out: they would fill the disk
 
 
 def stanzas():
-    """Each available package, as a table of its fields."""
+    """Each available package, as a table of the fields that count here."""
     told = subprocess.run(["apt-cache", "dumpavail"], capture_output=True, text=True, check=True).stdout
     for stanza in told.split("\n\n"):
-        fields = dict(re.findall(r"^([A-Za-z-]+): *(.*)$", stanza, re.M))
+        fields = dict(FIELD.findall(stanza))
         if "Package" in fields:
             yield fields
 
