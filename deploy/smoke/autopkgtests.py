@@ -1,6 +1,7 @@
 """Debian's own tests of source packages, with and without a library preloaded."""
 
 import re
+import shutil
 import subprocess
 import tempfile
 from pathlib import Path
@@ -74,12 +75,14 @@ def prepared():
 
 
 def tested(folder, names, environment):
-    """What each test's result is, by name, and the text of the run."""
+    """What each test's result is, by name, and the text; in a copy, as tests write into their folder."""
     words = ["timeout", "--kill-after=5", str(LIMIT_S), "autopkgtest", "--no-built-binaries"]
     words += [f"--test-name={name}" for name in names] + [
         f"--env={name}={value}" for name, value in environment.items()
     ]
-    done = quiet(*words, folder, "--", "null")
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as scratch:
+        copy = shutil.copytree(folder, Path(scratch) / folder.name, symlinks=True)
+        done = quiet(*words, copy, "--", "null")
     text = done.stdout + done.stderr
     summary = text.rsplit("@@@@@@@@@@@@@@@@@@@@ summary", 1)
     return dict((name, result) for name, result, _ in RESULT.findall(summary[-1])) if len(

@@ -90,7 +90,15 @@ def prepared():
 
 def install(packages):
     """Installs packages beside those that are there; those for which that is impossible, with the reason."""
-    words = ["apt-get", "-qy", "--no-install-recommends", "--no-remove", "install"]
+    words = [
+        "apt-get",
+        "-qy",
+        "--no-install-recommends",
+        "--no-remove",
+        "-o",
+        "DPkg::Lock::Timeout=600",
+        "install",
+    ]
     if not packages or quiet(*words, *packages).returncode == 0:
         quiet("apt-get", "clean")
         return {}
