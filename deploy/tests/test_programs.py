@@ -55,7 +55,7 @@ def test_packages_come_in_order_of_what_depends_on_them():
     assert ranking.dependents(packages) == {"perl": 2, "libc6": 1, "awk": 1, "dpkg": 1}
 
 
-def test_packages_with_a_job_come_first_and_what_is_left_out_has_its_reason():
+def test_packages_with_a_job_come_first_and_others_have_their_reason():
     order = [("many", ["one", "two", "yes"]), ("few", ["three"])]
     left_out = {"packages": {}, "programs": {"yes": "writes without end"}}
     jobs = {"three": "three job", "absent": "absent job"}
