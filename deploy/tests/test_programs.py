@@ -31,7 +31,7 @@ def test_another_line_one_too_few_and_another_end_are_differences():
     assert "ends with 134 instead of 0" in compare.difference(PLAIN, ran("pid 14\nsame\n", status=134))
 
 
-def test_a_command_is_compared_with_what_its_plain_runs_have_alike(monkeypatch):
+def test_a_difference_counts_if_it_comes_again_and_not_plainly(monkeypatch):
     def results_of(*runs):
         left = iter(runs)
         monkeypatch.setattr(compare, "run", lambda *_: next(left))
@@ -50,7 +50,7 @@ def test_a_system_in_which_nothing_runs_or_nothing_is_preloaded_is_refused(monke
             compare.check({"LD_PRELOAD": "y"})
 
 
-def test_packages_come_in_order_of_what_depends_on_them():
+def test_packages_with_most_dependents_come_first():
     packages = [{"Depends": "libc6 (>= 2.3), perl | awk"}, {"Recommends": "perl"}, {"Pre-Depends": "dpkg"}]
     assert ranking.dependents(packages) == {"perl": 2, "libc6": 1, "awk": 1, "dpkg": 1}
 
