@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 import ranking
-from compare import Verdict
+from compare import Verdict, quiet
 
 # What a test may ask for. All else needs a machine, a network or a build of the package, or need not pass.
 ALLOWED = {
@@ -59,12 +59,6 @@ def sources():
     return sorted(found, key=lambda name: (-found[name], name))
 
 
-def quiet(*words, **more):
-    return subprocess.run(
-        words, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False, **more
-    )
-
-
 def prepared():
     first = Path("/etc/apt/sources.list").read_text().splitlines()[0]  # the suite itself, without updates
     Path("/etc/apt/sources.list.d/sources.list").write_text(first.replace("deb ", "deb-src ", 1) + "\n")
@@ -85,9 +79,9 @@ def tested(folder, names, environment):
         done = quiet(*words, copy, "--", "null")
     text = done.stdout + done.stderr
     summary = text.rsplit("@@@@@@@@@@@@@@@@@@@@ summary", 1)
-    return dict((name, result) for name, result, _ in RESULT.findall(summary[-1])) if len(
-        summary
-    ) > 1 else {}, text
+    if len(summary) == 1:  # it did not come so far
+        return {}, text
+    return {name: result for name, result, _ in RESULT.findall(summary[1])}, text
 
 
 def compared(package, environment):

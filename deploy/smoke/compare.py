@@ -1,5 +1,6 @@
 """One command run plainly and with a library preloaded: whether it writes the same and ends alike."""
 
+import os
 import re
 import shlex
 import subprocess
@@ -31,6 +32,14 @@ class Run:
 class Verdict:
     outcome: str  # "same", "failure" or "left out"
     why: str = ""
+
+
+def quiet(*words, **more):
+    """A command of the system's own, without questions; its output is kept."""
+    own = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    return subprocess.run(
+        words, capture_output=True, text=True, env=own, stdin=subprocess.DEVNULL, check=False, **more
+    )
 
 
 def run(command, environment, limit_s):

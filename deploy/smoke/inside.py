@@ -6,7 +6,6 @@ Results are lines of JSON in a file; commands that are in it already are not run
 import argparse
 import concurrent.futures
 import json
-import os
 import re
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from pathlib import Path
 
 import autopkgtests
 import ranking
-from compare import Verdict, check, compared
+from compare import Verdict, check, compared, quiet
 
 HERE = Path(__file__).parent
 LIBRARIES = Path("/opt/mayfly")
@@ -62,13 +61,6 @@ class Results:
 
     def of(self, outcome, key="command"):
         return {one[key] for one in self.known.values() if one["outcome"] == outcome}
-
-
-def quiet(*words):
-    own = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-    return subprocess.run(
-        words, capture_output=True, text=True, env=own, stdin=subprocess.DEVNULL, check=False
-    )
 
 
 def prepared():
