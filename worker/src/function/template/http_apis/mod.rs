@@ -111,7 +111,7 @@ impl Reader<'_> {
         };
         merge(&mut properties, own);
         self.api(id, of, &properties);
-        match parts::quick(&properties).filter(|_| kind == "AWS::ApiGatewayV2::Api") {
+        match (kind == "AWS::ApiGatewayV2::Api").then(|| parts::quick(own)).flatten() {
             Some(Ok(route)) => {
                 let api = self.apis.get_mut(id).expect("it was just added");
                 add(api, route, &mut self.notes);
