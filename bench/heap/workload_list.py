@@ -16,7 +16,8 @@ class Workload:
     about: str
     run: Callable[[Allocator, bool], Numbers]
     rounds: int = 3
-    extra: tuple[str, ...] = ()  # variants measured besides the default allocators
+    # Variants measured besides the default allocators; the paper's layout always.
+    extra: tuple[str, ...] = ("mayfly:lines",)
     has_memory: bool = True  # whether its peak RSS is part of the geometric mean
 
     def can_run(self, allocator: Allocator) -> bool:
@@ -78,7 +79,7 @@ WORKLOADS = {
             "swing",
             "heap swinging between 1 MiB and 1 GiB, 1 object in 10,000 long-lived (section 9.6)",
             compiled("swing", [1024, 5_000_000], [128, 130_000], 240),
-            extra=("mayfly:oracle", "mayfly:lines-oracle", *ON_HUGE_PAGES),
+            extra=("mayfly:lines", "mayfly:oracle", "mayfly:lines-oracle", *ON_HUGE_PAGES),
         ),
         Workload(
             "callers",
@@ -105,13 +106,13 @@ WORKLOADS = {
             "redis",
             "Redis, 5,000 connections, 1000 B values: fill, serve, delete most, fill again",
             redis_run,
-            extra=ON_HUGE_PAGES,
+            extra=("mayfly:lines", *ON_HUGE_PAGES),
         ),
         Workload(
             "memcached",
             "memcached, 200 connections",
             lambda a, q: programs.memcached(a, 100_000 if q else 1_000_000),
-            extra=ON_HUGE_PAGES,
+            extra=("mayfly:lines", *ON_HUGE_PAGES),
         ),
         Workload(
             "compile", "g++ -O1 on template-heavy C++", lambda a, q: programs.compile_cpp(a, 2 if q else 12)
@@ -120,7 +121,7 @@ WORKLOADS = {
             "small",
             "true, python -c pass, sleep: what it costs to start and to be there",
             small.run,
-            extra=("mayfly:base", *ON_HUGE_PAGES),
+            extra=("mayfly:lines", "mayfly:base", *ON_HUGE_PAGES),
         ),
         Workload("python", "Python with PYTHONMALLOC=malloc", lambda a, q: programs.python(a, 1 if q else 4)),
     ]
