@@ -11,8 +11,8 @@ from statistics import median
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
-# Keys of what only a plot has: values over time. They are most of some results, and are kept compressed.
-SERIES = re.compile(r"\.(over_time|timeline)\.")
+# Values over time, which only a plot has, and spreads. They are most of some results, and lie compressed.
+SERIES = re.compile(r"\.(over_time|timeline)\.|_(min|max)$")
 
 
 class BenchError(Exception):
@@ -94,7 +94,7 @@ def print_shown(found: Iterable[Shown]) -> None:
 
 def write(output: Path, flat: dict, found: Iterable[Shown] = ()) -> dict:
     """Flat dotted keys with units; goals go in as `shown.N.what`, `.wanted`, `.measured`, `.met`. Values over
-    time go to NAME.series.json.xz beside NAME.json; `read` has both again."""
+    time, and least and largest ones, go to NAME.series.json.xz beside NAME.json; `read` has both again."""
     flat = {key: rounded(value) for key, value in flat.items() if not key.startswith("shown.")}
     for number, one in enumerate(found):
         flat |= {f"shown.{number}.{key}": value for key, value in vars(one).items()}
