@@ -41,8 +41,8 @@ suites: build ## other projects' test suites, with and without the heap (long)
 	heap/tests/suites
 
 programs: build ## hundreds of Debian's programs with the heap and with automatic merging preloaded (as root, long): SUITE=trixie RESUME=yes
-	deploy/programs $(or $(SUITE),forky) --layer heap --smoke 400 --autopkgtests 100 $(if $(RESUME),--resume)
-	deploy/programs $(or $(SUITE),forky) --layer merge --smoke 200 $(if $(RESUME),--resume)
+	deploy/programs $(or $(SUITE),forky) --layer heap --smoke 400 --pypi 50 --autopkgtests 100 $(if $(RESUME),--resume)
+	deploy/programs $(or $(SUITE),forky) --layer merge --smoke 200 --pypi 50 $(if $(RESUME),--resume)
 
 soak: build ## random operations for long, fuzzing, and VMs on kernels that check themselves (hours)
 	fuzz/run

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import autopkgtests
+import pypi
 import ranking
 from compare import Verdict, check, compared, quiet
 
@@ -138,7 +139,8 @@ def chosen(order, jobs, left_out):
 
 
 def reason(command, left_out):
-    for kind, name in (("packages", command.package), ("programs", command.program)):
+    named = {"packages": command.package, "programs": command.program, "commands": command.words}
+    for kind, name in named.items():
         for pattern, why in left_out[kind].items():
             if re.fullmatch(pattern, name):
                 return why
@@ -192,6 +194,7 @@ def main():
     parser.add_argument("layer", choices=LAYERS)
     parser.add_argument("results", type=Path)
     parser.add_argument("--smoke", type=int, default=0)
+    parser.add_argument("--pypi", type=int, default=0)
     parser.add_argument("--autopkgtests", type=int, default=0)
     arguments = parser.parse_args()
     prepared()
@@ -201,6 +204,8 @@ def main():
     try:
         if arguments.smoke:
             smoke(results, arguments.smoke, environment, left_out)
+        if arguments.pypi:
+            pypi.compare(results, arguments.pypi, environment)
         if arguments.autopkgtests:
             autopkgtests.compare(results, arguments.autopkgtests, environment, left_out["autopkgtests"])
     finally:

@@ -1,6 +1,8 @@
 """What deploy/programs chooses and compares."""
 
+import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ sys.path.insert(0, str(SMOKE))
 import autopkgtests  # noqa: E402
 import compare  # noqa: E402
 import inside  # noqa: E402
+import pypi  # noqa: E402
 import ranking  # noqa: E402
 
 
@@ -57,7 +60,11 @@ def test_packages_with_most_dependents_come_first():
 
 def test_packages_with_a_job_come_first_and_others_have_their_reason():
     order = [("many", ["one", "two", "yes"]), ("few", ["three"])]
-    left_out = {"packages": {}, "programs": {"yes": "writes without end"}}
+    left_out = {
+        "packages": {},
+        "programs": {"yes": "writes without end"},
+        "commands": {"two --help": "as asked"},
+    }
     jobs = {"three": "three job", "absent": "absent job"}
     groups = [
         (package, [command.words for command in kept], [command.words for command in left])
@@ -67,8 +74,8 @@ def test_packages_with_a_job_come_first_and_others_have_their_reason():
         ("few", ["three job", "three --version", "three --help"], []),
         (
             "many",
-            ["one --version", "one --help", "two --version", "two --help"],
-            ["yes --version", "yes --help"],
+            ["one --version", "one --help", "two --version"],
+            ["two --help", "yes --version", "yes --help"],
         ),
         ("", [], ["absent job"]),
     ]
@@ -86,3 +93,37 @@ def test_results_are_found_again(tmp_path):
     results = inside.Results(tmp_path / "results")
     results.add("a", "p", "a --help", compare.Verdict("same"))
     assert inside.Results(tmp_path / "results").of("same", "program") == {"a"}
+
+
+def test_debians_part_of_a_source_is_enough_where_a_mirror_lacks_the_rest(monkeypatch, tmp_path):
+    def apt(*words, cwd=None, **_):
+        if words[0] == "tar":
+            return subprocess.run(words, check=False)
+        if "--diff-only" not in words:
+            return subprocess.CompletedProcess(words, 100, "", "404")
+        (tmp_path / "debian/tests").mkdir(parents=True)
+        (tmp_path / "debian/tests/control").write_text("Tests: a\n")
+        subprocess.run(["tar", "-cJf", cwd / "p_1-1.debian.tar.xz", "debian"], cwd=tmp_path, check=True)
+        return subprocess.CompletedProcess(words, 0, "", "")
+
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(autopkgtests, "quiet", apt)
+    folder, _ = autopkgtests.fetched("p", scratch)
+    assert autopkgtests.suitable((folder / "debian/tests/control").read_text()) == ["a"]
+
+
+def test_jobs_of_pypi_are_named_with_the_versions_that_ran(monkeypatch, tmp_path):
+    jobs = tomllib.loads((SMOKE / "pypi.toml").read_text())["jobs"]
+    assert all(set(job) == {"packages", "run"} for job in jobs.values())
+    monkeypatch.setattr(pypi, "PLACE", tmp_path)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/pip").touch()
+    cannot = {"scipy": "pip cannot install it"}
+    monkeypatch.setattr(pypi, "installed", lambda packages: cannot.get(packages[0], ""))
+    monkeypatch.setattr(pypi, "versions", lambda: {"numpy": "2.4"})
+    monkeypatch.setattr(pypi, "compared", lambda *_: compare.Verdict("same"))
+    results = inside.Results(tmp_path / "results")
+    pypi.compare(results, 2, {})
+    told = [(one["package"], one["outcome"], one["why"]) for one in results.known.values()]
+    assert told == [("pypi:numpy", "same", "numpy 2.4"), ("pypi:scipy", "left out", cannot["scipy"])]
