@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::Mutex;
 
+use prometheus_text::PrometheusText;
+
 use crate::base::protocol::MAX_BYTES;
 use crate::daemon::json::quoted;
 use crate::daemon::programs::Programs;
@@ -134,20 +136,20 @@ impl MetricsByDomain {
 
     /// Prometheus' text format.
     pub fn prometheus(&self) -> String {
-        let mut out = String::from("# HELP mayfly_share_cpu_seconds_total Processor time of the daemon.\n");
-        let _ = writeln!(out, "# TYPE mayfly_share_cpu_seconds_total counter");
-        let _ = writeln!(out, "mayfly_share_cpu_seconds_total {:.3}", cpu_seconds());
+        let mut out = PrometheusText::default();
+        let name = "mayfly_share_cpu_seconds_total";
+        out.single(name, "counter", "Processor time of the daemon", format_args!("{:.3}", cpu_seconds()));
         self.read(|all| {
             for (i, (name, kind, help, _)) in DomainMetrics::default().all().enumerate() {
-                let _ = writeln!(out, "# HELP mayfly_share_{name}{help}.\n# TYPE mayfly_share_{name} {kind}");
+                let name = format!("mayfly_share_{name}");
+                out.head(&name, kind, help.trim_start());
                 for (domain, (metrics, _)) in all {
                     let value = metrics.all().nth(i).map_or(0, |metric| metric.3);
-                    let label = quoted(&domain.to_string());
-                    let _ = writeln!(out, "mayfly_share_{name}{{domain={label}}} {value}");
+                    out.value(&name, &[("domain", &domain.to_string())], value);
                 }
             }
         });
-        out
+        out.into_string()
     }
 }
 

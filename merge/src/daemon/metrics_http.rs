@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Instant;
 
+use prometheus_text::CONTENT_TYPE;
 use rustix::event::PollFlags;
 
 const MAX_REQUEST_BYTES: usize = 4096;
@@ -195,7 +196,7 @@ fn respond(request: &[u8], is_whole: bool, metrics: impl FnOnce() -> String) -> 
         (false, ..) => ("431 Request Header Fields Too Large", String::new()),
     };
     format!(
-        "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {}\r\n\
+        "HTTP/1.1 {status}\r\nContent-Type: {CONTENT_TYPE}\r\nContent-Length: {}\r\n\
          Connection: close\r\n\r\n{body}",
         body.len()
     )

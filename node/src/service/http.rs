@@ -19,7 +19,7 @@ const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
 const PATHS: &str = "GET /metrics, /memory or /healthz\n";
 
 /// The content types of texts.
-pub const PLAIN: &str = "text/plain; version=0.0.4";
+pub const PLAIN: &str = prometheus_text::CONTENT_TYPE;
 /// See [`PLAIN`].
 pub const JSON: &str = "application/json";
 

@@ -1,7 +1,8 @@
 //! The metrics as Prometheus' text.
 
-use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use prometheus_text::PrometheusText;
 
 use crate::domains::trust_domain::TrustDomain;
 use crate::observe::containers::InjectedContainer;
@@ -56,7 +57,7 @@ pub fn text(agent: &Agent) -> String {
     stores(agent, &mut out);
     containers(agent, &mut out);
     models(agent, &mut out);
-    out.0
+    out.0.into_string()
 }
 
 fn stores(agent: &Agent, out: &mut Text) {
@@ -86,7 +87,7 @@ fn stores(agent: &Agent, out: &mut Text) {
         let labels = labels(at, domain);
         families.add(&state.metrics(), &labels.each_ref().map(|(key, text)| (*key, text.as_str())));
     }
-    families.write(out);
+    families.write(&mut out.0);
 }
 
 /// The stores' own metrics. All values of one metric follow its head, as Prometheus' format requires.
@@ -98,7 +99,7 @@ struct Family {
     name: String,
     /// Its help and type, as a store has written them.
     head: String,
-    values: Text,
+    values: PrometheusText,
 }
 
 impl Families {
@@ -113,20 +114,22 @@ impl Families {
                 continue;
             }
             let Some((name, value)) = line.split_once("{domain=\"everyone\"} ") else { continue };
-            let (true, Ok(value)) = (name.starts_with("mayfly_share_"), value.parse()) else { continue };
+            let (true, Ok(value)) = (name.starts_with("mayfly_share_"), value.parse::<u64>()) else {
+                continue;
+            };
             let at = self.0.iter().position(|family| family.name == name).unwrap_or_else(|| {
                 let head = std::mem::take(&mut head);
-                self.0.push(Family { name: name.to_owned(), head, values: Text::default() });
+                self.0.push(Family { name: name.to_owned(), head, values: PrometheusText::default() });
                 self.0.len() - 1
             });
-            self.0[at].values.named(name, labels, value);
+            self.0[at].values.value(name, labels, value);
         }
     }
 
-    fn write(&self, out: &mut Text) {
-        for Family { head, values, .. } in &self.0 {
-            out.0.push_str(head);
-            out.0.push_str(&values.0);
+    fn write(self, out: &mut PrometheusText) {
+        for Family { head, values, .. } in self.0 {
+            out.push(&head);
+            out.push(&values.into_string());
         }
     }
 }
@@ -183,41 +186,27 @@ fn models(agent: &Agent, out: &mut Text) {
     gauge("model_believed", "Whether the program believes it", |one| u64::from(!one.is_doubted));
 }
 
+/// The agent's own metrics: whole numbers, whose names begin alike.
 #[derive(Default)]
-struct Text(String);
+struct Text(PrometheusText);
 
 impl Text {
     fn head(&mut self, name: &str, kind: &str, help: &str) {
-        let _ = writeln!(self.0, "# HELP mayfly_node_{name} {help}.\n# TYPE mayfly_node_{name} {kind}");
+        self.0.head(&named(name), kind, help);
     }
 
     fn line(&mut self, name: &str, labels: &[(&str, &str)], value: u64) {
-        self.named(&format!("mayfly_node_{name}"), labels, value);
-    }
-
-    fn named(&mut self, name: &str, labels: &[(&str, &str)], value: u64) {
-        let labels: Vec<String> =
-            labels.iter().map(|(key, text)| format!("{key}=\"{}\"", escaped(text))).collect();
-        let labels = if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) };
-        let _ = writeln!(self.0, "{name}{labels} {value}");
+        self.0.value(&named(name), labels, value);
     }
 }
 
-/// Escapes a label's value as Prometheus requires.
-fn escaped(text: &str) -> String {
-    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+fn named(name: &str) -> String {
+    format!("mayfly_node_{name}")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn labels_are_escaped() {
-        let mut out = Text(String::new());
-        out.line("x", &[("pod", "a\"b\\\nc")], 7);
-        assert_eq!(out.0, "mayfly_node_x{pod=\"a\\\"b\\\\\\nc\"} 7\n");
-    }
 
     #[test]
     fn metrics_of_two_stores_follow_one_head_with_help() {
@@ -233,7 +222,7 @@ mod tests {
             ]
             .concat()
         };
-        let (mut families, mut out) = (Families::default(), Text::default());
+        let (mut families, mut out) = (Families::default(), PrometheusText::default());
         families.add(&store(1), &[("domain", "a")]);
         families.add(&store(2), &[("domain", "b")]);
         families.write(&mut out);
@@ -241,6 +230,6 @@ mod tests {
             mayfly_share_clients{domain=\"a\"} 1\nmayfly_share_clients{domain=\"b\"} 2\n\
             # HELP mayfly_share_requests_total Help.\n# TYPE mayfly_share_requests_total counter\n\
             mayfly_share_requests_total{domain=\"a\"} 9\nmayfly_share_requests_total{domain=\"b\"} 9\n";
-        assert_eq!(out.0, wanted);
+        assert_eq!(out.into_string(), wanted);
     }
 }

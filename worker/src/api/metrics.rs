@@ -1,8 +1,8 @@
 //! The figures at `/metrics`, in Prometheus' text format. deploy/grafana shows them.
 
-use std::fmt::{Display, Write};
 use std::sync::atomic::Ordering;
 
+use prometheus_text::{CONTENT_TYPE, PrometheusText};
 use worker_page::data::{FunctionSample, Sample, Vm};
 use worker_page::figures::Memory;
 
@@ -14,7 +14,7 @@ use crate::invocation::counters::{BUCKETS_S, Histogram};
 /// All figures. Memory is the last sample's, at most some seconds old.
 pub fn metrics(api: &Api) -> Answer {
     let worker = &api.worker;
-    let mut text = Metrics(String::new());
+    let mut text = PrometheusText::default();
     let sample = worker.history.last_sample().unwrap_or_default();
     requests(&mut text, worker);
     instances(&mut text, worker);
@@ -22,12 +22,12 @@ pub fn metrics(api: &Api) -> Answer {
     virtual_machine(&mut text, &sample.vm.clone().unwrap_or_default());
     events(&mut text, worker);
     settings(&mut text, worker);
-    http::answer(200, "text/plain; version=0.0.4", text.0)
+    http::answer(200, CONTENT_TYPE, text.into_string())
 }
 
-fn requests(text: &mut Metrics, worker: &Worker) {
+fn requests(text: &mut PrometheusText, worker: &Worker) {
     let count = &worker.count;
-    text.about("mayfly_invocations_total", "counter", "Requests that were answered, by outcome");
+    text.head("mayfly_invocations_total", "counter", "Requests that were answered, by outcome");
     for (outcome, counter) in [
         ("succeeded", &count.succeeded),
         ("failed", &count.failed),
@@ -37,17 +37,22 @@ fn requests(text: &mut Metrics, worker: &Worker) {
         text.value("mayfly_invocations_total", &[("outcome", outcome)], counter.load(Ordering::Relaxed));
     }
     let counts = worker.counts();
-    text.alone("mayfly_running_requests", "gauge", "Requests that instances have", counts.running);
-    text.alone("mayfly_queued_requests", "gauge", "Requests that wait for an instance", counts.queued);
-    text.histogram("mayfly_latency_seconds", "From arrival to answer, of requests that ran", &count.latency);
+    text.single("mayfly_running_requests", "gauge", "Requests that instances have", counts.running);
+    text.single("mayfly_queued_requests", "gauge", "Requests that wait for an instance", counts.queued);
+    add_histogram(
+        text,
+        "mayfly_latency_seconds",
+        "From arrival to answer, of requests that ran",
+        &count.latency,
+    );
     let help = "From an instance's start until it asks for work";
-    text.histogram("mayfly_cold_start_seconds", help, &count.cold_start);
+    add_histogram(text, "mayfly_cold_start_seconds", help, &count.cold_start);
     let help = "The same, of instances that were restored from a snapshot";
-    text.histogram("mayfly_restore_seconds", help, &count.restore);
+    add_histogram(text, "mayfly_restore_seconds", help, &count.restore);
 }
 
-fn instances(text: &mut Metrics, worker: &Worker) {
-    text.about("mayfly_instances", "gauge", "Instances, by function and phase");
+fn instances(text: &mut PrometheusText, worker: &Worker) {
+    text.head("mayfly_instances", "gauge", "Instances, by function and phase");
     for function in worker.functions() {
         let counts = worker.counts_of(&function);
         for (phase, number) in [
@@ -84,9 +89,9 @@ const OF_FUNCTIONS: [OfFunction; 6] = [
     }),
 ];
 
-fn memory(text: &mut Metrics, worker: &Worker, sample: &Sample) {
+fn memory(text: &mut PrometheusText, worker: &Worker, sample: &Sample) {
     let help = "Memory in use, by function, as its cgroups count it";
-    text.about("mayfly_instance_memory_bytes", "gauge", help);
+    text.head("mayfly_instance_memory_bytes", "gauge", help);
     let instances = worker.instances();
     for function in worker.functions() {
         let own = instances.iter().filter(|one| one.deployment.parent == function.deployment.function);
@@ -94,20 +99,20 @@ fn memory(text: &mut Metrics, worker: &Worker, sample: &Sample) {
         text.value("mayfly_instance_memory_bytes", &[("function", &function.deployment.name)], bytes);
     }
     for (name, help, value) in OF_FUNCTIONS {
-        text.about(name, "gauge", help);
+        text.head(name, "gauge", help);
         for (function, of_function) in &sample.functions {
             text.value(name, &[("function", function)], value(of_function));
         }
     }
     let memory = Memory::of(sample);
-    text.alone(
+    text.single(
         "mayfly_used_bytes",
         "gauge",
         "Memory of all instances and page stores, each page once",
         memory.used,
     );
-    text.alone("mayfly_stores", "gauge", "Page stores", sample.store.stores);
-    text.alone(
+    text.single("mayfly_stores", "gauge", "Page stores", sample.store.stores);
+    text.single(
         "mayfly_store_bytes",
         "gauge",
         "Memory of the page stores, each page once",
@@ -115,10 +120,10 @@ fn memory(text: &mut Metrics, worker: &Worker, sample: &Sample) {
     );
     let ready = &sample.ready;
     let help = "Empty sandboxes that the next starts take";
-    text.alone("mayfly_ready_sandboxes", "gauge", help, ready.sandboxes);
-    text.alone("mayfly_ready_sandbox_bytes", "gauge", "Memory of those sandboxes", ready.bytes);
-    text.alone("mayfly_merge_saved_bytes", "gauge", "Memory that merging saves", memory.saved());
-    text.alone(
+    text.single("mayfly_ready_sandboxes", "gauge", help, ready.sandboxes);
+    text.single("mayfly_ready_sandbox_bytes", "gauge", "Memory of those sandboxes", ready.bytes);
+    text.single("mayfly_merge_saved_bytes", "gauge", "Memory that merging saves", memory.saved());
+    text.single(
         "mayfly_host_available_bytes",
         "gauge",
         "MemAvailable of the machine",
@@ -126,9 +131,9 @@ fn memory(text: &mut Metrics, worker: &Worker, sample: &Sample) {
     );
 }
 
-fn virtual_machine(text: &mut Metrics, vm: &Vm) {
+fn virtual_machine(text: &mut PrometheusText, vm: &Vm) {
     let name = "mayfly_vm_partitions";
-    text.about(
+    text.head(
         name,
         "gauge",
         "Partitions of the virtual machine: in all, plugged, with an instance; 0 without a VM",
@@ -136,25 +141,25 @@ fn virtual_machine(text: &mut Metrics, vm: &Vm) {
     for (state, number) in [("possible", vm.partitions), ("plugged", vm.plugged), ("used", vm.used)] {
         text.value(name, &[("state", state)], number);
     }
-    text.alone(
+    text.single(
         "mayfly_vm_plugged_bytes",
         "gauge",
         "Memory that is plugged into the virtual machine",
         vm.plugged_bytes,
     );
-    text.alone(
+    text.single(
         "mayfly_vm_resident_bytes",
         "gauge",
         "Memory of the host that the VM occupies",
         vm.resident_bytes,
     );
-    text.alone(
+    text.single(
         "mayfly_vm_merged_bytes",
         "gauge",
         "Pages that the VM's kernel has merged, each once: they lie in its shared partition",
         vm.merged_bytes,
     );
-    text.alone(
+    text.single(
         "mayfly_vm_mapped_merged_bytes",
         "gauge",
         "The same pages, counted once for each instance that maps them",
@@ -162,33 +167,33 @@ fn virtual_machine(text: &mut Metrics, vm: &Vm) {
     );
 }
 
-fn events(text: &mut Metrics, worker: &Worker) {
+fn events(text: &mut PrometheusText, worker: &Worker) {
     let totals = worker.history.totals();
-    text.about("mayfly_events_total", "counter", "Events by kind; /events has their details");
+    text.head("mayfly_events_total", "counter", "Events by kind; /events has their details");
     for (kind, total) in &totals {
         text.value("mayfly_events_total", &[("kind", kind)], total.count);
     }
     let of = |kind: &str| totals.get(kind).cloned().unwrap_or_default();
     let idle_work = worker.count.idle_work.load(Ordering::Relaxed);
-    text.alone("mayfly_rests_total", "counter", "Times that an instance without work has rested", idle_work);
+    text.single("mayfly_rests_total", "counter", "Times that an instance without work has rested", idle_work);
     let freezes = worker.count.freezes.load(Ordering::Relaxed);
-    text.alone("mayfly_freezes_total", "counter", "Times that an instance without work was frozen", freezes);
+    text.single("mayfly_freezes_total", "counter", "Times that an instance without work was frozen", freezes);
     let (merge, rest, unplug) = (of("merge"), of("rest"), of("unplug"));
-    text.alone("mayfly_merged_bytes_total", "counter", "Memory that was merged", merge.bytes);
-    text.alone("mayfly_merge_seconds_total", "counter", "Time that merging took", merge.ms / 1e3);
-    text.about(
+    text.single("mayfly_merged_bytes_total", "counter", "Memory that was merged", merge.bytes);
+    text.single("mayfly_merge_seconds_total", "counter", "Time that merging took", merge.ms / 1e3);
+    text.head(
         "mayfly_returned_bytes_total",
         "counter",
         "Memory that idle instances or unplugging have returned",
     );
     text.value("mayfly_returned_bytes_total", &[("by", "rest")], rest.bytes);
     text.value("mayfly_returned_bytes_total", &[("by", "unplug")], unplug.bytes);
-    text.alone("mayfly_unplug_seconds_total", "counter", "Time that unplugging took", unplug.ms / 1e3);
+    text.single("mayfly_unplug_seconds_total", "counter", "Time that unplugging took", unplug.ms / 1e3);
 }
 
-fn settings(text: &mut Metrics, worker: &Worker) {
+fn settings(text: &mut PrometheusText, worker: &Worker) {
     let layers = history::layers(worker);
-    text.about("mayfly_layer", "gauge", "1 for layers that are switched on");
+    text.head("mayfly_layer", "gauge", "1 for layers that are switched on");
     let partitions = !matches!(layers.partitions.as_str(), "" | "none");
     for (layer, on) in [
         ("heap", layers.heap),
@@ -200,48 +205,24 @@ fn settings(text: &mut Metrics, worker: &Worker) {
     }
     let capacity = worker.capacity();
     let help = "Memory that all instances together may have";
-    text.alone("mayfly_memory_limit_bytes", "gauge", help, capacity.memory_mib << 20);
-    text.alone("mayfly_concurrency_limit", "gauge", "The most instances at once", capacity.concurrency);
-    text.about("mayfly_function_memory_limit_bytes", "gauge", "The memory limit of an instance, by function");
+    text.single("mayfly_memory_limit_bytes", "gauge", help, capacity.memory_mib << 20);
+    text.single("mayfly_concurrency_limit", "gauge", "The most instances at once", capacity.concurrency);
+    text.head("mayfly_function_memory_limit_bytes", "gauge", "The memory limit of an instance, by function");
     for function in worker.functions() {
         let bytes = u64::from(function.deployment.settings.memory_mib) << 20;
         text.value("mayfly_function_memory_limit_bytes", &[("function", &function.deployment.name)], bytes);
     }
-    text.alone("mayfly_uptime_seconds", "gauge", "Since the worker began", worker.uptime().as_secs_f64());
+    text.single("mayfly_uptime_seconds", "gauge", "Since the worker began", worker.uptime().as_secs_f64());
 }
 
-struct Metrics(String);
-
-impl Metrics {
-    fn about(&mut self, name: &str, kind: &str, help: &str) {
-        writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}").expect("strings take all");
+/// A metric of `histogram`, in seconds.
+fn add_histogram(text: &mut PrometheusText, name: &str, help: &str, histogram: &Histogram) {
+    text.head(name, "histogram", help);
+    let counts = histogram.cumulative();
+    let bounds = BUCKETS_S.map(|bound| bound.to_string()).into_iter().chain(["+Inf".into()]);
+    for (count, bound) in counts.iter().zip(bounds) {
+        text.value(&format!("{name}_bucket"), &[("le", &bound)], count);
     }
-
-    fn value(&mut self, name: &str, labels: &[(&str, &str)], value: impl Display) {
-        let labels: Vec<String> =
-            labels.iter().map(|(label, text)| format!("{label}=\"{}\"", escape(text))).collect();
-        let labels = if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) };
-        writeln!(self.0, "{name}{labels} {value}").expect("strings take all");
-    }
-
-    fn alone(&mut self, name: &str, kind: &str, help: &str, value: impl Display) {
-        self.about(name, kind, help);
-        self.value(name, &[], value);
-    }
-
-    fn histogram(&mut self, name: &str, help: &str, histogram: &Histogram) {
-        self.about(name, "histogram", help);
-        let counts = histogram.cumulative();
-        let bounds = BUCKETS_S.map(|bound| bound.to_string()).into_iter().chain(["+Inf".into()]);
-        for (count, bound) in counts.iter().zip(bounds) {
-            self.value(&format!("{name}_bucket"), &[("le", &bound)], count);
-        }
-        self.value(&format!("{name}_sum"), &[], histogram.sum().as_secs_f64());
-        self.value(&format!("{name}_count"), &[], counts.last().unwrap_or(&0));
-    }
-}
-
-/// A label's value, as the format wants it.
-fn escape(text: &str) -> String {
-    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+    text.value(&format!("{name}_sum"), &[], histogram.sum().as_secs_f64());
+    text.value(&format!("{name}_count"), &[], counts.last().unwrap_or(&0));
 }
