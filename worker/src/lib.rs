@@ -132,6 +132,7 @@ pub(crate) mod api;
 
 pub mod service {
     //! The process: start, signals, handover and end, and deploying a template.
+    pub(crate) mod changes;
     pub mod check;
     pub(crate) mod deploy;
     pub(crate) mod http_apis;
@@ -140,6 +141,7 @@ pub mod service {
     pub(crate) mod serve;
     pub(crate) mod sources;
     pub mod stack;
+    pub(crate) mod start;
     pub(crate) mod systemd;
     pub(crate) mod vm_domains;
 }
@@ -147,5 +149,6 @@ pub mod service {
 #[cfg(fuzzing)]
 pub mod fuzzing;
 
-pub use service::serve::{Service, run};
+pub use service::serve::run;
+pub use service::start::Service;
 pub use worker_container::{LAUNCHER_VERB, RUNTIME_PORT, launch};
