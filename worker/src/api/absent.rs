@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::operations::{Named, Operation};
 use super::{Api, Call};
-use crate::base::error::ApiError;
+use crate::base::error::{ApiError, ErrorKind};
 use crate::base::name::{self, Target};
 use crate::http::{self, Answer};
 use worker_system::text::shown;
@@ -37,7 +37,7 @@ pub fn answer(api: &Api, call: &Call, named: Named<'_>) -> Result<Answer, ApiErr
         Op::PutFunctionCodeSigningConfig => {
             function()?;
             let text = format!("The code signing configuration cannot be found: {SIGNING}");
-            Err(ApiError::new(404, "CodeSigningConfigNotFoundException", text))
+            Err(ErrorKind::CodeSigningConfigNotFound.with(text))
         }
         Op::GetFunctionCodeSigningConfig => {
             function()?;
@@ -55,7 +55,7 @@ pub fn answer(api: &Api, call: &Call, named: Named<'_>) -> Result<Answer, ApiErr
         Op::GetProvisionedConcurrencyConfig => {
             function()?;
             let text = "No Provisioned Concurrency Config found for this function";
-            Err(ApiError::new(404, "ProvisionedConcurrencyConfigNotFoundException", text))
+            Err(ErrorKind::ProvisionedConcurrencyConfigNotFound.with(text))
         }
         Op::DeleteProvisionedConcurrencyConfig => function().map(|_| http::empty(204)),
         Op::ListProvisionedConcurrencyConfigs => {

@@ -108,19 +108,29 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::base::error::ErrorKind;
 
     #[test]
     fn only_the_zip_may_be_long() {
         let long = "A".repeat(2 * limits::CALL_BYTES);
-        let status = |body: Value| {
+        let refusal = |body: Value| {
             let parts = hyper::Request::new(()).into_parts().0;
             let call = Call::of_tests(parts, body.to_string());
-            call.json_beside_zip::<Value>().map_or_else(|error| error.status, |_| 200)
+            call.json_beside_zip::<Value>().err().map(|error| error.kind)
         };
-        assert_eq!(status(json!({ "Code": { "ZipFile": long }, "FunctionName": "f" })), 200);
-        assert_eq!(status(json!({ "Content": { "ZipFile": long } })), 200);
-        assert_eq!(status(json!({ "Code": { "ZipFile": "" }, "FunctionName": long })), 413);
-        assert_eq!(status(json!({ "Code": { "ZipFile": long, "S3Key": long } })), 413);
-        assert_eq!(status(json!({ "Content": {}, "CompatibleRuntimes": vec![0; limits::CALL_BYTES] })), 413);
+        assert_eq!(refusal(json!({ "Code": { "ZipFile": long }, "FunctionName": "f" })), None);
+        assert_eq!(refusal(json!({ "Content": { "ZipFile": long } })), None);
+        assert_eq!(
+            refusal(json!({ "Code": { "ZipFile": "" }, "FunctionName": long })),
+            Some(ErrorKind::RequestTooLarge)
+        );
+        assert_eq!(
+            refusal(json!({ "Code": { "ZipFile": long, "S3Key": long } })),
+            Some(ErrorKind::RequestTooLarge)
+        );
+        assert_eq!(
+            refusal(json!({ "Content": {}, "CompatibleRuntimes": vec![0; limits::CALL_BYTES] })),
+            Some(ErrorKind::RequestTooLarge)
+        );
     }
 }

@@ -8,8 +8,9 @@ use hyper::Request;
 use hyper::body::Incoming;
 use hyper::header::HeaderValue;
 
-use super::{Api, Named, error_answer, segments};
-use crate::base::error::ApiError;
+use super::status::error_answer;
+use super::{Api, Named, segments};
+use crate::base::error::{ApiError, ErrorKind};
 use crate::control::stopping;
 use crate::http::connections::Connections;
 use crate::http::{self, Answer, BodyMemory};
@@ -61,13 +62,9 @@ async fn answer(api: &Api, request: Request<Incoming>) -> Result<Answer, ApiErro
     let named = Named::of(request.method(), &path, request.uri().query());
     if named.is_none_or(|named| !named.operation.is_invocation()) {
         let called = format!("{} {}", request.method(), shown(request.uri().path()));
-        return Err(ApiError::new(
-            403,
-            "AccessDeniedException",
-            format!(
-                "{called}: functions reach Invoke of their own worker here, and no other call or service"
-            ),
-        ));
+        return Err(ErrorKind::AccessDenied.with(format!(
+            "{called}: functions reach Invoke of their own worker here, and no other call or service"
+        )));
     }
     let Calls { connections, answers } = &api.from_functions;
     let connection = connections.add(IpAddr::V4(Ipv4Addr::LOCALHOST));

@@ -329,6 +329,7 @@ mod tests {
     use std::sync::mpsc::channel;
 
     use super::*;
+    use crate::base::error::ErrorKind;
     use crate::control::Worker;
     use crate::events::async_invokes::Events;
     use crate::http::BodyMemory;
@@ -358,17 +359,18 @@ mod tests {
         let same = |now: &Deployment| Ok((now.settings.clone(), now.code.clone(), now.opt.clone()));
         worker.update("f", same).unwrap();
         drop(place);
-        assert_eq!(updating.await.unwrap_err().status, 412);
+        assert_eq!(updating.await.unwrap_err().kind, ErrorKind::PreconditionFailed);
     }
 
     #[test]
     fn only_versions_are_deleted_apart_from_their_function() {
-        let status = |function, qualifier| check_deletable(function, qualifier).map_err(|error| error.status);
+        let checked = |function, qualifier| check_deletable(function, qualifier).map_err(|error| error.kind);
         assert_eq!(
-            (status("f", None), status("f", Some("1")), status("f:1", None)),
+            (checked("f", None), checked("f", Some("1")), checked("f:1", None)),
             (Ok(()), Ok(()), Ok(()))
         );
-        assert_eq!((status("f", Some("$LATEST")), status("f:$LATEST", None)), (Err(400), Err(400)));
+        let invalid = Err(ErrorKind::InvalidParameterValue);
+        assert_eq!((checked("f", Some("$LATEST")), checked("f:$LATEST", None)), (invalid, invalid));
     }
 
     #[tokio::test]

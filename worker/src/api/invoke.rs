@@ -144,6 +144,7 @@ fn client_context(text: Option<&str>) -> Result<Option<String>, ApiError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::error::ErrorKind;
 
     #[test]
     fn a_client_context_travels_as_plain_ascii() {
@@ -158,14 +159,14 @@ mod tests {
 
     #[test]
     fn refuses_payload_that_is_no_json_in_utf_8() {
-        let status = |body: &'static [u8]| {
+        let parsed = |body: &'static [u8]| {
             let parts = hyper::Request::new(()).into_parts().0;
-            payload(&Call::of_tests(parts, body)).map_err(|error| (error.status, error.name))
+            payload(&Call::of_tests(parts, body)).map_err(|error| error.kind)
         };
-        let refused = Err((400, "InvalidRequestContentException"));
-        assert_eq!(status(b""), Ok("{}".into()));
-        assert_eq!(status("\"é\"".as_bytes()), Ok("\"é\"".into()));
-        assert_eq!(status(b"{"), refused);
-        assert_eq!(status(b"\"\xff\""), refused);
+        let refused = Err(ErrorKind::InvalidRequestContent);
+        assert_eq!(parsed(b""), Ok("{}".into()));
+        assert_eq!(parsed("\"é\"".as_bytes()), Ok("\"é\"".into()));
+        assert_eq!(parsed(b"{"), refused);
+        assert_eq!(parsed(b"\"\xff\""), refused);
     }
 }

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{Api, Call};
-use crate::base::error::ApiError;
+use crate::base::error::{ApiError, ErrorKind};
 use crate::base::name;
 use crate::base::time::lambda_time;
 use crate::function::definition::log_group;
@@ -51,11 +51,11 @@ pub fn answer(api: &Api, call: &Call, operation: &str) -> Answer {
         "DescribeLogStreams" => streams(api, &wanted),
         "FilterLogEvents" => filter(api, &wanted),
         "GetLogEvents" => get(api, &wanted),
-        _ => Err(ApiError::new(400, "UnknownOperationException", "only reading is supported here")),
+        _ => Err(ErrorKind::UnknownOperation.with("only reading is supported here")),
     });
     match answered {
         Ok(value) => http::json(200, &value),
-        Err(error) => http::json(400, &json!({ "__type": error.name, "message": error.message })),
+        Err(error) => http::json(400, &json!({ "__type": error.kind.name(), "message": error.message })),
     }
 }
 
@@ -81,7 +81,7 @@ pub fn text(api: &Api, query: Option<&str>) -> Answer {
 }
 
 fn invalid(text: impl Into<String>) -> ApiError {
-    ApiError::new(400, "InvalidParameterException", text)
+    ErrorKind::InvalidParameter.with(text)
 }
 
 impl Wanted {
@@ -101,9 +101,10 @@ impl Wanted {
         let named = self.log_group_name.as_deref().or(self.log_group_identifier.as_deref());
         let named = named.ok_or_else(|| invalid("logGroupName is needed"))?;
         let name = named.rsplit_once("log-group:").map_or(named, |(_, name)| name.trim_end_matches(":*"));
-        api.worker.logs.group(name, look).ok_or_else(|| {
-            ApiError::new(400, "ResourceNotFoundException", "The specified log group does not exist.")
-        })
+        api.worker
+            .logs
+            .group(name, look)
+            .ok_or_else(|| ErrorKind::ResourceNotFound.with("The specified log group does not exist."))
     }
 
     fn is_in_time(&self, line: &Line) -> bool {

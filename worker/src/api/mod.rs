@@ -22,6 +22,7 @@ mod page;
 mod persist_change;
 mod policies;
 mod route;
+mod status;
 mod streams;
 mod tags;
 mod urls;
@@ -30,6 +31,7 @@ mod versions;
 use call::{Call, large_or_not, query, signed};
 use endpoint::{Endpoint, Of};
 use operations::{Named, Operation};
+use status::error_answer;
 pub use urls::{id_of_key, new as new_url};
 
 use std::net::SocketAddr;
@@ -49,7 +51,7 @@ use sha2::{Digest, Sha256};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
-use crate::base::error::ApiError;
+use crate::base::error::{ApiError, ErrorKind};
 use crate::base::limits;
 use crate::base::name::Target;
 use crate::control::Worker;
@@ -164,19 +166,6 @@ async fn handle(api: Arc<Api>, connection: &Connection, request: Request<Incomin
     }
     if !headers.contains_key("x-amzn-requestid") {
         headers.insert("x-amzn-requestid", InvocationId::random().header());
-    }
-    answer
-}
-
-fn error_answer(error: &ApiError) -> Answer {
-    let mut answer = http::answer(error.status, "application/json", error.body());
-    let headers = answer.headers_mut();
-    headers.insert("x-amzn-errortype", HeaderValue::from_static(error.name));
-    if matches!(error.status, 429 | 503) {
-        headers.insert("retry-after", HeaderValue::from_static("1"));
-    }
-    if error.status == 401 {
-        headers.insert("www-authenticate", HeaderValue::from_static("Basic realm=\"mayfly\""));
     }
     answer
 }
@@ -298,7 +287,7 @@ impl Api {
         let claim = sigv4::claim(&parts.headers, known, SERVICE, SystemTime::now());
         let empty = Bytes::new();
         claim.and_then(|claim| claim.verify(&signed(parts, &empty), known)).map_err(|error| {
-            ApiError::new(401, error.name, format!("{} (or: the same key by Basic)", error.message))
+            ErrorKind::Unauthenticated.with(format!("{} (or: the same key by Basic)", error.message))
         })
     }
 
@@ -334,7 +323,7 @@ fn changes_state(call: &Call, named: Option<Named<'_>>) -> bool {
 
 fn unknown_operation(call: &Call) -> ApiError {
     let (method, path) = (&call.parts.method, shown(call.parts.uri.path()));
-    ApiError::new(404, "UnknownOperationException", format!("{method} {path} is not supported here"))
+    ErrorKind::UnknownOperation.with(format!("{method} {path} is not supported here"))
 }
 
 /// The API can run any code. A page in a browser on this machine must not reach it, so requests that a
@@ -342,7 +331,7 @@ fn unknown_operation(call: &Call) -> ApiError {
 /// Where requests are signed, a page that has bound a name to this machine could sign none, and the clients
 /// of a proxy call it by its name, which they sign.
 fn refuse_browsers(parts: &Parts, are_signed: bool) -> Result<(), ApiError> {
-    let denied = |text: &str| Err(ApiError::new(403, "AccessDeniedException", text));
+    let denied = |text: &str| Err(ErrorKind::AccessDenied.with(text));
     if parts.headers.contains_key("origin") {
         return denied("requests of web pages are not allowed");
     }
@@ -362,9 +351,7 @@ fn refuse_browsers(parts: &Parts, are_signed: bool) -> Result<(), ApiError> {
 fn body_error(error: &BodyError, limit: usize) -> ApiError {
     match error {
         BodyError::TooLong => ApiError::too_large(format!("Request must be smaller than {limit} bytes")),
-        BodyError::TooSlow => {
-            ApiError::new(408, "RequestTimeoutException", "the body did not arrive in time")
-        }
+        BodyError::TooSlow => ErrorKind::RequestTimeout.with("the body did not arrive in time"),
         BodyError::Broken => ApiError::invalid_content("the body is incomplete"),
         BodyError::NoRoom => {
             ApiError::throttled("CallerRateLimitExceeded", "too many large requests at once")

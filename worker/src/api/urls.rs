@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::endpoint::{Endpoint, URL};
 use super::{Api, Call, body_error, forward, streams};
-use crate::base::error::ApiError;
+use crate::base::error::{ApiError, ErrorKind};
 use crate::base::limits;
 use crate::base::name::{self, Target};
 use crate::base::time::lambda_time;
@@ -165,7 +165,7 @@ pub async fn answer(
 ) -> Result<Answer, ApiError> {
     let none = || match api.worker.is_closing() {
         true => stopping(),
-        false => ApiError::new(404, "ResourceNotFoundException", "there is no such function URL"),
+        false => ErrorKind::ResourceNotFound.with("there is no such function URL"),
     };
     let find =
         || api.worker.function_at(&endpoint.id).and_then(|function| Some((function.url.clone()?, function)));
@@ -198,7 +198,7 @@ async fn call(
     function: &str,
 ) -> Result<Answer, ApiError> {
     if url.auth_type == "AWS_IAM" {
-        let forbidden = || ApiError::new(403, "AccessDeniedException", "Forbidden");
+        let forbidden = || ErrorKind::AccessDenied.with("Forbidden");
         let credentials = api.worker.options.credentials.as_ref().ok_or_else(forbidden)?;
         sigv4::claim(&call.parts.headers, credentials, super::SERVICE, SystemTime::now())?
             .verify(&call.signed(), credentials)?;
@@ -246,7 +246,7 @@ mod tests {
         let part = limits::PAYLOAD_BYTES / 2;
         assert!(of("text/plain", vec![b'x'; part]).is_ok());
         assert!(of("image/png", vec![0xff; part]).is_ok());
-        assert_eq!(of("text/plain", vec![0; part]).unwrap_err().status, 413);
-        assert_eq!(of("image/png", vec![0xff; 2 * part]).unwrap_err().status, 413);
+        assert_eq!(of("text/plain", vec![0; part]).unwrap_err().kind, ErrorKind::RequestTooLarge);
+        assert_eq!(of("image/png", vec![0xff; 2 * part]).unwrap_err().kind, ErrorKind::RequestTooLarge);
     }
 }

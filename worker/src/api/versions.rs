@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::configuration::configuration;
 use super::{Api, Call};
-use crate::base::error::ApiError;
+use crate::base::error::{ApiError, ErrorKind};
 use crate::base::name;
 use crate::function::definition::Alias;
 use crate::function::wanted::refuse;
@@ -52,10 +52,7 @@ pub fn check_revision(wanted: Option<&str>, now: &str) -> Result<(), ApiError> {
     if wanted.is_none_or(|wanted| wanted == now) {
         return Ok(());
     }
-    Err(ApiError::new(
-        412,
-        "PreconditionFailedException",
-        "The RevisionId provided does not match the latest RevisionId. Call GetFunction or GetAlias to get it.",
+    Err(ErrorKind::PreconditionFailed.with("The RevisionId provided does not match the latest RevisionId. Call GetFunction or GetAlias to get it.",
     ))
 }
 

@@ -1,76 +1,140 @@
-//! Errors of the Lambda API: a name that clients switch on, an HTTP status and a line for people.
-
-use std::fmt;
+//! Errors of Lambda's APIs: a kind, whose name clients switch on, and a line for people. Which HTTP status a
+//! kind has is known to the API alone (`api/status.rs`).
 
 /// An error answer of the Lambda API.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}: {message}", kind.name())]
 pub struct ApiError {
-    /// HTTP status.
-    pub status: u16,
-    /// Lambda's name for it, sent as `x-amzn-ErrorType`.
-    pub name: &'static str,
+    /// What kind of error it is.
+    pub kind: ErrorKind,
     /// What is wrong, and where.
     pub message: String,
-    /// `Reason` of a `TooManyRequestsException`.
-    pub reason: Option<&'static str>,
+}
+
+macro_rules! kinds {
+    ($($(#[doc = $what:literal])+ $kind:ident $(($reason:ty))? = $name:literal,)+) => {
+        /// The kinds of errors, by Lambda's names.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum ErrorKind {
+            $($(#[doc = $what])+ $kind $(($reason))?,)+
+        }
+
+        impl ErrorKind {
+            /// Lambda's name for it, sent as `x-amzn-ErrorType`.
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(ErrorKind::$kind { .. } => $name,)+
+                }
+            }
+        }
+    };
+}
+
+kinds! {
+    /// A call is not allowed.
+    AccessDenied = "AccessDeniedException",
+    /// No code signing configuration.
+    CodeSigningConfigNotFound = "CodeSigningConfigNotFoundException",
+    /// The header with a signature lacks a part.
+    IncompleteSignature = "IncompleteSignatureException",
+    /// A parameter of a call for logs has a value that is not allowed.
+    InvalidParameter = "InvalidParameterException",
+    /// A parameter has a value that is not allowed.
+    InvalidParameterValue = "InvalidParameterValueException",
+    /// The request's body is not what it should be.
+    InvalidRequestContent = "InvalidRequestContentException",
+    /// The signature is another one.
+    InvalidSignature = "InvalidSignatureException",
+    /// The request has no signature.
+    MissingAuthenticationToken = "MissingAuthenticationTokenException",
+    /// A function's policy is too long.
+    PolicyLengthExceeded = "PolicyLengthExceededException",
+    /// The function has changed since.
+    PreconditionFailed = "PreconditionFailedException",
+    /// No provisioned concurrency.
+    ProvisionedConcurrencyConfigNotFound = "ProvisionedConcurrencyConfigNotFoundException",
+    /// The request did not arrive in time.
+    RequestTimeout = "RequestTimeoutException",
+    /// Longer than the limit.
+    RequestTooLarge = "RequestTooLargeException",
+    /// It exists already, or is being changed.
+    ResourceConflict = "ResourceConflictException",
+    /// There is no such function, or no such part of it.
+    ResourceNotFound = "ResourceNotFoundException",
+    /// The worker's own failure.
+    Service = "ServiceException",
+    /// The worker is being stopped.
+    Stopping = "ServiceException",
+    /// Refused for now, with the reason that Lambda's clients know.
+    TooManyRequests(&'static str) = "TooManyRequestsException",
+    /// A browser must ask for the key.
+    Unauthenticated = "MissingAuthenticationTokenException",
+    /// There is no such operation.
+    UnknownOperation = "UnknownOperationException",
+    /// The key is not the worker's.
+    UnrecognizedClient = "UnrecognizedClientException",
+    /// A parameter is malformed.
+    Validation = "ValidationException",
+}
+
+impl ErrorKind {
+    /// An error of this kind.
+    pub fn with(self, message: impl Into<String>) -> ApiError {
+        ApiError { kind: self, message: message.into() }
+    }
+
+    /// Whether it was refused for now because there are too many requests.
+    pub fn is_throttle(self) -> bool {
+        matches!(self, ErrorKind::TooManyRequests(_))
+    }
+
+    /// Whether the worker has failed, and not its caller.
+    pub fn is_of_service(self) -> bool {
+        matches!(self, ErrorKind::Service | ErrorKind::Stopping)
+    }
+
+    /// The reason that Lambda's clients know, or else its name.
+    pub fn reason(self) -> &'static str {
+        match self {
+            ErrorKind::TooManyRequests(reason) => reason,
+            other => other.name(),
+        }
+    }
 }
 
 impl ApiError {
-    /// An error with this status and name.
-    pub fn new(status: u16, name: &'static str, message: impl Into<String>) -> ApiError {
-        ApiError { status, name, message: message.into(), reason: None }
-    }
-
-    /// 400: a parameter has a value that is not allowed.
+    /// A parameter has a value that is not allowed.
     pub fn invalid_parameter(message: impl Into<String>) -> ApiError {
-        ApiError::new(400, "InvalidParameterValueException", message)
+        ErrorKind::InvalidParameterValue.with(message)
     }
 
-    /// 400: the request's body is not what it should be.
+    /// The request's body is not what it should be.
     pub fn invalid_content(message: impl Into<String>) -> ApiError {
-        ApiError::new(400, "InvalidRequestContentException", message)
+        ErrorKind::InvalidRequestContent.with(message)
     }
 
-    /// 404: there is no such function, or no such part of it.
+    /// There is no such function, or no such part of it.
     pub fn not_found(message: impl Into<String>) -> ApiError {
-        ApiError::new(404, "ResourceNotFoundException", message)
+        ErrorKind::ResourceNotFound.with(message)
     }
 
-    /// 409: it exists already, or is being changed.
+    /// It exists already, or is being changed.
     pub fn conflict(message: impl Into<String>) -> ApiError {
-        ApiError::new(409, "ResourceConflictException", message)
+        ErrorKind::ResourceConflict.with(message)
     }
 
-    /// 413: longer than the limit.
+    /// Longer than the limit.
     pub fn too_large(message: impl Into<String>) -> ApiError {
-        ApiError::new(413, "RequestTooLargeException", message)
+        ErrorKind::RequestTooLarge.with(message)
     }
 
-    /// 429 with the reason that Lambda's clients know.
+    /// Refused for now, with the reason that Lambda's clients know.
     pub fn throttled(reason: &'static str, message: impl Into<String>) -> ApiError {
-        ApiError { reason: Some(reason), ..ApiError::new(429, "TooManyRequestsException", message) }
+        ErrorKind::TooManyRequests(reason).with(message)
     }
 
-    /// 500: the worker's own failure.
+    /// The worker's own failure.
     pub fn service(message: impl Into<String>) -> ApiError {
-        ApiError::new(500, "ServiceException", message)
-    }
-
-    /// The answer's body.
-    pub fn body(&self) -> Vec<u8> {
-        let side = if self.status >= 500 { "Service" } else { "User" };
-        let mut body = serde_json::json!({ "Type": side, "Message": self.message });
-        if let Some(reason) = self.reason {
-            body["Reason"] = reason.into();
-        }
-        body.to_string().into_bytes()
+        ErrorKind::Service.with(message)
     }
 }
-
-impl fmt::Display for ApiError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.name, self.message)
-    }
-}
-
-impl std::error::Error for ApiError {}

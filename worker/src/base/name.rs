@@ -1,7 +1,7 @@
 //! Names of functions: a plain name, a partial ARN (`ACCOUNT:function:NAME`) or a whole one, and a version
 //! or an alias; names of layers.
 
-use crate::base::error::ApiError;
+use crate::base::error::{ApiError, ErrorKind};
 use crate::base::limits;
 use worker_system::text::shown;
 
@@ -152,15 +152,11 @@ fn is_account(part: &str) -> bool {
 }
 
 fn invalid(text: &str) -> ApiError {
-    ApiError::new(
-        400,
-        "ValidationException",
-        format!(
-            "1 validation error detected: Value '{}' at 'functionName' failed to satisfy constraint: Member must \
+    ErrorKind::Validation.with(format!(
+        "1 validation error detected: Value '{}' at 'functionName' failed to satisfy constraint: Member must \
              be a name of 1 to 64 letters, digits, - and _, or an ARN with one",
-            shown(text)
-        ),
-    )
+        shown(text)
+    ))
 }
 
 /// 404 in the words that Lambda uses for a function.
@@ -195,7 +191,10 @@ mod tests {
         }
         assert_eq!(Target::new("hello", Some("7".into())).unwrap().to_string(), "hello:7");
         assert_eq!(Target::new("hello:7", Some("7".into())).unwrap().to_string(), "hello:7");
-        assert_eq!(Target::new("hello:7", Some("8".into())).unwrap_err().status, 400);
+        assert_eq!(
+            Target::new("hello:7", Some("8".into())).unwrap_err().kind,
+            ErrorKind::InvalidParameterValue
+        );
         assert!(is_alias("live") && !is_alias("12") && !is_alias("a b"));
         assert_eq!(parse_layer_arn(&layer_arn("libs:2")), Some(("libs", 2)));
         for text in ["libs:2", "arn:aws:lambda:r:12:layer:libs:2", &layer_arn("libs"), &layer_arn("libs:x")] {
@@ -220,7 +219,7 @@ mod tests {
             "hello:a b",
             "hello:",
         ] {
-            assert_eq!(parse(text).unwrap_err().name, "ValidationException", "{text}");
+            assert_eq!(parse(text).unwrap_err().kind, ErrorKind::Validation, "{text}");
         }
     }
 }

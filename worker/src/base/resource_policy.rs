@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::error::ApiError;
+use super::error::{ApiError, ErrorKind};
 
 /// The most bytes of a policy, as Lambda has it.
 const MOST_BYTES: usize = 20 * 1024;
@@ -117,7 +117,7 @@ impl ResourcePolicy {
     fn new(document: Value) -> Result<ResourcePolicy, ApiError> {
         if document.to_string().len() > MOST_BYTES {
             let text = format!("The final policy size is bigger than the limit ({MOST_BYTES}).");
-            return Err(ApiError::new(400, "PolicyLengthExceededException", text));
+            return Err(ErrorKind::PolicyLengthExceeded.with(text));
         }
         Ok(ResourcePolicy { revision: uuid::Uuid::new_v4().to_string(), document })
     }
@@ -199,10 +199,7 @@ pub fn check_revision(wanted: Option<&str>, policy: Option<&ResourcePolicy>) -> 
     if wanted.is_none_or(|wanted| policy.is_some_and(|policy| policy.revision == wanted)) {
         return Ok(());
     }
-    Err(ApiError::new(
-        412,
-        "PreconditionFailedException",
-        "The RevisionId provided does not match the latest RevisionId. Call the GetPolicy API to retrieve the \
+    Err(ErrorKind::PreconditionFailed.with("The RevisionId provided does not match the latest RevisionId. Call the GetPolicy API to retrieve the \
          latest RevisionId for your resource.",
     ))
 }
@@ -252,13 +249,16 @@ mod tests {
     fn policies_grow_and_shrink_by_statements() {
         let of = |id: &str| statement(json!({ "StatementId": id })).unwrap();
         let one = ResourcePolicy::with(None, of("a")).unwrap();
-        assert_eq!(ResourcePolicy::with(Some(one.clone()), of("a")).unwrap_err().status, 409);
+        assert_eq!(
+            ResourcePolicy::with(Some(one.clone()), of("a")).unwrap_err().kind,
+            ErrorKind::ResourceConflict
+        );
         let two = ResourcePolicy::with(Some(one.clone()), of("b")).unwrap();
         assert!(check_revision(Some(&one.revision), Some(&two)).is_err());
         assert!(
             check_revision(Some(&two.revision), Some(&two)).is_ok() && check_revision(None, None).is_ok()
         );
-        assert_eq!(two.clone().without("c").unwrap_err().status, 404);
+        assert_eq!(two.clone().without("c").unwrap_err().kind, ErrorKind::ResourceNotFound);
         let left = two.without("a").unwrap().unwrap();
         assert!(left.described()["Policy"].as_str().unwrap().contains(r#""Sid":"b""#));
         assert_eq!(left.without("b").unwrap(), None);
@@ -266,6 +266,6 @@ mod tests {
         assert_eq!(ResourcePolicy::whole(&whole).unwrap().without("a").unwrap(), None);
         assert!(ResourcePolicy::whole("{}").is_err() && ResourcePolicy::whole("[]").is_err());
         let long = statement(json!({ "SourceArn": "x".repeat(MOST_BYTES) })).unwrap();
-        assert_eq!(ResourcePolicy::with(None, long).unwrap_err().name, "PolicyLengthExceededException");
+        assert_eq!(ResourcePolicy::with(None, long).unwrap_err().kind, ErrorKind::PolicyLengthExceeded);
     }
 }

@@ -76,7 +76,7 @@ impl Worker {
                         let error = refusal_error(refusal, &waiting.invocation, state);
                         self.history.note(Event {
                             function: name::parse(&waiting.invocation.arn).ok().map(|target| target.name),
-                            reason: Some(error.reason.unwrap_or(error.name).to_string()),
+                            reason: Some(error.kind.reason().to_string()),
                             ..history::event("refuse")
                         });
                         waiting.answer(Err(error), &self.count);

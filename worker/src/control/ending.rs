@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::Worker;
-use crate::base::error::ApiError;
+use crate::base::error::{ApiError, ErrorKind};
 use crate::instance::Scheduler;
 use worker_pool::InstanceId;
 
@@ -61,5 +61,5 @@ impl Worker {
 
 /// The worker accepts nothing any more. Clients try again, and reach the next worker.
 pub(crate) fn stopping() -> ApiError {
-    ApiError::new(503, "ServiceException", "the worker is being stopped")
+    ErrorKind::Stopping.with("the worker is being stopped")
 }

@@ -218,7 +218,7 @@ impl Events {
                 tracing::warn!("{label}, attempt {}: {text}", event.failures);
                 after_failure(event.failures, config.maximum_retry_attempts.unwrap_or(limits::EVENT_RETRIES))
             }
-            Err(error) if error.status == 429 || error.status >= 500 => {
+            Err(error) if error.kind.is_throttle() || error.kind.is_of_service() => {
                 *throttled += 1;
                 Some(after_throttle(*throttled))
             }

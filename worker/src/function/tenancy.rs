@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use crate::base::error::ApiError;
+use crate::base::error::{ApiError, ErrorKind};
 use worker_system::text::shown;
 
 /// `TenancyConfig`.
@@ -66,7 +66,7 @@ fn check_id(id: &str) -> Result<(), ApiError> {
         "1 validation error detected: Value '{}' at 'tenantId' failed to satisfy constraint: Member must {must}",
         shown(id)
     );
-    Err(ApiError::new(400, "ValidationException", text))
+    Err(ErrorKind::Validation.with(text))
 }
 
 /// Refuses what Lambda does not have for functions with tenant isolation.
@@ -88,8 +88,8 @@ mod tests {
 
     #[test]
     fn call_names_a_tenant_where_the_function_has_them() {
-        let refusal = |per_tenant, id: Option<&str>| check(per_tenant, id).map_err(|error| error.name);
-        let (wrong, malformed) = (Err("InvalidParameterValueException"), Err("ValidationException"));
+        let refusal = |per_tenant, id: Option<&str>| check(per_tenant, id).map_err(|error| error.kind);
+        let (wrong, malformed) = (Err(ErrorKind::InvalidParameterValue), Err(ErrorKind::Validation));
         assert_eq!(refusal(false, None), Ok(()));
         assert_eq!(refusal(true, Some("Blue 1._:/=+-@")), Ok(()));
         assert_eq!(refusal(true, Some(&"x".repeat(256))), Ok(()));

@@ -21,7 +21,7 @@ use self::authorizers::Refusal;
 use self::events::Context;
 use self::request::Received;
 use self::routes::{Found, Parameters};
-use crate::base::error::ApiError;
+use crate::base::error::ErrorKind;
 use crate::base::limits;
 use crate::base::name::{self, Target};
 use crate::control::Worker;
@@ -144,7 +144,7 @@ impl<'a> Call<'a> {
                     Kind::Rest => error(kind, 403, "Missing Authentication Token"),
                     Kind::Http => error(kind, 403, "Forbidden"),
                 };
-                let none = || ApiError::new(403, "AccessDeniedException", "no credentials");
+                let none = || ErrorKind::AccessDenied.with("no credentials");
                 let known = self.worker.options.credentials.as_ref().ok_or_else(none).map_err(refused)?;
                 let claim =
                     sigv4::claim(&parts.headers, known, SERVICE, SystemTime::now()).map_err(refused)?;
@@ -235,7 +235,7 @@ impl<'a> Call<'a> {
         let outcome = match invoked {
             Err(_) => return Err(too_late(kind)),
             Ok(Ok(outcome)) => outcome,
-            Ok(Err(error)) if error.status == 429 => {
+            Ok(Err(error)) if error.kind.is_throttle() => {
                 let mut answer = self::error(kind, 429, "Too Many Requests");
                 answer.headers_mut().insert("retry-after", HeaderValue::from_static("1"));
                 return Err(answer);

@@ -10,7 +10,7 @@ use hyper::HeaderMap;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, percent_encode, utf8_percent_encode};
 use sha2::{Digest, Sha256};
 
-use crate::base::error::ApiError;
+use crate::base::error::{ApiError, ErrorKind};
 use crate::http::header;
 
 /// How far the clocks of the two sides may differ.
@@ -75,12 +75,12 @@ pub fn claim<'a>(
     service: &str,
     now: SystemTime,
 ) -> Result<Claim<'a>, ApiError> {
-    let denied = |name, text: &str| ApiError::new(403, name, text);
+    let denied = |kind: ErrorKind, text: &str| kind.with(text);
     let Some(authorization) = header(headers, "authorization") else {
-        return Err(denied("MissingAuthenticationTokenException", "Missing Authentication Token"));
+        return Err(denied(ErrorKind::MissingAuthenticationToken, "Missing Authentication Token"));
     };
     let incomplete =
-        |what: &str| denied("IncompleteSignatureException", &format!("Authorization header: {what}"));
+        |what: &str| denied(ErrorKind::IncompleteSignature, &format!("Authorization header: {what}"));
     let fields =
         authorization.strip_prefix(ALGORITHM).ok_or_else(|| incomplete("it is not AWS4-HMAC-SHA256"))?;
     let field = |name: &str| {
@@ -95,7 +95,7 @@ pub fn claim<'a>(
     };
     if key_id != credentials.access_key_id {
         let text = "The security token included in the request is invalid.";
-        return Err(denied("UnrecognizedClientException", text));
+        return Err(denied(ErrorKind::UnrecognizedClient, text));
     }
     let parts: Vec<&str> = scope.split('/').collect();
     let [day, _region, signed_for, "aws4_request"] = parts[..] else {
@@ -103,11 +103,11 @@ pub fn claim<'a>(
     };
     if signed_for != service {
         let text = format!("Credential should be scoped to correct service: '{service}'.");
-        return Err(denied("InvalidSignatureException", &text));
+        return Err(denied(ErrorKind::InvalidSignature, &text));
     }
     let time = header(headers, "x-amz-date").ok_or_else(|| incomplete("X-Amz-Date is missing"))?;
     if !time.starts_with(day) || !is_near(time, now) {
-        return Err(denied("InvalidSignatureException", &format!("Signature expired: {time} is not now")));
+        return Err(denied(ErrorKind::InvalidSignature, &format!("Signature expired: {time} is not now")));
     }
     if !signed_headers.split(';').any(|name| name == "host") {
         return Err(incomplete("host is not signed"));
@@ -136,10 +136,7 @@ impl Claim<'_> {
         // Compares in constant time.
         match unhex(self.signature).map(|bytes| expected.verify_slice(&bytes)) {
             Some(Ok(())) => Ok(()),
-            _ => Err(ApiError::new(
-                403,
-                "InvalidSignatureException",
-                "The request signature we calculated does not match the signature you provided. Check your AWS Secret \
+            _ => Err(ErrorKind::InvalidSignature.with("The request signature we calculated does not match the signature you provided. Check your AWS Secret \
                  Access Key and signing method.",
             )),
         }
@@ -234,8 +231,8 @@ mod tests {
     fn checked(headers: &HeaderMap, query: &str, body: &[u8], seconds: u64) -> Result<(), &'static str> {
         let request = Signed { method: "GET", path: "/", query, headers, body };
         let now = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
-        let claim = claim(headers, &credentials(), "service", now).map_err(|error| error.name)?;
-        claim.verify(&request, &credentials()).map_err(|error| error.name)
+        let claim = claim(headers, &credentials(), "service", now).map_err(|error| error.kind.name())?;
+        claim.verify(&request, &credentials()).map_err(|error| error.kind.name())
     }
 
     const QUERY: &str = "Param2=value2&Param1=value1";

@@ -75,7 +75,7 @@ impl Count {
         let counter = match outcome {
             Ok(outcome) if outcome.failed => &self.failed,
             Ok(_) => &self.succeeded,
-            Err(error) if error.status == 429 => &self.throttled,
+            Err(error) if error.kind.is_throttle() => &self.throttled,
             Err(_) => &self.refused,
         };
         counter.fetch_add(1, Ordering::Relaxed);

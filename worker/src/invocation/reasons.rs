@@ -42,7 +42,7 @@ impl Reasons {
         let text = match outcome {
             Ok(outcome) if !outcome.failed => return,
             Ok(outcome) => described(&outcome.payload),
-            Err(error) => format!("{}: {}", error.name, error.message),
+            Err(error) => format!("{}: {}", error.kind.name(), error.message),
         };
         let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(LENGTH).collect();
         let key = key(&text);

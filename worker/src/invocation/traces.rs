@@ -115,7 +115,7 @@ impl Span {
         let failure = match outcome {
             Ok(outcome) if !outcome.failed => None,
             Ok(outcome) => Some(String::from_utf8_lossy(&outcome.payload).chars().take(200).collect()),
-            Err(error) => Some(format!("{}: {}", error.reason.unwrap_or(error.name), error.message)),
+            Err(error) => Some(format!("{}: {}", error.kind.reason(), error.message)),
         };
         if let Some(failure) = failure {
             self.0.set_status(Status::error(failure));
