@@ -44,6 +44,7 @@ def quiet(*words, **more):
 
 def run(command, environment, limit_s):
     own = {"HOME": "/tmp/home", "USER": "smoke", "TERM": "dumb", "LC_ALL": "C.UTF-8", "TZ": "UTC"}
+    own |= {"PERL_HASH_SEED": "0", "PYTHONHASHSEED": "0"}  # else tables are in another order each time
     own["PATH"] = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin:/usr/games"
     words = [f"{name}={value}" for name, value in (own | environment).items()]
     inner = [*USER, "prlimit", f"--fsize={LARGEST_OUTPUT}", "--core=0", "env", "-i", *words]
