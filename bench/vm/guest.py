@@ -105,6 +105,8 @@ class Guest:
         # A full VM must have no slack, which the shared partition's memory would be in mode `plain`.
         options = {"shared_size": "0MiB" if contender.mode in ("plain", "static") else "256MiB"}
         options |= {"patience": f"{PATIENCE_S}s", "kernel": contender.kernel} | settings
+        if "image" in settings:
+            del options["kernel"]
         for name, value in options.items():
             command += [f"--{name.replace('_', '-')}", value]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self.errors, text=True)

@@ -1,11 +1,11 @@
 //! A VM whose memory returns to the host at once: each function instance lives in a partition of hot-plugged
 //! memory of its own, so that unplugging it moves no page (HotMem).
 //!
-//! [`Vm::boot`] starts QEMU and waits for the agent in the guest. Then, for each instance: [`Vm::plug`] a
-//! partition, [`Vm::spawn`] the instance in it, [`Vm::stop`] it or wait for its end, and [`Vm::unplug`] the
-//! partition, or spawn the next instance there. Every call blocks until it is done, has failed, or has timed
-//! out; calls from several threads run concurrently. A partition is always in one [`State`]. When the guest,
-//! its agent or a request fails halfway, a recovery thread finishes the operation.
+//! [`Vm::boot`] starts a hypervisor and waits for the agent in the guest. Then, for each instance:
+//! [`Vm::plug`] a partition, [`Vm::spawn`] the instance in it, [`Vm::stop`] it or wait for its end, and
+//! [`Vm::unplug`] the partition, or spawn the next instance there. Every call blocks until it is done, has
+//! failed, or has timed out; calls from several threads run concurrently. A partition is always in one
+//! [`State`]. When the guest, its agent or a request fails halfway, a recovery thread finishes the operation.
 //!
 //! Layers, from the bottom up; each imports only from those before it (`tests/modules` checks that):
 //!
@@ -13,7 +13,7 @@
 //! | --- | --- |
 //! | [`base`] | settings, errors, the host's memory, guest images and the cache they lie in |
 //! | [`model`] | the state of each partition, the operations on it, and the trait that a hypervisor implements for them |
-//! | [`hypervisor`] | QEMU: its process, command line, monitor; the connection to the agent |
+//! | [`hypervisor`] | QEMU, Firecracker: process, configuration, protocol; the connection to the agent |
 //! | [`service`] | [`Vm`], the supervisor process that owns one, its control socket |
 
 pub mod base {
@@ -44,9 +44,12 @@ pub mod model {
 }
 
 pub mod hypervisor {
-    //! QEMU: its process and monitor, the accelerator, the connection to the agent in the guest.
+    //! QEMU and Firecracker, the accelerator, the connection to the agent in the guest.
     pub mod accelerator;
     pub(crate) mod agent_client;
+    pub(crate) mod firecracker;
+    pub(crate) mod guest_kernel;
+    pub(crate) mod process;
     pub(crate) mod qemu;
 }
 

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use vm::image::{self, Image};
 use vm::protocol::{Layout, Mode};
 use vm::report::{GuestStatus, Status};
-use vm::settings::{AcceleratorChoice, Backing};
+use vm::settings::{AcceleratorChoice, Backing, HypervisorChoice};
 use vm::{Settings, Vm, control, supervisor};
 
 use crate::progress;
@@ -109,6 +109,7 @@ Examples:
   mayfly vm boot --detach --partitions 64 --partition-size 384MiB
   mayfly vm boot --detach --partition-size 512MiB,128MiB,64MiB
   mayfly vm boot --detach --mode hotmem --name a        needs: mayfly vm image --kernel hotmem
+  mayfly vm boot --mode ranges --firecracker ./firecracker
   mayfly vm boot --mode plain --append init_on_alloc=0  the paper's baseline, kernel words added
 
 Sizes are multiples of 128MiB, the block in which Linux plugs memory; partitions may have any multiple
@@ -148,6 +149,9 @@ pub struct BootArguments {
     /// Virtual CPUs
     #[arg(long, value_name = "N", default_value_t = 2)]
     cpus: u32,
+    /// Run it under this Firecracker (1.14 or later, KVM) instead of QEMU: mode ranges, plain or static
+    #[arg(long, value_name = "PROGRAM")]
+    firecracker: Option<PathBuf>,
     /// How the guest's code is run
     #[arg(long, value_enum, default_value = "auto")]
     accelerator: AcceleratorName,
@@ -157,7 +161,7 @@ pub struct BootArguments {
     /// Memory that is free in the guest stays with it until it is unplugged, and is not reported to the host
     #[arg(long)]
     keep_free_memory: bool,
-    /// Which kernel [default: hotmem for mode hotmem, else stock]
+    /// Which kernel [default: hotmem for modes hotmem and ranges and for Firecracker, else stock]
     #[arg(long, value_enum)]
     kernel: Option<KernelName>,
     /// A folder with another image, described by its vm.json
@@ -221,7 +225,8 @@ impl BootArguments {
             ModeName::Plain => Mode::Plain,
             ModeName::Static => Mode::Static,
         };
-        let usual = if mode.is_kernels() { image::Kernel::Hotmem } else { image::Kernel::Stock };
+        let needs_ours = mode.is_kernels() || self.firecracker.is_some();
+        let usual = if needs_ours { image::Kernel::Hotmem } else { image::Kernel::Stock };
         let image = match &self.image {
             Some(folder) => Image::open(folder)?,
             None => image::latest(self.kernel.map_or(usual, KernelName::kernel))?,
@@ -232,6 +237,10 @@ impl BootArguments {
             boot_bytes: self.memory,
             limit_bytes: self.limit,
             cpus: self.cpus,
+            hypervisor: self
+                .firecracker
+                .clone()
+                .map_or(HypervisorChoice::Qemu, HypervisorChoice::Firecracker),
             accelerator: match self.accelerator {
                 AcceleratorName::Auto => AcceleratorChoice::Auto,
                 AcceleratorName::Kvm => AcceleratorChoice::Kvm,

@@ -3,7 +3,7 @@
 //! 1. `/init` of the initramfs: it loads modules, mounts the root and moves into it ([`boot`]).
 //! 2. PID 1: it starts the agent, reaps orphans, and restarts the agent when it dies ([`init`]).
 //! 3. `vm-agent agent`, a child of PID 1: it carries out the host's requests, which arrive over a
-//!    virtio-serial port ([`serve`]; HotMem §4.1, Figure 4), and never ends.
+//!    virtio-serial port or vsock ([`serve`]; HotMem §4.1, Figure 4), and never ends.
 //! 4. `vm-agent launch`, a child of the agent: the first process of an instance, which confines it
 //!    ([`launch`]).
 //!
@@ -30,6 +30,7 @@ mod relay;
 mod root;
 mod serve;
 mod user_namespaces;
+mod vsock;
 
 fn main() {
     let arguments: Vec<_> = std::env::args().collect();

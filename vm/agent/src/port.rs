@@ -1,4 +1,5 @@
-//! The virtio-serial port to the host. The host may disconnect and reconnect while the agent runs.
+//! The port to the host: a virtio-serial port, which the host may close and open again while the agent runs,
+//! or else a connection through vsock ([`vsock`]), which ends with the agent.
 //!
 //! The agent's main thread reads. A thread of its own writes, so that a host that does not read blocks no
 //! other thread. While no host is connected, messages are dropped: a host that reconnects asks again.
@@ -12,7 +13,9 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
-use vm_protocol::{Decoder, FromAgent, Outcome, PORT, Refusal};
+use vm_protocol::{Decoder, FromAgent, Outcome, PORT, Refusal, VSOCK_PORT};
+
+use crate::vsock;
 
 /// Messages that may wait for a slow host; more than requests can be under way.
 const WAITING_MESSAGES: usize = 4096;
@@ -22,6 +25,7 @@ const RETRY_EVERY: Duration = Duration::from_millis(10);
 pub struct Port {
     device: Arc<OwnedFd>,
     decoder: Decoder,
+    is_vsock: bool,
 }
 
 /// What arrives from the host.
@@ -48,16 +52,24 @@ impl SendQueue {
 impl Port {
     /// Waits for the port and opens it.
     pub fn open() -> (Port, SendQueue) {
-        let device = loop {
-            if let Some(device) = find() {
-                break Arc::new(device);
+        let (device, is_vsock) = loop {
+            if let Some(device) = find_named(PORT) {
+                break (Arc::new(device), false);
+            }
+            if let Some(connection) = vsock::connect(VSOCK_PORT) {
+                break (Arc::new(connection), true);
             }
             std::thread::sleep(RETRY_EVERY);
         };
         let (sender, receiver) = sync_channel(WAITING_MESSAGES);
         let writer = Arc::clone(&device);
         std::thread::spawn(move || write_all(&writer, &receiver));
-        (Port { device, decoder: Decoder::new() }, SendQueue(sender))
+        (Port { device, decoder: Decoder::new(), is_vsock }, SendQueue(sender))
+    }
+
+    /// Whether it is a vsock connection.
+    pub fn is_vsock(&self) -> bool {
+        self.is_vsock
     }
 
     /// Waits for the next frame.
@@ -70,6 +82,11 @@ impl Port {
                 Err(error) => return Incoming::Garbage(error.to_string()),
             }
             match rustix::io::read(&*self.device, &mut buffer) {
+                Ok(0) | Err(Errno::CONNRESET) if self.is_vsock => {
+                    // The next agent connects again.
+                    eprintln!("vm-agent: the host has closed the connection");
+                    std::process::exit(1);
+                }
                 Ok(0) => {
                     // No host is connected. The rest of a half-received frame will never come.
                     self.decoder.reset();
@@ -82,10 +99,6 @@ impl Port {
             }
         }
     }
-}
-
-fn find() -> Option<OwnedFd> {
-    find_named(PORT)
 }
 
 /// Opens the virtio-serial port of this name, if there is one.

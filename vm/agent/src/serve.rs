@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::Builder;
 use std::time::Duration;
 
+use rustix::system::RebootCommand;
 use vm_protocol::{
     Agent, Answer, ErrorKind, Event, FromAgent, Layout, Mode, NodeStats, Operation, Outcome, PartitionNumber,
     Refusal, Reply, Request, Spawn, Stats,
@@ -36,6 +37,8 @@ struct Server {
     partitions: Partitions,
     to_host: SendQueue,
     under_way: AtomicUsize,
+    /// How to end the VM: Firecracker ends by a reset, and knows no power-off.
+    end: RebootCommand,
 }
 
 /// Serves the host for ever.
@@ -52,6 +55,7 @@ pub fn serve() -> ! {
         partitions: Partitions::default(),
         to_host,
         under_way: AtomicUsize::new(0),
+        end: if port.is_vsock() { RebootCommand::Restart } else { RebootCommand::PowerOff },
     });
     server.to_host.send(FromAgent::Event(Event::Ready(server.agent.clone())));
     loop {
@@ -235,11 +239,12 @@ impl Server {
             }
             Operation::Shutdown => {
                 self.instances.stop_all();
+                let end = self.end;
                 // After the answer was sent.
                 std::thread::spawn(move || {
                     std::thread::sleep(milliseconds(50));
                     rustix::fs::sync();
-                    let _ = rustix::system::reboot(rustix::system::RebootCommand::PowerOff);
+                    let _ = rustix::system::reboot(end);
                 });
                 Ok(Answer::Done)
             }

@@ -24,6 +24,16 @@ const BASE_BYTES: u64 = 512 << 20;
 /// The most boot memory that keeps memory blocks at [`BLOCK_BYTES`].
 const MAX_BOOT_BYTES: u64 = 60 << 30;
 
+/// Which program runs the VM.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum HypervisorChoice {
+    /// The QEMU that is installed.
+    #[default]
+    Qemu,
+    /// This Firecracker.
+    Firecracker(PathBuf),
+}
+
 /// How QEMU is to run the guest's code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -76,6 +86,8 @@ pub struct Settings {
     pub limit_bytes: Option<u64>,
     /// Virtual CPUs.
     pub cpus: u32,
+    /// Which program runs it.
+    pub hypervisor: HypervisorChoice,
     /// How QEMU runs the guest's code.
     pub accelerator: AcceleratorChoice,
     /// Kernel and root disk.
@@ -211,8 +223,30 @@ impl Settings {
                 self.image.kernel.display()
             ));
         }
+        if let HypervisorChoice::Firecracker(_) = self.hypervisor {
+            self.check_for_firecracker()?;
+        }
         let shared_bytes = if layout.mode == Mode::Static { 0 } else { layout.shared_bytes };
         self.backing.require("to boot the VM", self.memory_at_boot_bytes() + shared_bytes)
+    }
+}
+
+impl Settings {
+    /// Fails if Firecracker cannot have these settings.
+    fn check_for_firecracker(&self) -> Result<(), Error> {
+        let mode = self.layout.mode;
+        let line = match self {
+            _ if matches!(mode, Mode::Nodes | Mode::Hotmem) => {
+                "Firecracker has one memory device and no NUMA nodes: --mode ranges, plain or static"
+            }
+            // The agent's port is a vsock device, for which Debian's initial RAM file system has no driver.
+            _ if !self.image.hotmem => "Firecracker needs Mayfly's kernel: mayfly vm image --kernel hotmem",
+            _ if self.accelerator == AcceleratorChoice::Tcg => "Firecracker needs KVM: no --accelerator tcg",
+            _ if self.backing != Backing::Anonymous => "Firecracker: no --backing but anonymous",
+            _ if self.code.is_some() => "Firecracker has no relay: a worker's VMs run under QEMU",
+            _ => return Ok(()),
+        };
+        Err(Error::Setting(line.to_string()))
     }
 }
 
@@ -236,6 +270,7 @@ mod tests {
             boot_bytes: None,
             limit_bytes: None,
             cpus: 2,
+            hypervisor: HypervisorChoice::Qemu,
             accelerator: AcceleratorChoice::Auto,
             image: Image { kernel, initrd, disk: None, append: String::new(), hotmem: false, linux: None },
             code: None,
@@ -256,10 +291,21 @@ mod tests {
         settings.check().expect_err("it is refused").to_string()
     }
 
+    type Change = fn(&mut Settings);
+
+    fn firecracker_changes() -> [(Change, &'static str); 5] {
+        [
+            (|s| s.layout.mode = Mode::Hotmem, "--mode ranges, plain or static"),
+            (|s| (s.layout.mode, s.image.hotmem) = (Mode::Plain, false), "Firecracker needs Mayfly's kernel"),
+            (|s| s.accelerator = AcceleratorChoice::Tcg, "Firecracker needs KVM"),
+            (|s| s.backing = Backing::Shared, "no --backing but anonymous"),
+            (|s| s.code = Some(PathBuf::from("/c")), "a worker's VMs run under QEMU"),
+        ]
+    }
+
     #[test]
     fn invalid_settings_are_refused_in_one_line() {
         settings().check().unwrap();
-        type Change = fn(&mut Settings);
         let changes: [(Change, &str); 13] = [
             (|s| s.name = "a/b".to_string(), "name"),
             (|s| s.layout.partition_bytes.clear(), "at least 1 partition"),
@@ -314,6 +360,16 @@ mod tests {
         mixed.layout.partition_bytes = vec![256 << 20, 64 << 20, 2 << 20];
         mixed.check().unwrap();
         assert_eq!(mixed.hotplug_bytes(), (128 + 256 + 64 + 2) << 20);
+        for (change, expected) in firecracker_changes() {
+            let line = refusal(|settings| {
+                settings.hypervisor = HypervisorChoice::Firecracker(PathBuf::from("/f"));
+                settings.layout.mode = Mode::Ranges;
+                settings.image.hotmem = true;
+                settings.check().unwrap();
+                change(settings);
+            });
+            assert!(line.contains(expected) && !line.contains('\n'), "{line}");
+        }
         most.layout.mode = Mode::Static;
         set_partitions(&mut most, 127, 32 << 30);
         let line = most.check().unwrap_err().to_string();

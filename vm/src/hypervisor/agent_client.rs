@@ -28,10 +28,11 @@ pub struct AgentClient {
 impl AgentClient {
     /// Takes the host's end of the port. `on_event` is called for each event, in order with the answers: an
     /// answer is only returned once `on_event` has returned for all events before it. `on_event` must not
-    /// send requests.
+    /// send requests. `on_end` is called when the connection has ended.
     pub fn new(
         stream: UnixStream,
         on_event: impl FnMut(Event) + Send + 'static,
+        on_end: impl FnOnce() + Send + 'static,
     ) -> std::io::Result<AgentClient> {
         let reader = stream.try_clone()?;
         stream.set_write_timeout(Some(WRITE_TIMEOUT))?;
@@ -40,6 +41,7 @@ impl AgentClient {
         std::thread::Builder::new().name("vm-agent".to_string()).spawn(move || {
             read_all(reader, &shared, on_event);
             fail_all(&shared);
+            on_end();
         })?;
         Ok(AgentClient { writer: Mutex::new(stream), pending, next_id: AtomicU64::new(1) })
     }
@@ -132,7 +134,9 @@ mod tests {
     fn answers_reach_their_requests_despite_garbage_and_events() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         let (sender, events) = std::sync::mpsc::channel();
-        let client = Arc::new(AgentClient::new(ours, move |event| sender.send(event).unwrap()).unwrap());
+        let (ended, end) = std::sync::mpsc::channel();
+        let on_event = move |event| sender.send(event).unwrap();
+        let client = Arc::new(AgentClient::new(ours, on_event, move || ended.send(()).unwrap()).unwrap());
         let ask = |op| {
             let client = Arc::clone(&client);
             std::thread::spawn(move || client.ask(op, Duration::from_secs(10)))
@@ -157,7 +161,9 @@ mod tests {
         let lost = ask(Operation::List);
         receive(&mut theirs, &mut decoder);
         receive(&mut theirs, &mut decoder);
+        assert!(end.try_recv().is_err());
         drop(theirs);
         assert_eq!(lost.join().unwrap(), Err(AskError::Lost));
+        end.recv().unwrap();
     }
 }

@@ -1,11 +1,10 @@
 //! The interface between the model of a VM and the hypervisor that runs it: the trait [`Hypervisor`]. QEMU
-//! implements it ([`crate::hypervisor::qemu`]), and so does the simulated VM of the tests. No other code
-//! depends on QEMU, except for [`crate::hypervisor::accelerator`], which probes KVM with it. Another
-//! hypervisor needs to implement only this trait (docs/vm.md, "Another hypervisor").
+//! and Firecracker implement it ([`crate::hypervisor`]), and so does the simulated VM of the tests. What
+//! happens to the process and to the agent a hypervisor records by itself ([`crate::model::record`]).
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use vm_protocol::{Answer, Operation, Refusal};
+use vm_protocol::{Answer, Layout, Operation, Refusal};
 
 use crate::base::error::Error;
 use crate::base::host_memory::resident_bytes;
@@ -19,6 +18,11 @@ pub(crate) trait Hypervisor: Send + Sync {
     fn plugged_size(&self, device: Device) -> Result<u64, Error>;
     /// Sends a request to the agent in the guest and waits for its answer.
     fn ask_agent(&self, op: Operation, timeout: Duration) -> Result<Answer, AskError>;
+    /// Called once the shared partition is plugged, and before any other: lets the guest use all addresses of
+    /// its devices, if this hypervisor does not from the start.
+    fn open_addresses(&self, _: &Layout, _deadline: Instant) -> Result<(), Error> {
+        Ok(())
+    }
     /// The host process that holds the guest's memory.
     fn pid(&self) -> u32;
     /// Kills that process if it still runs.
@@ -42,13 +46,4 @@ pub enum AskError {
     TimedOut,
     /// The request cannot be encoded.
     Unsendable(String),
-}
-
-/// What the hypervisor reports by itself.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Event {
-    /// A process in the guest opened the agent's port.
-    AgentConnected,
-    /// It closed the port: the agent died.
-    AgentDisconnected,
 }

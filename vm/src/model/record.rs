@@ -1,8 +1,8 @@
 //! The host's record of a VM: whether its agent answers, the state of each partition, and the instance in
 //! each.
 //!
-//! The threads that read from QEMU and from the agent record events as they arrive, and wait for nothing but
-//! the lock. Operations record what they are about to do before they do it.
+//! The threads that read from the hypervisor and from the agent record events as they arrive, and wait for
+//! nothing but the lock. Operations record what they are about to do before they do it.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Condvar, Mutex, MutexGuard};
@@ -31,7 +31,7 @@ pub(crate) enum AgentLink {
     New,
     /// The agent answers.
     Up(Agent),
-    /// QEMU has ended.
+    /// The hypervisor has ended.
     Ended(String),
 }
 
@@ -91,6 +91,14 @@ impl Record {
         }
     }
 
+    /// Why the hypervisor has ended, once it has closed its connections; waits for its end.
+    pub(crate) fn why_it_ended(&self, deadline: Instant) -> Option<Error> {
+        self.wait(deadline, |state| match &state.agent {
+            AgentLink::Ended(why) => Some(Error::Ended(why.clone())),
+            _ => None,
+        })
+    }
+
     /// Records an event from the agent.
     pub(crate) fn agent_event(&self, event: AgentEvent) {
         match event {
@@ -119,8 +127,8 @@ impl Record {
         }
     }
 
-    /// QEMU reports that an agent opened its port. The agent itself sends Ready on another connection; either
-    /// may come first.
+    /// The hypervisor reports that an agent opened its port. The agent itself sends Ready, over that port;
+    /// either may come first.
     pub(crate) fn agent_connected(&self) {
         self.write(|state| {
             if let AgentLink::Down(_) = state.agent {
@@ -129,7 +137,7 @@ impl Record {
         });
     }
 
-    /// QEMU reports that the agent's port was closed: the agent died.
+    /// The hypervisor reports that the agent's port was closed: the agent died.
     pub(crate) fn agent_lost(&self) {
         self.write(|state| {
             if let AgentLink::Up(_) | AgentLink::New = state.agent {
@@ -139,7 +147,7 @@ impl Record {
         });
     }
 
-    /// QEMU has ended, and with it all memory of the guest.
+    /// The hypervisor has ended, and with it all memory of the guest.
     pub(crate) fn ended(&self, why: String) {
         self.write(|state| {
             for index in 0..state.partitions.len() {

@@ -67,7 +67,7 @@ pub enum End {
 pub struct Status {
     /// Its name.
     pub name: String,
-    /// QEMU's process.
+    /// The hypervisor's process.
     pub qemu_pid: u32,
     /// "kvm" or "tcg,thread=multi".
     pub accelerator: String,

@@ -1,7 +1,6 @@
-//! A VM: QEMU, the connection to its agent, its partitions, and the recovery thread.
+//! A VM: its hypervisor, its partitions, and the recovery thread.
 
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -12,12 +11,12 @@ use vm_protocol::{
 
 use crate::base::cache;
 use crate::base::error::Error;
-use crate::base::settings::Settings;
+use crate::base::settings::{HypervisorChoice, Settings};
 use crate::hypervisor::accelerator::Accelerator;
-use crate::hypervisor::agent_client::AgentClient;
-use crate::hypervisor::qemu;
+use crate::hypervisor::process::{Console, Started};
+use crate::hypervisor::{firecracker, qemu};
 use crate::model::device::Device;
-use crate::model::hypervisor::{AskError, Event, Hypervisor};
+use crate::model::hypervisor::{AskError, Hypervisor};
 use crate::model::partitions::{MemorySource, Partitions};
 use crate::model::record::{AgentLink, Record};
 use crate::model::recovery;
@@ -30,9 +29,6 @@ use crate::service::control::Output;
 /// boot in 40 ends so under translation. The guest is not at fault.
 const STALE_BREAKPOINT: &str = "Oops: int3";
 
-/// QEMU's monitor closes before QEMU has ended: the kernel frees the guest's memory in between.
-const EXIT_PATIENCE: Duration = Duration::from_secs(60);
-
 /// How long a guest has to power off.
 const POWER_OFF: Duration = Duration::from_secs(10);
 
@@ -43,7 +39,7 @@ pub struct Vm {
     boot: Duration,
     partitions: Arc<Partitions<dyn Hypervisor>>,
     relay: Mutex<Option<UnixStream>>,
-    console: Arc<Mutex<Vec<u8>>>,
+    console: Console,
     /// Keeps the image in the cache, if it is there.
     _image: Option<cache::Held>,
 }
@@ -59,44 +55,39 @@ impl Vm {
         settings.check()?;
         // Another user's image cannot be marked as used, and this user does not remove it.
         let image = settings.image.kernel.parent().and_then(|folder| cache::hold(folder).ok());
-        let program = qemu::find()?;
-        let accelerator = Accelerator::choose(settings.accelerator, &program, &settings.image.kernel)?;
-        let mut vm = match Vm::boot_once(settings, &program, accelerator) {
-            Err(Error::Ended(why)) if accelerator == Accelerator::Tcg && why.contains(STALE_BREAKPOINT) => {
-                warn!("the translation ran a removed breakpoint ({why}): booting once more");
-                Vm::boot_once(settings, &program, accelerator)
-            }
-            other => other,
+        let mut vm = match &settings.hypervisor {
+            HypervisorChoice::Qemu => Vm::boot_qemu(settings),
+            HypervisorChoice::Firecracker(program) => Vm::boot_once(settings, Accelerator::Kvm, |record| {
+                firecracker::boot(program, settings, record)
+            }),
         }?;
         vm._image = image;
         Ok(vm)
     }
 
-    fn boot_once(settings: &Settings, program: &Path, accelerator: Accelerator) -> Result<Vm, Error> {
+    fn boot_qemu(settings: &Settings) -> Result<Vm, Error> {
+        let program = qemu::find()?;
+        let accelerator = Accelerator::choose(settings.accelerator, &program, &settings.image.kernel)?;
+        let once = || {
+            Vm::boot_once(settings, accelerator, |record| qemu::boot(&program, settings, accelerator, record))
+        };
+        match once() {
+            Err(Error::Ended(why)) if accelerator == Accelerator::Tcg && why.contains(STALE_BREAKPOINT) => {
+                warn!("the translation ran a removed breakpoint ({why}): booting once more");
+                once()
+            }
+            other => other,
+        }
+    }
+
+    fn boot_once<H: Hypervisor + 'static>(
+        settings: &Settings,
+        accelerator: Accelerator,
+        start: impl FnOnce(&Arc<Record>) -> Result<Started<H>, Error>,
+    ) -> Result<Vm, Error> {
         let started = Instant::now();
         let record = Arc::new(Record::new(&settings.layout));
-        let record_of_end = Arc::clone(&record);
-        let qemu::Started { process, agent, relay, console } =
-            qemu::start(program, settings, accelerator, move |why| record_of_end.ended(why))?;
-        let record_of_events = Arc::clone(&record);
-        let guest = AgentClient::new(agent, move |event| record_of_events.agent_event(event));
-        let guest = Arc::new(guest.map_err(|error| Error::Failed(format!("the agent's port: {error}")))?);
-        let (link, client) = (Arc::clone(&record), Arc::clone(&guest));
-        let hypervisor = process.connect(guest, move |event| match event {
-            Event::AgentConnected => link.agent_connected(),
-            Event::AgentDisconnected => {
-                link.agent_lost();
-                client.fail_pending();
-            }
-        });
-        let hypervisor = hypervisor.map_err(|error| why_it_ended(&record).unwrap_or(error))?;
-        if settings.layout.mode == Mode::Ranges {
-            // Else QEMU lets the guest use only as much of the device's addresses as is requested, from the
-            // first on. It never takes back what it has let it use. The guest, which has only begun to boot,
-            // sees the second size alone.
-            hypervisor.request_size(Device::All, settings.hotplug_bytes())?;
-            hypervisor.request_size(Device::All, 0)?;
-        }
+        let Started { hypervisor, relay, console } = start(&record)?;
         let limit = settings.limit_bytes();
         let partitions: Arc<Partitions<dyn Hypervisor>> = Arc::new(Partitions::new(
             hypervisor,
@@ -110,7 +101,7 @@ impl Vm {
             accelerator,
             boot: Duration::ZERO,
             partitions: Arc::clone(&partitions),
-            relay: Mutex::new(Some(relay)),
+            relay: Mutex::new(relay),
             console,
             _image: None,
         };
@@ -125,6 +116,7 @@ impl Vm {
             .spawn(move || recovery::run(&record, &weak))
             .map_err(|error| Error::Failed(format!("cannot start a thread: {error}")))?;
         vm.plug_shared(settings)?;
+        partitions.hypervisor.open_addresses(&settings.layout, Instant::now() + settings.patience)?;
         Ok(vm)
     }
 
@@ -245,7 +237,7 @@ impl Vm {
         }
     }
 
-    /// Memory of QEMU's process and in the guest.
+    /// Memory of the hypervisor's process and in the guest.
     ///
     /// # Errors
     /// The guest is down.
@@ -259,7 +251,7 @@ impl Vm {
     }
 
     /// The host's end of the relay that confined instances connect to ([`vm_protocol::relay`]); `None` from
-    /// the second call on.
+    /// the second call on, and where the hypervisor has none.
     pub fn take_relay(&self) -> Option<UnixStream> {
         self.relay.lock().expect("no panic under this lock").take()
     }
@@ -285,12 +277,12 @@ impl Vm {
         &self.partitions.layout
     }
 
-    /// QEMU's process, for measurements.
+    /// The hypervisor's process, for measurements.
     pub fn qemu_pid(&self) -> u32 {
         self.partitions.hypervisor.pid()
     }
 
-    /// From QEMU's start to the agent's first answer.
+    /// From the hypervisor's start to the agent's first answer.
     pub fn boot_time(&self) -> Duration {
         self.boot
     }
@@ -300,7 +292,7 @@ impl Vm {
         String::from_utf8_lossy(&self.console.lock().expect("no panic under this lock")).into_owned()
     }
 
-    /// Waits until QEMU has ended; returns how, or `None` at the deadline.
+    /// Waits until the hypervisor has ended; returns how, or `None` at the deadline.
     pub fn wait_for_end(&self, deadline: Instant) -> Option<String> {
         self.partitions.record.wait(deadline, |state| match &state.agent {
             AgentLink::Ended(why) => Some(why.clone()),
@@ -308,7 +300,7 @@ impl Vm {
         })
     }
 
-    /// Stops all instances and powers the VM off; kills QEMU if the guest does not power off in time.
+    /// Stops all instances and powers the VM off; kills it if the guest does not power off in time.
     pub fn shut_down(&self) {
         let guest = self.partitions.record.read().guest_status();
         if let GuestStatus::Up { .. } = guest {
@@ -319,7 +311,7 @@ impl Vm {
         self.wait_for_end(Instant::now() + POWER_OFF);
     }
 
-    /// Kills QEMU. [`Vm::wait_for_end`] waits for its end.
+    /// Kills the hypervisor. [`Vm::wait_for_end`] waits for its end.
     pub fn kill(&self) {
         self.partitions.hypervisor.kill();
     }
@@ -364,14 +356,6 @@ impl Drop for Vm {
 
 fn unexpected(answer: &Answer) -> Error {
     Error::Failed(format!("the agent's answer is {answer:?}"))
-}
-
-/// Why QEMU has ended, called after its monitor was closed; waits for the end.
-fn why_it_ended(record: &Record) -> Option<Error> {
-    record.wait(Instant::now() + EXIT_PATIENCE, |state| match &state.agent {
-        AgentLink::Ended(why) => Some(Error::Ended(why.clone())),
-        _ => None,
-    })
 }
 
 impl Error {

@@ -7,6 +7,7 @@ use vm_protocol::{Mode, PORT, relay};
 
 use crate::base::settings::{Backing, PIECE_BYTES, Settings};
 use crate::hypervisor::accelerator::Accelerator;
+use crate::hypervisor::guest_kernel;
 use crate::model::device::{MemoryDevice, memory_devices};
 
 use super::confinement::Files;
@@ -103,7 +104,7 @@ pub(super) fn arguments(
         ]);
     }
     add(&["-kernel", &files.kernel.to_string_lossy(), "-initrd", &files.initrd.to_string_lossy()]);
-    add(&["-append", &kernel_command_line(settings)]);
+    add(&["-append", &guest_kernel::command_line(settings, "")]);
     list
 }
 
@@ -118,33 +119,6 @@ fn memory(backing: Backing, id: &str, bytes: u64, reserve: bool) -> String {
         "memory-backend-{kind},id=memory-{id},size={bytes}B,reserve={}",
         if reserve { "on" } else { "off" }
     )
-}
-
-fn kernel_command_line(settings: &Settings) -> String {
-    let layout = &settings.layout;
-    // With memory above 4 GiB Linux would reserve 64 MiB of bounce buffers for devices that cannot reach it;
-    // virtio reaches all memory. Where the timer ticks too rarely at boot, as under emulation on a busy host,
-    // Linux would panic; under KVM it skips that check by itself.
-    let words = "console=ttyS0 quiet panic=-1 oops=panic no_timer_check \
-                 memhp_default_state=online_movable swiotlb=noforce";
-    let mut words = vec![words.to_string()];
-    if layout.mode.is_kernels() {
-        words.push(format!(
-            "hotmem.partitions={} hotmem.shared_node={}",
-            layout.partitions(),
-            layout.shared_node()
-        ));
-    }
-    if layout.mode == Mode::Ranges {
-        words.push(format!("hotmem.range={}", layout.partition_bytes[0]));
-        if layout.shared_bytes > 0 {
-            words.push(format!("hotmem.shared_range={}", layout.shared_bytes));
-        }
-    }
-    words.extend(
-        [settings.image.append.clone(), settings.append.clone()].into_iter().filter(|text| !text.is_empty()),
-    );
-    words.join(" ")
 }
 
 fn comma_escaped(path: &Path) -> String {

@@ -155,6 +155,7 @@ impl PartitionedVm {
             boot_bytes: None,
             limit_bytes: None,
             cpus: cpus.max(2),
+            hypervisor: vm::settings::HypervisorChoice::Qemu,
             accelerator: vm::settings::AcceleratorChoice::Auto,
             image: plan.image.clone(),
             code: Some(disk.file.clone()),
