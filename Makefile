@@ -53,6 +53,8 @@ soak: build ## random operations for long, fuzzing, and VMs on kernels that chec
 	kernel/tests/run --soak --kernel 7.3
 	vm/tests/run --mode hotmem
 	vm/tests/run --mode ranges --linux 7.3
+	vm/tests/run --steps 5000 -k model_and_vm
+	vm/tests/run --mode hotmem --steps 5000 -k model_and_vm
 	bench/vm/soak
 	MAYFLY_SOAK=1 worker/tests/run -k "kills or soak"
 	MAYFLY_HISTORIES=10000 cargo test --release -p worker-snapshot --test histories

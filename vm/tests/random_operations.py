@@ -1,11 +1,18 @@
 """Random plugs, spawns, stops, unplugs, kills and holds of one VM, one after the other, and a model that
 predicts the result of each. After every step the model, the host's record and the guest's memory must agree.
 
-`vm/tests/run` does 120 steps, `bench/vm/soak` 10,000."""
+QEMU and the agent are also stopped for a while in the middle of an operation. It must end as if they had not
+been, and after the pause nothing may stay in between for longer than the pause was. And QEMU is killed in the
+middle of an operation; then another VM boots.
+
+`vm/tests/run` does 120 steps, `make soak` more, `bench/vm/soak` 10,000 in a VM that is not killed."""
 
 import base64
+import os
 import random
+import signal
 import sys
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
@@ -18,10 +25,20 @@ ENDS = {
     "kill": {"kind": "signal", "signal": 9},
     "overflow": {"kind": "overflow"},
 }
-# Weights of the steps. SELDOM: the intervals, in steps, of those that fill a partition or wait for a new
-# agent, which takes long.
+# Weights of the steps. SELDOM: the intervals, in steps, of those that take long: they fill a partition, or
+# wait for the end of a pause, a new agent or a new VM.
 STEPS = {"plug": 5, "unplug": 5, "spawn": 8, "stop": 3, "exit": 1, "kill": 2, "take": 3, "drop": 3}
-SELDOM = {"overflow": 40, "agent": 100}
+SELDOM = {"pause_qemu": 15, "pause_agent": 25, "overflow": 40, "restart": 90, "agent": 100}
+# The length of a pause, and how soon after an operation has begun it comes.
+PAUSE_S, SOON_S = (0.2, 1.5), (0, 0.3)
+# By the state of a partition: the operation on it that a pause interrupts.
+PAUSED = {"absent": "plug", "ready": "unplug", "in_use": "stop", "held": "unplug"}
+# What a busy machine may add to the longest time that an operation has taken before.
+SLACK_S = 5
+AGENT = (
+    "for pid in $(cat /proc/1/task/1/children); do "
+    'case $(tr "\\0" " " </proc/$pid/cmdline) in vm-agent*) break;; esac; done; '
+)
 REPORT_EVERY = 500
 CHANGING = {"plug", "unplug", "spawn", "stop", "input"}
 
@@ -33,9 +50,16 @@ class Disagreement(Exception):
 class Agreement:
     """A VM, and the model of its expected state."""
 
-    def __init__(self, ask: Callable[[dict], dict], partition_bytes: int, seed: int):
-        """`ask` sends a command to the control socket and returns the whole answer."""
-        self.ask, self.partition_bytes, self.dice = ask, partition_bytes, random.Random(seed)
+    def __init__(
+        self,
+        ask: Callable[[dict], dict],
+        partition_bytes: int,
+        seed: int,
+        boot: Callable[[], None] | None = None,
+    ):
+        """`ask` sends a command to the control socket and returns the whole answer; `boot` waits until no
+        VM runs any more and boots another, to which `ask` sends from then on."""
+        self.ask, self.partition_bytes, self.dice, self.boot = ask, partition_bytes, random.Random(seed), boot
         count = len(self.must({"verb": "status"})["partitions"])
         self.states = ["absent"] * count
         self.number = 0  # of the step
@@ -45,6 +69,9 @@ class Agreement:
         self.taken: set[int] = set()
         self.taker: str | None = None
         self.done: Counter[str] = Counter()
+        # The longest time of each operation, and the longest that one took beyond its pause.
+        self.longest_s: Counter[str] = Counter()
+        self.late_s = 0.0
         # The last requests that change something, to debug a disagreement.
         self.recent: deque[str] = deque(maxlen=8)
 
@@ -87,7 +114,9 @@ class Agreement:
             for seldom, every in SELDOM.items():
                 if self.number % every == 0:
                     name = seldom
+            begun = time.monotonic()
             getattr(self, name)()
+            self.longest_s[name] = max(self.longest_s[name], time.monotonic() - begun)
             self.compare()
             if self.number % REPORT_EVERY == 0:
                 print(f"agree: {self.number} of {steps} steps", file=sys.stderr, flush=True)
@@ -99,14 +128,14 @@ class Agreement:
     def any_partition(self) -> int:
         return self.dice.randrange(len(self.states))
 
-    def plug(self) -> None:
-        number = self.any_partition()
+    def plug(self, number: int | None = None) -> None:
+        number = self.any_partition() if number is None else number
         self.expect({"verb": "plug", "partition": number}, self.states[number] == "absent", "plug")
         if self.states[number] == "absent":
             self.states[number] = "ready"
 
-    def unplug(self) -> None:
-        number = self.any_partition()
+    def unplug(self, number: int | None = None) -> None:
+        number = self.any_partition() if number is None else number
         self.expect({"verb": "unplug", "partition": number}, self.states[number] == "ready", "unplug")
         if self.states[number] == "ready":
             self.states[number] = "absent"
@@ -126,8 +155,9 @@ class Agreement:
         self.wait(lambda: "\n" in self.output(name), f"{name} gives")
         self.running[name] = (spawned["partition"], int(self.output(name).split()[1]))
 
-    def stop(self) -> None:
-        name = f"agree-{self.dice.randrange(len(self.states))}"
+    def stop(self, number: int | None = None) -> None:
+        there = [name for name, (used, _) in self.running.items() if used == number]
+        name = there[0] if there else f"agree-{self.dice.randrange(len(self.states))}"
         command = {"verb": "stop", "instance": name, "grace_ms": self.dice.choice([0, 100])}
         reason = self.expect(command, name in self.running, "stop")
         if name in self.running:
@@ -199,10 +229,7 @@ class Agreement:
     def agent(self) -> None:
         """Kills the guest's agent: all instances and tools end, and no memory is lost."""
         # After a delay, so that the host has the answer that the killer was started.
-        script = (
-            "sleep 3; for pid in $(cat /proc/1/task/1/children); do "
-            'case $(tr "\\0" " " </proc/$pid/cmdline) in vm-agent*) kill -9 $pid;; esac; done; sleep 60'
-        )
+        script = f"sleep 3; {AGENT} kill -9 $pid; sleep 60"
         spawn = {"instance": "killer", "partition": None, "argv": ["/bin/sh", "-c", script]}
         self.must({"verb": "spawn", "outside": True, "spawn": spawn})
         reason = self.must({"verb": "wait", "instance": "killer", "timeout_ms": PATIENCE * 1000})
@@ -215,6 +242,78 @@ class Agreement:
         time.sleep(2)
         self.wait(lambda: self.actual_states() == self.states, "all partitions are emptied")
         self.done["agent killed"] += 1
+
+    def pause_qemu(self) -> None:
+        """Stops QEMU for a while."""
+        pid = self.must({"verb": "status"})["qemu_pid"]
+        soon_s, pause_s = self.dice.uniform(*SOON_S), self.dice.uniform(*PAUSE_S)
+
+        def pause():
+            time.sleep(soon_s)
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep(pause_s)
+            os.kill(pid, signal.SIGCONT)
+
+        pausing = threading.Thread(target=pause)
+        pausing.start()
+        self.operate_in_a_pause(soon_s + pause_s, pause_s)
+        pausing.join()
+        self.done["QEMU paused"] += 1
+
+    def pause_agent(self) -> None:
+        """Stops the guest's agent for a while."""
+        soon_s, pause_s = self.dice.uniform(*SOON_S), self.dice.uniform(*PAUSE_S)
+        script = f"sleep {soon_s:.3f}; {AGENT} kill -STOP $pid; sleep {pause_s:.3f}; kill -CONT $pid"
+        spawn = {"instance": "pauser", "partition": None, "argv": ["/bin/sh", "-c", script]}
+        self.must({"verb": "spawn", "outside": True, "spawn": spawn})
+        self.operate_in_a_pause(soon_s + pause_s, pause_s)
+        reason = self.must({"verb": "wait", "instance": "pauser", "timeout_ms": PATIENCE * 1000})
+        if reason != {"kind": "code", "code": 0}:
+            raise self.differs(f"the agent was to be paused, and its pauser ended with {reason}")
+        self.done["agent paused"] += 1
+
+    def operate_in_a_pause(self, ends_s: float, pause_s: float) -> None:
+        """Does an operation in a pause that ends then: it ends as the model says, at most so much later."""
+        number = self.any_partition()
+        name = PAUSED[self.states[number]]
+        begun = time.monotonic()
+        getattr(self, name)(number)
+        took_s = time.monotonic() - begun
+        late_s = took_s - ends_s
+        self.late_s = max(self.late_s, late_s)
+        self.done["held up"] += took_s > pause_s
+        if late_s > pause_s + self.longest_s[name] + SLACK_S:
+            raise self.differs(
+                f"{name} ended {late_s:.1f} s after a pause of {pause_s:.1f} s; without one it took "
+                f"{self.longest_s[name]:.1f} s at most"
+            )
+
+    def restart(self) -> None:
+        """Kills QEMU in the middle of an operation, and boots another VM."""
+        if not self.boot:
+            return
+        pid = self.must({"verb": "status"})["qemu_pid"]
+        verb = self.dice.choice(["plug", "unplug"])
+        command = {"verb": verb, "partition": self.any_partition()}
+
+        def operate():
+            # The supervisor answers, or is gone.
+            try:
+                self.ask(command)
+            except (OSError, AssertionError):
+                return
+
+        operating = threading.Thread(target=operate)
+        operating.start()
+        time.sleep(self.dice.uniform(*SOON_S))
+        os.kill(pid, signal.SIGKILL)
+        operating.join(PATIENCE)
+        if operating.is_alive():
+            raise self.differs(f"QEMU was killed, and {command} has no answer")
+        self.boot()
+        self.states = ["absent"] * len(self.states)
+        self.running, self.taken, self.taker = {}, set(), None
+        self.done["QEMU killed"] += 1
 
     # Comparisons.
 

@@ -132,16 +132,29 @@ def test_model_and_vm_agree_at_every_step(vm):
     path = str(pathlib.Path(vm.runtime.name) / "mayfly/vm/mayfly.sock")
     seed = random.randrange(1 << 32)
     print(f"  seed {seed}")
-    agreement = random_operations.Agreement(lambda command: ask(path, command), SIZE_MIB * MIB, seed)
+
+    def boot():
+        vm.wait(lambda: vm("list") == "no VM runs\n", "the supervisor has ended")
+        vm.boot()
+
+    agreement = random_operations.Agreement(lambda command: ask(path, command), SIZE_MIB * MIB, seed, boot)
     try:
         done = agreement.run(vm.steps)
     except random_operations.Disagreement as disagreement:
         raise AssertionError(f"after {dict(agreement.done)}: {disagreement}") from disagreement
     print("  " + ", ".join(f"{what} {times}" for what, times in sorted(done.items())))
+    print(f"  at most {agreement.late_s:.1f} s after a pause's end")
     # In few steps some operation may not occur.
     for what in ("plug", "unplug", "spawn", "stop", "kill", "take", "unplug refused"):
         check(done[what] > 0 or vm.steps < 1000, f"in {vm.steps} steps, no", what)
     check(done["plug"] and done["unplug refused"], "nothing was done:", dict(done))
+    for what, every in (
+        ("QEMU paused", 15),
+        ("agent paused", 25),
+        ("QEMU killed", 90),
+        ("agent killed", 100),
+    ):
+        check(done[what] > 0 or vm.steps < every, f"in {vm.steps} steps, no", what)
 
 
 def test_killing_the_supervisor_ends_qemu_and_frees_the_name(vm):
