@@ -28,6 +28,8 @@ pub mod base {
 pub mod nri {
     //! The Node Resource Interface: the runtime reports each container before it creates it, and the agent
     //! may add to it.
+    #[cfg(test)]
+    mod crio_test;
     pub mod messages;
     pub mod plugin;
     pub mod wire;

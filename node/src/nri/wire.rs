@@ -28,8 +28,8 @@ const HEADER_BYTES: usize = 10;
 /// ttrpc's limit.
 const MAX_BODY_BYTES: usize = 4 << 20;
 const MAX_FRAME_BYTES: usize = HEADER_BYTES + MAX_BODY_BYTES;
-const REQUEST: u8 = 1;
-const RESPONSE: u8 = 2;
+pub(super) const REQUEST: u8 = 1;
+pub(super) const RESPONSE: u8 = 2;
 /// gRPC's code by which a server refuses a method: the runtime then calls the one that older plugins have.
 pub const UNIMPLEMENTED: i32 = 12;
 
@@ -189,7 +189,8 @@ pub async fn send_response(
     send(to, PLUGIN_SERVICE_CONNECTION, stream, RESPONSE, &response.encode_to_vec()).await
 }
 
-async fn send(
+/// Sends a message of this kind.
+pub(super) async fn send(
     to: &mut (impl AsyncWrite + Unpin),
     connection: u32,
     stream: u32,

@@ -10,7 +10,7 @@ use std::path::Path;
 use crate::base::request::{Heap, Name};
 use crate::domains::trust_domain::TrustDomain;
 use crate::inject::artifacts::Artifacts;
-use crate::inject::injection::{MARK, ROOT};
+use crate::inject::injection::{MARK, ROOT, USERFAULTFD};
 
 /// Engines' container IDs have so many hexadecimal digits; people see the first few.
 const LONG_ID: usize = 64;
@@ -60,6 +60,8 @@ impl std::fmt::Display for InjectedContainer {
 /// A container with CDI devices, found by one of its processes.
 #[derive(Debug)]
 pub struct CdiContainer {
+    /// Why it cannot share pages although it has a device for it.
+    pub obstacle: Option<String>,
     /// One of its processes.
     pub process: u32,
     /// The injected libraries.
@@ -82,9 +84,10 @@ pub fn with_cdi_devices(artifacts: &Artifacts) -> BTreeMap<String, CdiContainer>
             // A program that sets its process title may overwrite its variables; another process then has
             // them.
             if !found.contains_key(id)
-                && let Some(container) = from_variables(process, id, cgroup, &variables)
+                && let Some(mut one) = from_variables(process, id, cgroup, &variables)
             {
-                found.insert(id.to_owned(), container);
+                one.obstacle = one.container.domain.as_ref().and_then(|_| obstacle_to_sharing(&entry.path()));
+                found.insert(id.to_owned(), one);
             }
         }
     }
@@ -121,7 +124,26 @@ fn from_variables(process: u32, id: &str, cgroup: &str, variables: &[u8]) -> Opt
         cgroup: Some(cgroup.to_owned()),
         ..InjectedContainer::default()
     };
-    (!libraries.is_empty()).then_some(CdiContainer { process, libraries, container })
+    (!libraries.is_empty()).then_some(CdiContainer { obstacle: None, process, libraries, container })
+}
+
+/// Why a container, of which this is a process's folder in `/proc`, cannot share pages: a rootless engine
+/// makes no device nodes, and so passes the node's own on, with its permissions.
+fn obstacle_to_sharing(process: &Path) -> Option<String> {
+    let users = fs::read_to_string(process.join("uid_map")).unwrap_or_default();
+    let about = fs::metadata(process.join("root").join(USERFAULTFD.trim_start_matches('/'))).ok()?;
+    rootless_obstacle(&users, about.mode())
+}
+
+fn rootless_obstacle(uid_map: &str, mode: u32) -> Option<String> {
+    let maps_all_users = uid_map.split_whitespace().eq(["0", "0", "4294967295"]);
+    (!maps_all_users && mode & 0o006 != 0o006).then(|| {
+        format!(
+            "it is rootless and may not open {USERFAULTFD} (mode {:o}), so it shares no pages; its heap is not \
+             affected; on the node, chmod 666 {USERFAULTFD} lets every user open it",
+            mode & 0o777
+        )
+    })
 }
 
 /// The container ID in a cgroup's path, and the path up to its component; the whole path where there is none.
@@ -165,5 +187,15 @@ mod tests {
         assert_eq!((odd.container.heap, odd.libraries.len()), (Some(Heap::Online), 1));
         assert_eq!(found(b"MAYFLY_NODE_SHARE=shop\0").unwrap().container.heap, None);
         assert!(found(b"gunicorn: worker\0").is_none());
+    }
+
+    #[test]
+    fn rootless_containers_share_only_if_the_nodes_device_is_for_all() {
+        let rootless = "         0       1000          1\n         1     100000      65536\n";
+        let why = rootless_obstacle(rootless, 0o020_600).unwrap();
+        assert!(why.contains("mode 600") && why.contains("chmod 666 /dev/userfaultfd"), "{why}");
+        assert!(!why.contains('\n'), "{why}");
+        assert_eq!(rootless_obstacle(rootless, 0o020_666), None);
+        assert_eq!(rootless_obstacle("         0          0 4294967295\n", 0o020_600), None);
     }
 }

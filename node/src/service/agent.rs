@@ -177,6 +177,9 @@ impl Agent {
             let old = before.get(&id);
             if old.is_none() {
                 self.check_load(one.process, &one.libraries, &one.container);
+                if let Some(why) = &one.obstacle {
+                    tracing::warn!("{}: {why}", one.container);
+                }
             }
             let is_model_doubted = old.is_some_and(|old| old.is_model_doubted);
             containers.insert(id, InjectedContainer { is_model_doubted, ..one.container });

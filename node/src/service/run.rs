@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use crate::base::cgroup::ParentCgroup;
 use crate::domains::page_stores::{Members, PageStores, Program};
@@ -20,8 +20,10 @@ use crate::service::{http, metrics};
 /// Runs the agent until `stop`.
 ///
 /// # Errors
-/// A library is missing, or the agent's folder or address cannot be used.
+/// The user is not root, a library is missing, or the agent's folder or address cannot be used.
 pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<()> {
+    // SAFETY: takes nothing and returns a number.
+    require_root(unsafe { libc::geteuid() })?;
     let storage = Storage::open(&settings.profiles)?;
     let artifacts = Artifacts::prepare(
         &settings.data,
@@ -70,4 +72,27 @@ pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(
     }
     stores.end();
     Ok(())
+}
+
+/// Rootless Podman has no agent of its own: the agent reads processes and cgroups of all users, and the
+/// runtime's socket is root's.
+fn require_root(user: u32) -> Result<()> {
+    ensure!(
+        user == 0,
+        "mayfly node runs as root, and this is user {user}: containers of rootless Podman use the CDI devices \
+         of root's agent"
+    );
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn other_users_are_refused_in_one_line() {
+        require_root(0).unwrap();
+        let line = require_root(1000).unwrap_err().to_string();
+        assert!(line.contains("root's agent") && !line.contains('\n'), "{line}");
+    }
 }
