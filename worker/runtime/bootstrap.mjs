@@ -517,6 +517,29 @@ function begin(environment) {
   Object.defineProperty(process, "pid", { value: Number(fs.readlinkSync("/proc/self")), configurable: true, enumerable: true });
 }
 
+// The next turn of the event loop.
+const turn = () => new Promise(setImmediate);
+
+// The function's hooks are listeners of `process`, so that registering them does nothing elsewhere. Their order is Lambda's
+// for Python and .NET: before the snapshot the last registered is the first, after the restore the first.
+async function runHooks(event) {
+  const hooks = process.listeners(event);
+  if (event === "beforeSnapshot") hooks.reverse();
+  for (const hook of hooks) await unlessIdle(hook.call(process), `a hook of ${event}`);
+}
+
+// What nothing is left to settle is an error: Node.js would end without a word.
+async function unlessIdle(work, name) {
+  let fail;
+  const idle = new Promise((_, reject) => void (fail = () => reject(new Error(`${name} never ends`))));
+  process.once("beforeExit", fail);
+  try {
+    return await Promise.race([work, idle]);
+  } finally {
+    process.off("beforeExit", fail);
+  }
+}
+
 // Waits to be taken, before the process has connected to anything, and returns in each copy.
 function waitToBeTaken(rest, crypto) {
   require("node:v8").setFlagsFromString("--expose-gc");
@@ -545,13 +568,18 @@ async function loadToBeTaken() {
     const rest = {};
     process.dlopen({ exports: rest }, env.MAYFLY_REST_LIBRARY);
     const drop = replaceMathRandom({ randomFillSync: crypto.randomFillSync });
-    let drawn = false;
-    const unwatch = watchRandomBytes(crypto, () => (drawn = true));
+    await turn(); // the thread of this file's own hooks for packages is told of
+    let kept;
+    const unwatch = watchRandomBytes(crypto, () => (kept = "random bytes"));
+    process.once("worker", () => (kept ??= "a thread with a generator"));
     const handler = await load(env._HANDLER);
+    await runHooks("beforeSnapshot");
+    await turn(); // and now all threads
     unwatch();
-    if (drawn && taken !== "asked") throw new Error("it keeps random bytes that all copies would have (Metadata.Mayfly.Snapshot: true)");
+    if (kept && taken !== "asked") throw new Error(`it keeps ${kept} that all copies would have (Metadata.Mayfly.Snapshot: true)`);
     waitToBeTaken(rest, crypto);
     drop();
+    await runHooks("afterRestore");
     fs.writeSync(LINE, "K");
     fs.closeSync(LINE);
     return handler;
