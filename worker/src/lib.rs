@@ -97,6 +97,7 @@ pub mod sandbox {
     //! Where an instance runs: a container, or a partition of a VM, behind one interface.
     pub(crate) mod accept;
     pub(crate) mod account;
+    mod callers;
     mod container;
     pub(crate) mod containers;
     pub(crate) mod environment;

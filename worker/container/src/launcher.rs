@@ -160,21 +160,14 @@ fn obey(command: u8, init: Pid, commands: &UnixStream) {
     }
 }
 
-/// Becomes the process that was taken. Returns only with the reason why not.
-fn restore(
-    files: &[MappedFile],
-    entries: &[Entry],
-    program: BorrowedFd,
-    pages: BorrowedFd,
-    line: BorrowedFd,
-) -> String {
+/// Makes the files in /tmp of the process that was taken, before extensions write some there. Returns the
+/// reason why it cannot be restored.
+fn lay_out(files: &[MappedFile], entries: &[Entry], pages: BorrowedFd) -> Result<(), String> {
     if let Some(file) = files.iter().find(|file| !file.is_unchanged()) {
-        return format!("{} has changed", file.path.display());
+        return Err(format!("{} has changed", file.path.display()));
     }
-    if let Err(error) = worker_snapshot::lay_out(Path::new("/tmp"), entries, pages) {
-        return format!("its files in /tmp cannot be made: {error}");
-    }
-    worker_snapshot::restore(program, pages, line).to_string()
+    worker_snapshot::lay_out(Path::new("/tmp"), entries, pages)
+        .map_err(|error| format!("its files in /tmp cannot be made: {error}"))
 }
 
 /// Sends the worker a socket that listens on each of these addresses.
@@ -278,6 +271,10 @@ impl Inside<'_> {
         let message = [&[STARTS], names.join("\n").as_bytes(), &[0], steps.to_text().as_bytes()].concat();
         syscalls::send_with(CONTROL, &message, Some(listener.as_raw_fd())).context("the worker has ended")?;
         drop(listener);
+        let laid_out = match (&spec.beginning, &handed[..]) {
+            (Beginning::Restored { files, entries }, [_, pages, _]) => lay_out(files, entries, pages.as_fd()),
+            _ => Ok(()),
+        };
         let environment = spec.environment.iter().map(|(name, value)| (name.as_str(), value.as_str()));
         let extensions = extensions::start(&names, environment, Some(std::io::stderr().as_fd()))?;
         let Some(runtime) = syscalls::fork()? else {
@@ -290,10 +287,12 @@ impl Inside<'_> {
                 (Beginning::Taken, [line]) => {
                     worker_snapshot::wait_at(line.as_fd()).context("no line for a snapshot")?;
                 }
-                (Beginning::Restored { files, entries }, [program, pages, line]) => {
+                (Beginning::Restored { .. }, [program, pages, line]) => {
                     syscalls::duplicate_to(1, 2, false)?;
+                    // Returns only with the reason why not.
+                    let becomes = || worker_snapshot::restore(program.as_fd(), pages.as_fd(), line.as_fd());
                     // Read by the worker, if it is more than an end.
-                    let why = restore(files, entries, program.as_fd(), pages.as_fd(), line.as_fd());
+                    let why = laid_out.err().unwrap_or_else(|| becomes().to_string());
                     let _ = rustix::io::write(line, why.as_bytes());
                     std::process::exit(worker_snapshot::FAILED)
                 }

@@ -259,6 +259,9 @@ impl Instance {
         };
         if has_started {
             self.publish_start();
+            if self.was_restored() {
+                self.scheduler.clone().replace_started(self.id);
+            }
         }
         if ready > 0 {
             self.idles();

@@ -216,9 +216,6 @@ impl Instance {
         };
         if is_first {
             self.publish(|| PlatformEvent::init_runtime_done(&Status::Success));
-            if self.was_restored() {
-                self.scheduler.clone().replace_started(self.id);
-            }
         }
         self.ready_if_all_wait();
         Ok(receiver)

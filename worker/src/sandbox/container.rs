@@ -1,12 +1,13 @@
 //! An instance as processes of this host, while it runs.
 
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, TcpListener};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use tokio::net::TcpStream;
 use tokio::net::unix::pipe;
 use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
 use worker_container::cgroup::Cgroup;
 use worker_container::freezer::Freezer;
 use worker_container::page_out;
@@ -21,7 +22,6 @@ use crate::http;
 use crate::http::heads::{Heads, LongHeads};
 use crate::sandbox::accept::accept;
 use crate::sandbox::interface::{BoxFuture, Connection, Ended, Handler, RUNTIME_HEADER_BYTES, Sandbox};
-use crate::sandbox::reach;
 
 /// An instance as processes of this host.
 pub(super) struct Instance {
@@ -40,8 +40,8 @@ pub(super) struct Instance {
     pub mount_point: PathBuf,
     pub extensions: Vec<String>,
     pub long_heads: Arc<LongHeads>,
-    /// Sockets inside, each with the service of the host that it leads to.
-    pub reached: Vec<(TcpListener, SocketAddr)>,
+    /// Serve the sockets inside that lead to services of the host, until it is ended.
+    pub relays: Mutex<JoinSet<()>>,
     /// All stores, and the function or tenant whose store it uses; none if it shares no pages.
     pub store: Option<(Arc<PageStores>, FunctionId)>,
     /// Whether its runtime was restored from a snapshot.
@@ -76,7 +76,6 @@ impl Sandbox for Instance {
 
     fn serve(&self, handler: Handler) -> BoxFuture<'_, ()> {
         Box::pin(async move {
-            let _relays = reach::serve(&self.reached, &self.label);
             if let Err(error) = self.accept(handler).await {
                 tracing::error!("{}: {error}", self.label);
             }
@@ -178,6 +177,7 @@ impl Sandbox for Instance {
             if let Some(container) = self.container.lock().await.take() {
                 container.end().await;
             }
+            lock(&self.relays).abort_all();
             if let Err(error) = std::fs::remove_dir(&self.mount_point) {
                 tracing::error!("cannot remove {}: {error}", self.mount_point.display());
             }

@@ -2,7 +2,7 @@
 //! asks the Runtime API when to go on (`restore/next`, as Lambda has it for SnapStart), or for work. There is
 //! never an answer: each restored instance sends the request again.
 
-use std::net::{Ipv4Addr, SocketAddrV4, TcpListener};
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -11,6 +11,9 @@ use tokio::net::TcpStream;
 use worker_container::RUNTIME_PORT;
 use worker_snapshot::Request;
 use worker_system::text::shown;
+
+use crate::sandbox::callers::Callers;
+use crate::sandbox::line::Fault;
 
 /// The longest head of a request.
 const MOST_BYTES: usize = 16 * 1024;
@@ -31,26 +34,24 @@ impl FirstRequest {
     ///
     /// # Errors
     /// It asks for something else, or not in time.
-    pub async fn receive(listener: &TcpListener, limit: Duration) -> Result<FirstRequest> {
-        let received = async { receive(&asynchronous(listener)?).await };
-        in_time(limit, received).await
+    pub async fn receive(callers: &mut Callers, limit: Duration) -> Result<FirstRequest> {
+        in_time(limit, receive(callers)).await
     }
 
     /// Has a restored runtime go on, which sends the request again, until it asks for work.
     ///
     /// # Errors
     /// It asks for something else, or not in time.
-    pub async fn until_work(listener: &TcpListener, limit: Duration) -> Result<()> {
+    pub async fn until_work(callers: &mut Callers, limit: Duration) -> Result<()> {
         let asked = async {
-            let listener = asynchronous(listener)?;
-            let mut first = receive(&listener).await?;
+            let mut first = receive(callers).await?;
             if !first.bytes.starts_with(RESTORE.as_bytes()) {
                 return Ok(());
             }
             first.connection.write_all(GO_ON).await?;
             let asks = tokio::select! {
                 again = head(&mut first.connection) => again?,
-                other = receive(&listener) => other?.bytes,
+                other = receive(callers) => other?.bytes,
             };
             ensure!(asks.starts_with(WORK.as_bytes()), "it asks again when to go on");
             Ok(())
@@ -65,21 +66,16 @@ impl FirstRequest {
     }
 }
 
-fn asynchronous(listener: &TcpListener) -> Result<tokio::net::TcpListener> {
-    let listener = listener.try_clone()?;
-    listener.set_nonblocking(true)?;
-    Ok(tokio::net::TcpListener::from_std(listener)?)
-}
-
 async fn in_time<T>(limit: Duration, asked: impl Future<Output = Result<T>>) -> Result<T> {
     let asked = tokio::time::timeout(limit, asked);
     asked.await.with_context(|| format!("it asks for no work after {} s", limit.as_secs()))?
 }
 
-async fn receive(listener: &tokio::net::TcpListener) -> Result<FirstRequest> {
-    let (mut connection, peer) = listener.accept().await?;
+async fn receive(callers: &mut Callers) -> Result<FirstRequest> {
+    let mut connection = callers.runtime().await?;
+    let from = connection.peer_addr()?.port();
     let bytes = head(&mut connection).await?;
-    Ok(FirstRequest { connection, from: peer.port(), bytes })
+    Ok(FirstRequest { connection, from, bytes })
 }
 
 /// A request, which has a head alone.
@@ -99,7 +95,7 @@ fn check(bytes: &[u8]) -> Result<()> {
     let text = String::from_utf8_lossy(bytes);
     let Some((first, rest)) = text.split_once("\r\n") else { return Ok(()) };
     if ![RESTORE, WORK].contains(&first) {
-        bail!("it asks the Runtime API for {}", shown(first));
+        bail!(Fault(format!("it asks the Runtime API for {}", shown(first))));
     }
     let has_body = rest.lines().any(|line| {
         let name = line.split(':').next().unwrap_or_default().to_ascii_lowercase();
@@ -112,7 +108,9 @@ fn check(bytes: &[u8]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
-    use std::net::TcpStream;
+    use std::net::{TcpListener, TcpStream};
+
+    use serde_json::json;
 
     use super::*;
 
@@ -128,7 +126,8 @@ mod tests {
                 std::thread::sleep(Duration::from_millis(5));
             }
         });
-        let request = FirstRequest::receive(&listener, Duration::from_secs(5)).await;
+        let mut callers = Callers::of(&listener, json!({}), &[]).unwrap();
+        let request = FirstRequest::receive(&mut callers, Duration::from_secs(5)).await;
         client.join().unwrap();
         request.map(|request| request.bytes).map_err(|error| error.to_string())
     }
@@ -165,7 +164,9 @@ mod tests {
                     write!(second, "{then}\r\n\r\n").unwrap();
                     let _ = second.read(&mut answer); // until the other end goes
                 });
-                let ended = FirstRequest::until_work(&listener, Duration::from_secs(5)).await;
+                let mut callers = Callers::of(&listener, json!({}), &[]).unwrap();
+                let ended = FirstRequest::until_work(&mut callers, Duration::from_secs(5)).await;
+                drop(callers);
                 drop(listener);
                 runtime.join().unwrap();
                 match outcome {
@@ -180,6 +181,8 @@ mod tests {
     async fn requests_for_anything_else_are_errors() {
         let fails = "POST /2018-06-01/runtime/init/error HTTP/1.1\r\n";
         assert!(received(&[fails]).await.unwrap_err().contains("POST /2018-06-01/runtime/init/error"));
+        // It is not a kill's, after which the worker would try again and again.
+        assert!(check(fails.as_bytes()).unwrap_err().is::<Fault>());
         let cut = "GET /2018-06-01/runtime/invocation/next HTTP/1.1\r\n";
         assert!(received(&[cut]).await.unwrap_err().contains("ends its connection"));
         let body = format!("{cut}Content-Length: 3\r\n\r\nabc");

@@ -18,7 +18,7 @@ const FAILS: u8 = b'E';
 
 /// What the process says is wrong, or that it says nothing in time. All other failures may be a kill's.
 #[derive(Debug)]
-pub(crate) struct Fault(String);
+pub(crate) struct Fault(pub String);
 
 impl std::fmt::Display for Fault {
     fn fmt(&self, text: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -5,13 +5,14 @@ use std::fs;
 use anyhow::{Context, Result};
 use worker_snapshot::Error;
 
-/// The one process of an instance that is neither its monitor nor process 1.
+/// The one process of an instance that is neither its monitor, nor process 1, nor an extension's.
 pub(super) fn runtime_of(processes: &[i32]) -> Result<i32> {
-    let own = ids("self").context("no /proc")?.len();
+    let own = ids("self", "NSpid").context("no /proc")?.len();
     let mut found = None;
     for process in processes {
-        let Some(inside) = ids(&process.to_string()).filter(|ids| ids.len() > own) else { continue };
-        if inside.last() == Some(&1) {
+        let name = process.to_string();
+        let Some(inside) = ids(&name, "NSpid").filter(|ids| ids.len() > own) else { continue };
+        if inside.last() == Some(&1) || is_of_extensions(&name) {
             continue;
         }
         if found.is_some() {
@@ -22,10 +23,16 @@ pub(super) fn runtime_of(processes: &[i32]) -> Result<i32> {
     found.context("the process has ended")
 }
 
-/// A process's ids in its PID namespaces, from the outermost.
-fn ids(process: &str) -> Option<Vec<i32>> {
+/// Process 1 is in a session of outside, and so are its extensions. The runtime has begun one of its own, and
+/// no process can join another.
+fn is_of_extensions(process: &str) -> bool {
+    ids(process, "NSsid").is_some_and(|sessions| sessions.last() == Some(&0))
+}
+
+/// A process's ids, or its session's, in its PID namespaces, from the outermost.
+fn ids(process: &str, kind: &str) -> Option<Vec<i32>> {
     let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix(kind)?.strip_prefix(':'))?;
     Some(line.split_ascii_whitespace().filter_map(|id| id.parse().ok()).collect())
 }
 
@@ -35,7 +42,8 @@ mod tests {
 
     #[test]
     fn processes_of_this_namespace_are_no_runtime() {
-        assert!(ids("self").is_some());
+        assert!(ids("self", "NSpid").is_some());
+        assert!(!is_of_extensions("self"));
         let error = runtime_of(&[std::process::id() as i32, i32::MAX]).unwrap_err();
         assert_eq!(error.to_string(), "the process has ended");
     }

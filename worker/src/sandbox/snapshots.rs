@@ -322,6 +322,14 @@ impl Printed {
     }
 }
 
+/// Reads what extensions of that instance print: those of the others print the same in the function's log.
+pub(super) async fn discard(output: Option<pipe::Receiver>) -> Infallible {
+    if let Some(mut output) = output {
+        let _ = tokio::io::copy(&mut output, &mut tokio::io::sink()).await;
+    }
+    std::future::pending().await
+}
+
 /// The folder for snapshots, as a mount of its own that is nowhere in the tree: the kernel names files of it
 /// by their paths below it. None without the right to mount.
 pub(super) fn disk_folder(folder: &Path) -> Option<OwnedFd> {

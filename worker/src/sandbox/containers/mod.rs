@@ -142,7 +142,10 @@ impl Containers {
             processors: settings.processors,
             may_swap: settings.page_out_after_s.is_some(),
         };
-        let restored = matches!(start, Start::Restored(_));
+        let restored = match &start {
+            Start::Restored(snapshot) => Some(snapshot.clone()),
+            Start::Fresh | Start::Taken => None,
+        };
         let endpoint = match self.shares(order) {
             true => Some(self.stores.prepare(order.deployment.store())?),
             false => None,
@@ -167,7 +170,7 @@ impl Containers {
                     cgroup.give_way(true);
                 }
                 steps.done("limits");
-                self.begin(order, empty, &mut spec, disk, start, &mut steps).await
+                self.begin(order, empty, &mut spec, disk, start).await
             }
             Err(error) => {
                 empty.end().await;
@@ -175,7 +178,7 @@ impl Containers {
             }
         };
         match begun {
-            Ok((mut container, listener, line)) => {
+            Ok((mut container, listener, mut line)) => {
                 steps.append(&container.steps.to_text());
                 let store = self.shares(order).then(|| (self.stores.clone(), order.deployment.store()));
                 let output = Mutex::new(Some(container.take_output()));
@@ -183,10 +186,11 @@ impl Containers {
                 let extensions = std::mem::take(&mut container.extensions);
                 let commands = container.commands();
                 let services = reach::listened(&self.options.reach).into_iter().map(|(_, service)| service);
-                let reached = std::mem::take(&mut container.listening).into_iter().zip(services).collect();
+                let reached: Vec<_> =
+                    std::mem::take(&mut container.listening).into_iter().zip(services).collect();
                 let user = worker_is_root().then_some(container.user);
                 let container = tokio::sync::Mutex::new(Some(container));
-                let instance = Instance {
+                let mut instance = Instance {
                     label: order.label(),
                     container,
                     commands,
@@ -198,12 +202,25 @@ impl Containers {
                     mount_point,
                     extensions,
                     long_heads: self.long_heads.clone(),
-                    reached,
+                    relays: Mutex::new(reach::serve(&reached, &order.label())),
                     store,
-                    restored,
+                    restored: restored.is_some(),
                     steps,
                     connections: order.connections(),
                 };
+                if let (Some(snapshot), Some(line)) = (restored, &mut line) {
+                    // One on trial yields to others.
+                    let limit = if order.id == SPARE { snapshots::START } else { snapshots::RESTORE };
+                    let begins = match snapshot.reads_its_line() {
+                        true => line.begin(&spec.environment, limit).await,
+                        false => line.until_it_runs(limit).await,
+                    };
+                    if let Err(error) = begins {
+                        instance.end().await;
+                        return Err(error);
+                    }
+                    instance.steps.done("restored");
+                }
                 Ok((instance, line))
             }
             Err(error) => {
@@ -213,7 +230,7 @@ impl Containers {
         }
     }
 
-    /// Starts or restores the runtime in an empty sandbox, which has ended if this fails.
+    /// Starts the runtime in an empty sandbox, or begins to restore it; the sandbox has ended if this fails.
     async fn begin(
         &self,
         order: &Order,
@@ -221,7 +238,6 @@ impl Containers {
         spec: &mut Spec,
         disk: Option<OwnedFd>,
         start: Start,
-        steps: &mut Steps,
     ) -> Result<(Container, TcpListener, Option<Line>)> {
         let connect = async |monitor| {
             let network = self.outside.network().await?;
@@ -256,24 +272,7 @@ impl Containers {
             Beginning::Restored { files: snapshot.files().to_vec(), entries: snapshot.entries().to_vec() };
         let handed = [snapshot.program(), snapshot.pages(), theirs.as_fd()];
         let (container, listener) = empty.begin(spec, disk, &handed, connect).await?;
-        drop(theirs);
-        let mut line = line;
-        // One on trial yields to others.
-        let limit = if order.id == SPARE { snapshots::START } else { snapshots::RESTORE };
-        let begins = match snapshot.reads_its_line() {
-            true => line.begin(&spec.environment, limit).await,
-            false => line.until_it_runs(limit).await,
-        };
-        match begins {
-            Ok(()) => {
-                steps.done("restored");
-                Ok((container, listener, None))
-            }
-            Err(error) => {
-                container.end().await;
-                Err(error)
-            }
-        }
+        Ok((container, listener, Some(line)))
     }
 
     /// Whether the instance shares pages by its function's store.

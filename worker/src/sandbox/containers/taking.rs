@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow};
 
 use super::{Containers, Start};
+use crate::sandbox::callers::Callers;
 use crate::sandbox::container::Instance;
 use crate::sandbox::environment;
 use crate::sandbox::first_request::FirstRequest;
 use crate::sandbox::interface::{Order, SPARE, Sandbox};
-use crate::sandbox::reach;
 use crate::sandbox::snapshots;
 use worker_container::page_store::Kept;
 use worker_container::rights::no_snapshots;
@@ -83,7 +83,10 @@ impl Containers {
         let (instance, _) = restored.context("it was not restored")?;
         let goes_on = match snapshot.reads_its_line() {
             true => Ok(()),
-            false => FirstRequest::until_work(&instance.listener, snapshots::START).await,
+            false => match Callers::serve(&instance.listener, order, &instance.extensions) {
+                Ok(mut callers) => FirstRequest::until_work(&mut callers, snapshots::START).await,
+                Err(error) => Err(error),
+            },
         };
         instance.end().await;
         goes_on.context("it was not restored").map(|()| snapshot)
@@ -124,15 +127,14 @@ impl Containers {
 
     async fn take(&self, order: &Order) -> Result<Snapshot> {
         let (instance, line) = self.make(order, Start::Taken).await?;
+        let callers = Callers::serve(&instance.listener, order, &instance.extensions);
         let work = async {
-            if !instance.extensions.is_empty() {
-                return Err(worker_snapshot::Error::Unsupported("an instance with extensions".into()).into());
-            }
+            let mut callers = callers?;
             // It ends if the line closes.
             let mut line = line.context("it has no line")?;
             let first = tokio::select! {
                 waits = line.until_it_waits(snapshots::START) => waits.map(|()| None),
-                first = FirstRequest::receive(&instance.listener, snapshots::START) => first.map(Some),
+                first = FirstRequest::receive(&mut callers, snapshots::START) => first.map(Some),
             };
             let first = first.context("it did not start")?;
             let most = u64::from(order.deployment.settings.memory_mib) << 20;
@@ -144,10 +146,10 @@ impl Containers {
             taken
         };
         let printed = snapshots::Printed::default();
-        let _relays = reach::serve(&instance.reached, &instance.label);
         let taken = tokio::select! {
             taken = work => taken,
             never = printed.read(instance.take_output()) => match never {},
+            never = snapshots::discard(instance.take_extensions_output()) => match never {},
             () = self.until_closing() => Err(anyhow!("the worker ends")),
         };
         instance.end().await;
