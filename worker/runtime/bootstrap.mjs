@@ -540,6 +540,38 @@ async function unlessIdle(work, name) {
   }
 }
 
+// What the worker tells, by a line.
+function told(part = Buffer.alloc(1 << 16)) {
+  const parts = [];
+  while (parts.at(-1)?.at(-1) !== 0x0a) {
+    const bytes = fs.readSync(LINE, part);
+    if (bytes === 0) process.exit(0); // the worker has ended
+    parts.push(Buffer.from(part.subarray(0, bytes)));
+  }
+  return JSON.parse(Buffer.concat(parts));
+}
+
+// Calls the handler with the worker's event, whose answer nobody receives.
+async function prime(handler) {
+  const { id, arn, ms, event } = told();
+  const headers = {
+    "lambda-runtime-aws-request-id": id,
+    "lambda-runtime-invoked-function-arn": arn,
+    "lambda-runtime-deadline-ms": String(Date.now() + ms),
+  };
+  const answer = new stream.Writable({ write: (_part, _encoding, done) => done() });
+  answer.setContentType = () => {};
+  try {
+    if (handler[STREAMS]) await runStreaming(new Runtime(handler), event, headers, answer);
+    else await run(new Runtime(handler), event, headers);
+  } catch (thrown) {
+    const { errorType, errorMessage } = described(thrown instanceof Fatal ? thrown.error : thrown);
+    throw new Error(`the event that primes it: ${errorType}: ${errorMessage}`);
+  } finally {
+    current = whenEmpty = null;
+  }
+}
+
 // Waits to be taken, before the process has connected to anything, and returns in each copy.
 function waitToBeTaken(rest, crypto) {
   require("node:v8").setFlagsFromString("--expose-gc");
@@ -547,15 +579,9 @@ function waitToBeTaken(rest, crypto) {
   const failed = rest.beforeSnapshot();
   if (failed) throw new Error(`its memory cannot be prepared (errno ${failed})`);
   const part = Buffer.alloc(1 << 16);
-  const parts = [];
   fs.writeSync(LINE, "W");
-  // The copies return from the first read.
-  while (parts.at(-1)?.at(-1) !== 0x0a) {
-    const bytes = fs.readSync(LINE, part);
-    if (bytes === 0) process.exit(0); // the worker has ended
-    parts.push(Buffer.from(part.subarray(0, bytes)));
-  }
-  begin(JSON.parse(Buffer.concat(parts)));
+  // The copies return from its first read.
+  begin(told(part));
   if (!rest.addEntropy()) throw new Error("OpenSSL's generators cannot be seeded");
   for (let count = 0; count < CACHED_UUIDS; count += 1) crypto.randomUUID();
   for (let count = 0; count < CACHED_INTEGERS; count += 1) crypto.randomInt(2);
@@ -573,6 +599,7 @@ async function loadToBeTaken() {
     const unwatch = watchRandomBytes(crypto, () => (kept = "random bytes"));
     process.once("worker", () => (kept ??= "a thread with a generator"));
     const handler = await load(env._HANDLER);
+    if (env.MAYFLY_SNAPSHOT_PRIMED) await prime(handler);
     await runHooks("beforeSnapshot");
     await turn(); // and now all threads
     unwatch();

@@ -318,6 +318,8 @@ def is_taken():
     snapshots = snapshot.Snapshots(work, rests_in_this_process)
     work.snapshot = snapshot
     BaseClient.restore_next = lambda client: snapshots.restore_next()
+    if "MAYFLY_SNAPSHOT_PRIMED" in os.environ:
+        snapshot.primes(client.bootstrap)
     for name in ("report_restore_error", "post_init_error"):
         setattr(BaseClient, name, lambda client, error, *_: snapshots.report_error(error))
 

@@ -25,13 +25,7 @@ class Snapshots:
         """Is taken, and returns in each copy."""
         rest.before_snapshot()
         # The copies return from the first read.
-        told = wait()
-        while not told.endswith(b"\n"):
-            part = os.read(LINE, 1 << 16)
-            if not part:
-                os._exit(0)  # the worker has ended
-            told += part
-        begin(json.loads(told))
+        begin(told(wait()))
         self.work.started = time.monotonic()
         self.rests_in_this_process()
 
@@ -39,6 +33,34 @@ class Snapshots:
         """Tells the worker that the function or a hook has failed, before the client ends the process."""
         text = error.get("errorMessage", "") if isinstance(error, dict) else str(error)
         write(b"E" + text.encode("utf-8", "replace")[:1000])
+
+
+def primes(client):
+    """Has the client call the handler once it is imported, before the hooks, with the worker's event."""
+    get_handler = client._get_handler
+
+    def primed(name):
+        handler = get_handler(name)
+        invocation = told()
+        deadline = int(time.time() * 1000) + invocation["ms"]
+        context = client.LambdaContext(invocation["id"], None, None, deadline, invocation["arn"])
+        try:
+            handler(invocation["event"], context)
+        except Exception as error:
+            raise RuntimeError(f"the event that primes it: {type(error).__name__}: {error}") from error
+        return handler
+
+    client._get_handler = primed
+
+
+def told(line=b""):
+    """What the worker tells, by a line that has begun so."""
+    while not line.endswith(b"\n"):
+        part = os.read(LINE, 1 << 16)
+        if not part:
+            os._exit(0)  # the worker has ended
+        line += part
+    return json.loads(line)
 
 
 def wait():

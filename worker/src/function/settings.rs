@@ -68,7 +68,11 @@ pub struct Settings {
     /// The same for all instances: `Metadata.Mayfly.Snapshot` of its resource in a template.
     #[serde(default)]
     pub snapshot: bool,
-    /// The same for instances of `$LATEST`, where they can be: functions of templates, if the template does
+    /// The event, as JSON in one line, that the instance runs which is to be taken: that of
+    /// `Metadata.Mayfly.Snapshot` of its resource in a template.
+    #[serde(default)]
+    pub primed_by: Option<String>,
+    /// Instances of `$LATEST` are restored, where they can be: functions of templates, if the template does
     /// not say otherwise.
     #[serde(default)]
     pub snapshot_by_default: bool,
@@ -111,6 +115,7 @@ impl Settings {
             several: None,
             snap_start: false,
             snapshot: false,
+            primed_by: None,
             snapshot_by_default: false,
         };
         wanted.tenancy_config.as_ref().map_or(Ok(()), TenancyConfig::check)?;

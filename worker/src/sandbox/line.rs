@@ -42,6 +42,12 @@ impl Line {
         Ok((Line(UnixStream::from_std(ours)?), theirs.into()))
     }
 
+    /// Tells the process what it runs before it waits.
+    pub async fn prime(&mut self, invocation: &str, limit: Duration) {
+        // If it does not read it, it will not wait either.
+        let _ = tokio::time::timeout(limit, self.0.write_all(invocation.as_bytes())).await;
+    }
+
     /// Waits until the process waits.
     ///
     /// # Errors

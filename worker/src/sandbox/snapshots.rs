@@ -60,6 +60,8 @@ const MOST_PRINTED: u64 = 16 << 20;
 const PREPARES: &str = "mayfly_rest_before_snapshot";
 /// The variable that has an instance wait to be taken; it says whether the function's owner asks for it.
 pub(super) const VARIABLE: &str = "MAYFLY_SNAPSHOT";
+/// The variable that has such an instance read its line first, for the event that primes it.
+pub(super) const PRIMED: &str = "MAYFLY_SNAPSHOT_PRIMED";
 pub(super) const ASKED: &str = "asked";
 pub(super) const BY_DEFAULT: &str = "default";
 /// The user of the [spare](crate::sandbox::interface::SPARE) instance; the users of others are before it.
@@ -320,6 +322,13 @@ impl Printed {
             line => format!("it printed at last '{}'", shown(line)),
         }
     }
+}
+
+/// What the worker tells an instance that an event primes, one line: a request without an answer.
+pub(super) fn priming(deployment: &Deployment) -> Option<String> {
+    let event = deployment.settings.primed_by.as_ref()?;
+    let (id, arn, ms) = (uuid::Uuid::new_v4(), deployment.arn(), START.as_millis());
+    Some(format!("{{\"id\":\"{id}\",\"arn\":\"{arn}\",\"ms\":{ms},\"event\":{event}}}\n"))
 }
 
 /// Reads what extensions of that instance print: those of the others print the same in the function's log.

@@ -1,6 +1,8 @@
 //! Reads the properties of a template's function.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -23,6 +25,8 @@ use crate::function::worker_options::TemplateOptions;
 
 /// A VM's whole name has 40 characters, of which the worker takes some.
 const LONGEST_VM: usize = 20;
+/// The longest event that primes an instance.
+const EVENT_BYTES: u64 = 1 << 20;
 /// Variables that a template may set although Lambda reserves them: `sam local` has it so.
 const OWN_VARIABLES: [&str; 5] =
     ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION"];
@@ -50,7 +54,7 @@ pub enum Package {
 }
 
 /// Settings without a property in SAM: `Metadata.Mayfly` of a resource.
-pub fn of_mayfly(resource: &Json, settings: &mut Settings) -> Result<()> {
+pub fn of_mayfly(resource: &Json, settings: &mut Settings, folder: &Path) -> Result<()> {
     let given = |key: &str| resource.get("Metadata")?.get("Mayfly")?.get(key);
     if let Some(value) = given("Cpus") {
         // A ceiling, which HotMem's functions have (HotMem Table 1).
@@ -76,10 +80,13 @@ pub fn of_mayfly(resource: &Json, settings: &mut Settings) -> Result<()> {
     }
     settings.snapshot_by_default = given("Snapshot").is_none();
     if let Some(value) = given("Snapshot") {
+        let event = value.get("Prime").map(|path| event(path, &settings.runtime, folder));
+        settings.primed_by = event.transpose().context("Metadata.Mayfly.Snapshot.Prime")?;
         settings.snapshot = match value.as_str() {
             Some("on") => true, // words of YAML 1.1
             Some("off") => false,
-            _ => value.as_bool().context("Metadata.Mayfly.Snapshot must be true or false")?,
+            _ if settings.primed_by.is_some() => true,
+            _ => value.as_bool().context("Metadata.Mayfly.Snapshot must be true, false or {Prime: FILE}")?,
         };
         if settings.snapshot {
             tenancy::refuse(settings.per_tenant, "SnapStart")
@@ -94,6 +101,21 @@ pub fn of_mayfly(resource: &Json, settings: &mut Settings) -> Result<()> {
         };
     }
     Ok(())
+}
+
+/// An event in a file beside the template, as one line.
+fn event(path: &Json, runtime: &Runtime, folder: &Path) -> Result<String> {
+    let path = folder.join(path.as_str().context("it must be the path of a file with an event")?);
+    let has_client = matches!(runtime, Runtime::Python(..) | Runtime::Node(..) | Runtime::Image);
+    ensure!(has_client, "only functions in Python and Node.js are primed by an event");
+    let of_file = || path.display().to_string();
+    let mut text = String::new();
+    let file = File::open(&path).with_context(of_file)?;
+    file.take(EVENT_BYTES + 1).read_to_string(&mut text).with_context(of_file)?;
+    ensure!(text.len() as u64 <= EVENT_BYTES, "{} has more than {EVENT_BYTES} bytes", path.display());
+    serde_json::from_str::<Json>(&text).with_context(of_file)?;
+    // In JSON, lines end between its parts alone.
+    Ok(text.replace(['\n', '\r'], " "))
 }
 
 /// Whether the template's functions run on the nearest version of their language where this host lacks

@@ -341,7 +341,8 @@ impl Reader<'_> {
         self.replace_variables(id, name, &mut properties, scope);
         let mut declared =
             function::read(id, name, properties, scope, &place, self.options).context(place.clone())?;
-        function::of_mayfly(resource, &mut declared.settings).with_context(|| format!("Resources.{id}"))?;
+        function::of_mayfly(resource, &mut declared.settings, &scope.folder)
+            .with_context(|| format!("Resources.{id}"))?;
         if declared.settings.per_tenant {
             function::check_tenancy(&raw, scope, &place).with_context(|| place.clone())?;
             let none = events.keys().map(|event| format!("{place}.Events.{event}: {NO_TENANT}"));

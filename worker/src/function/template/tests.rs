@@ -132,10 +132,34 @@ fn errors_name_the_resource_and_the_property() {
     assert_eq!(settings("Vm: red").vm.as_deref(), Some("red"));
     assert!(refusal(&ours("PageOutAfter: 0")).contains("Metadata.Mayfly.PageOutAfter must be"));
     assert_eq!(settings("PageOutAfter: 30").page_out_after_s, Some(30));
+    assert!(refusal(&ours("Snapshot: often")).contains("must be true, false or {Prime: FILE}"));
+    let other = refusal(&ours("Snapshot: { Prime: event.json }"));
+    assert!(other.contains("Snapshot.Prime: only functions in Python and Node.js"), "{other}");
     let nearest = "Metadata: { Mayfly: { NearestRuntime: often } }\nResources: {}";
     assert_eq!(refusal(nearest), "Metadata.Mayfly.NearestRuntime must be true or false");
     assert_eq!(refusal("Resources: {}"), "Resources: none is an AWS::Serverless::Function");
     assert_eq!(refusal("a: b"), "there are no Resources");
+}
+
+#[test]
+fn event_that_primes_is_a_file_with_one_value_in_json() {
+    let folder = tempfile::tempdir().unwrap();
+    let read = |text: &[u8]| {
+        let path = folder.path().join("event.json");
+        std::fs::write(&path, text).unwrap();
+        let mut settings = parse(TEMPLATE).unwrap().functions[0].settings.clone();
+        settings.runtime = crate::code::runtime::Runtime::Image;
+        let resource = serde_json::json!({ "Metadata": { "Mayfly": { "Snapshot": { "Prime": path } } } });
+        function::of_mayfly(&resource, &mut settings, "/else".as_ref())
+            .map(|()| (settings.snapshot, settings.snapshot_by_default, settings.primed_by.unwrap()))
+            .map_err(|error| format!("{error:#}"))
+    };
+    assert_eq!(read(b"{\n \"a\": 1.50\r\n}\n"), Ok((true, false, "{  \"a\": 1.50  } ".into())));
+    assert!(read(b"{} {}").unwrap_err().contains("event.json: trailing characters"));
+    assert!(read(b"\xff").unwrap_err().contains("event.json"));
+    assert!(read(&[b' '; 1 << 21]).unwrap_err().contains("has more than 1048576 bytes"));
+    std::fs::remove_dir_all(folder.path()).unwrap();
+    assert!(read(b"").is_err());
 }
 
 #[test]

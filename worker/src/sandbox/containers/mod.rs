@@ -259,10 +259,15 @@ impl Containers {
         };
         let Start::Restored(snapshot) = start else {
             spec.beginning = Beginning::Taken;
-            let is_asked = snapshots::is_asked_for(&order.deployment);
+            let is_primed = order.deployment.settings.primed_by.is_some();
+            // Who gives an event does not say that what it leaves behind may be alike in all copies.
+            let is_asked = snapshots::is_asked_for(&order.deployment) && !is_primed;
             let why = if is_asked { snapshots::ASKED } else { snapshots::BY_DEFAULT };
             if self.shares(order) {
                 spec.environment.push((snapshots::VARIABLE.into(), why.into()));
+                if is_primed {
+                    spec.environment.push((snapshots::PRIMED.into(), "1".into()));
+                }
             }
             let handed = [theirs.as_fd()];
             let (container, listener) = empty.begin(spec, disk, &handed, connect).await?;

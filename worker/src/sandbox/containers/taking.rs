@@ -132,11 +132,22 @@ impl Containers {
             let mut callers = callers?;
             // It ends if the line closes.
             let mut line = line.context("it has no line")?;
+            let priming = snapshots::priming(&order.deployment);
+            let waits = async {
+                if let Some(invocation) = &priming {
+                    line.prime(invocation, snapshots::START).await;
+                }
+                line.until_it_waits(snapshots::START).await
+            };
             let first = tokio::select! {
-                waits = line.until_it_waits(snapshots::START) => waits.map(|()| None),
+                waits = waits => waits.map(|()| None),
                 first = FirstRequest::receive(&mut callers, snapshots::START) => first.map(Some),
             };
             let first = first.context("it did not start")?;
+            if priming.is_some() && first.is_some() {
+                let what = "what an event primes, with a client that is not Mayfly's,";
+                return Err(worker_snapshot::Error::Unsupported(what.into()).into());
+            }
             let most = u64::from(order.deployment.settings.memory_mib) << 20;
             let rest = environment::rest_library(order, &self.options);
             let taken =
