@@ -56,7 +56,7 @@ soak: build ## random operations for long, fuzzing, and VMs on kernels that chec
 	vm/tests/run --steps 5000 -k model_and_vm
 	vm/tests/run --mode hotmem --steps 5000 -k model_and_vm
 	bench/vm/soak
-	MAYFLY_SOAK=1 worker/tests/run -k "kills or soak"
+	MAYFLY_SOAK=1 worker/tests/run -k "kills or soak or histories"
 	MAYFLY_HISTORIES=10000 cargo test --release -p worker-snapshot --test histories
 	train/tests/run
 	deploy/aarch64 --soak

@@ -194,7 +194,8 @@ def test_killed_instances_are_restored_again(restoring):
     assert len(killed) >= 5, "the test kills something"
     assert set(outcomes) <= {"answered", "Unhandled", "ServiceException"}, outcomes
     assert outcomes.count("answered") > requests / 2
-    assert invoke(client, "restored", {"number": 1})[0]["number"] == 1
+    # The last kill may have hit the instance that is given this one.
+    until(lambda: invoke(client, "restored", {"number": 1})[0].get("number") == 1)
 
 
 def test_published_versions_have_it_and_latest_has_not(running):
