@@ -551,7 +551,7 @@ function told(part = Buffer.alloc(1 << 16)) {
   return JSON.parse(Buffer.concat(parts));
 }
 
-// Calls the handler with the worker's event, whose answer nobody receives.
+// Calls the handler with the worker's event, and drops its answer.
 async function prime(handler) {
   const { id, arn, ms, event } = told();
   const headers = {
@@ -594,7 +594,7 @@ async function loadToBeTaken() {
     const rest = {};
     process.dlopen({ exports: rest }, env.MAYFLY_REST_LIBRARY);
     const drop = replaceMathRandom({ randomFillSync: crypto.randomFillSync });
-    await turn(); // the thread of this file's own hooks for packages is told of
+    await turn(); // Node.js has told of the thread of this file's own hooks for packages
     let kept;
     const unwatch = watchRandomBytes(crypto, () => (kept = "random bytes"));
     process.once("worker", () => (kept ??= "a thread with a generator"));

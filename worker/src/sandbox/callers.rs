@@ -101,7 +101,7 @@ impl Api {
         if path.as_ref().is_ok_and(is_extension) {
             http::serve(stream, http::HEADER_BYTES, |request| self.clone().answer(request)).await;
         } else {
-            // If the send fails, nobody waits for the runtime any more.
+            // If the send fails, no caller waits for the runtime any more.
             drop(self.found.send(Ok(stream)).await);
         }
     }
