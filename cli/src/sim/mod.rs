@@ -38,6 +38,7 @@ Examples:
   mayfly sim --compare -- json-loads            a program that the image lists: the baseline, then Memento
   mayfly sim --allocator memento -- churn 1000  one of these with another input
   mayfly sim --set l1d.ways=9 -- ./churn        another machine: any key of sim/machines/*.toml
+  mayfly sim --region first --checkpoint -- json-loads   after the first such run, without the imports
   mayfly sim --cores 2 -- ./threads             two cores, each with caches and TLBs of its own
   mayfly sim --max-instructions 50000000 --json -- ./churn
   mayfly sim --sample -- ./churn                a fifth of it is timed: cycles with a confidence interval, in less time
@@ -80,6 +81,10 @@ pub struct SimArguments {
     /// The part of the run that is counted; all but `process` need a function that the image lists as `warm`
     #[arg(long, value_enum, default_value = "process")]
     region: Region,
+    /// With region `first` or `warm`: bring the guest to the end of its imports once and keep it, so that each
+    /// run of this command begins there, on any machine with one core
+    #[arg(long)]
+    checkpoint: bool,
     /// Another layout: each number places the program's stack, heap and mappings elsewhere [default: as
     /// without randomness]
     #[arg(long, value_name = "N")]
@@ -220,6 +225,14 @@ impl SimArguments {
             others.extend(files::given(path, tree)?);
         }
         let description = self.description(allocator)?;
+        if self.checkpoint {
+            if !environment.iter().any(|one| guest::checkpoint::MARKED.contains(&one.as_str())) {
+                bail!("--checkpoint: only region first or warm begins behind the program's start");
+            }
+            if description.cores.number > 1 {
+                bail!("--checkpoint: a machine with several cores starts with the guest");
+            }
+        }
         let guest = Guest {
             image,
             command: &program.words,
@@ -235,6 +248,7 @@ impl SimArguments {
             memory_mib: self.memory >> 20,
             folder,
             is_kept: self.out.is_some(),
+            is_from_checkpoint: self.checkpoint,
             stop,
         };
         let bar = bars.add(progress_bar(self.max_instructions));

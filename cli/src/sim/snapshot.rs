@@ -1,6 +1,6 @@
 //! A booted guest on disk. Booting takes a quarter of a minute of CPU time and is the same each time, so it
 //! is done once for each image. The guest's init pauses the machine when the kernel is idle, QEMU writes its
-//! state to a file, and every run starts from there.
+//! state to a file, and every run starts from there, or from a checkpoint that one such run has left.
 
 use std::fs::File;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -39,7 +39,6 @@ pub fn of(
     memory_mib: u64,
     mut progress: impl FnMut(f64) -> Result<()>,
 ) -> Result<PathBuf> {
-    let cache = cache()?;
     let init = script("sim/guest/build")?;
     let mut key = DefaultHasher::new();
     (qemu::folder()?, memory_mib, KERNEL_WORDS).hash(&mut key);
@@ -52,17 +51,36 @@ pub fn of(
         let known = std::fs::metadata(path).with_context(|| format!("cannot read {}", path.display()))?;
         (path, known.len(), known.mtime(), known.mtime_nsec()).hash(&mut key);
     }
-    let path = cache.join(format!("snapshot-{:016x}", key.finish()));
+    kept(key.finish(), &["state"], |scratch| {
+        boot(image, Path::new(&init), cores, memory_mib, scratch, &mut progress)
+    })
+}
+
+/// The file with the state of this key in the cache; another of its `parts` is beside it, with the part's
+/// name as its ending. Where one is missing, `make` makes all, in a folder for them.
+///
+/// # Errors
+/// `make` fails, or there is no room.
+pub fn kept(key: u64, parts: &[&str], make: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
+    let cache = cache()?;
+    let path = cache.join(format!("snapshot-{key:016x}"));
+    let place = |part: &str| if part == "state" { path.clone() } else { path.with_extension(part) };
     // Of two processes that need the same snapshot, the second waits for the first.
     let lock = File::create(cache.join(".snapshot-lock")).context("cannot lock the simulator's cache")?;
     lock.lock().context("cannot lock the simulator's cache")?;
-    if !path.is_file() {
+    if !parts.iter().all(|part| place(part).is_file()) {
         remove_old(&cache);
         let scratch = tempfile::tempdir_in(&cache).context("cannot write to the simulator's cache")?;
-        boot(image, Path::new(&init), cores, memory_mib, scratch.path(), &mut progress)?;
-        std::fs::rename(scratch.path().join("state"), &path).context("cannot keep the guest's snapshot")?;
+        make(scratch.path())?;
+        for part in parts {
+            std::fs::rename(scratch.path().join(part), place(part))
+                .context("cannot keep the guest's snapshot")?;
+        }
     }
-    File::open(&path)?.set_modified(SystemTime::now()).context("cannot mark the guest's snapshot as used")?;
+    for part in parts {
+        let used = File::open(place(part)).and_then(|file| file.set_modified(SystemTime::now()));
+        used.context("cannot mark the guest's snapshot as used")?;
+    }
     Ok(path)
 }
 
@@ -111,16 +129,8 @@ fn boot(
     command.args(["-append", KERNEL_WORDS, "-kernel"]).arg(&image.kernel).arg("-initrd").arg(file("initrd"));
     command.stdin(Stdio::null()).stdout(console).stderr(Stdio::piped());
     let mut child = Owned(command.spawn().context("cannot start QEMU")?);
-    let started = Instant::now();
-    let booted = Monitor::open(&file("monitor"), &mut child).and_then(|mut monitor| {
-        while monitor.ask("query-status", json!({}))?["status"] != "guest-panicked" {
-            progress(started.elapsed().as_secs_f64())?;
-            std::thread::sleep(Duration::from_millis(200));
-        }
-        monitor.ask("migrate-set-parameters", json!({"max-bandwidth": 1u64 << 40}))?;
-        monitor.ask("migrate", json!({"uri": format!("file:{}", file("state").display())}))?;
-        monitor.wait_for_migration()
-    });
+    let booted = Monitor::open(&file("monitor"), &mut child)
+        .and_then(|mut monitor| monitor.keep_state("guest-panicked", &file("state"), progress));
     let text = String::from_utf8_lossy(&std::fs::read(file("console")).unwrap_or_default()).into_owned();
     if let Some(panic) = text.lines().find(|line| line.contains("Kernel panic")) {
         bail!("the guest's kernel panicked as it booted: {}", panic.trim());
@@ -170,15 +180,15 @@ fn command(cores: usize, memory_mib: u64, socket: &Path) -> Result<Command> {
 ///
 /// # Errors
 /// QEMU refuses, or ends.
-pub fn resume(socket: &Path, child: &mut Owned) -> Result<()> {
+pub fn resume(socket: &Path, child: &mut Owned) -> Result<Monitor> {
     let mut monitor = Monitor::open(socket, child)?;
     monitor.wait_for_migration()?;
     monitor.ask("cont", json!({}))?;
-    Ok(())
+    Ok(monitor)
 }
 
 /// A client of QEMU's monitor: one command after the other.
-struct Monitor {
+pub struct Monitor {
     reader: BufReader<UnixStream>,
 }
 
@@ -218,6 +228,27 @@ impl Monitor {
                 return Ok(value.take());
             }
         }
+    }
+
+    /// Waits until the guest has this status, and writes its state to `file`. `progress` receives the seconds
+    /// so far, and can end it.
+    ///
+    /// # Errors
+    /// QEMU ends, or there is no room.
+    pub fn keep_state(
+        &mut self,
+        status: &str,
+        file: &Path,
+        progress: &mut impl FnMut(f64) -> Result<()>,
+    ) -> Result<()> {
+        let started = Instant::now();
+        while self.ask("query-status", json!({}))?["status"] != status {
+            progress(started.elapsed().as_secs_f64())?;
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        self.ask("migrate-set-parameters", json!({"max-bandwidth": 1u64 << 40}))?;
+        self.ask("migrate", json!({"uri": format!("file:{}", file.display())}))?;
+        self.wait_for_migration()
     }
 
     fn wait_for_migration(&mut self) -> Result<()> {

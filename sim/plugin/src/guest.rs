@@ -17,6 +17,11 @@ impl GuestMemory {
         GuestMemory { base: host - physical, bytes }
     }
 
+    /// Whether it has yet to be learnt.
+    pub fn is_unknown(&self) -> bool {
+        self.base == 0
+    }
+
     /// The guest's physical address for a host address.
     pub fn physical(&self, host: u64) -> u64 {
         host.wrapping_sub(self.base)

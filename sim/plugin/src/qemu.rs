@@ -118,6 +118,23 @@ impl Turns {
     }
 }
 
+/// Has QEMU pause the guest before the next block, as its monitor's `stop` does at any block; false if this
+/// QEMU does not export the function for that. Call it in the thread that runs the CPUs.
+pub fn pause() -> bool {
+    /// RUN_STATE_PAUSED of qapi/run-state.json.
+    const PAUSED: c_int = 4;
+    // SAFETY: the name ends with a zero byte; `vm_stop` takes a state and may be called in a CPU's thread,
+    // where it only leaves requests, to this CPU and to the main loop.
+    unsafe {
+        let stop = libc::dlsym(libc::RTLD_DEFAULT, c"vm_stop".as_ptr());
+        if stop.is_null() {
+            return false;
+        }
+        std::mem::transmute::<*mut c_void, unsafe extern "C" fn(c_int) -> c_int>(stop)(PAUSED);
+    }
+    true
+}
+
 /// CPU time of this process so far, which other programs on the machine do not change, as they do wall time.
 pub fn cpu_seconds() -> f64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };

@@ -11,19 +11,41 @@ pub(super) const DIRECT_MAP: u64 = 0xffff_8880_0000_0000;
 /// The launcher gives the guest no more memory: below the hole for devices.
 const MOST_MEMORY: u64 = 2 << 30;
 
+/// Marks that more than one module knows: `sim/shim/marks.h` has all.
+pub(super) const READY: u32 = 3;
+pub(super) const STOP_CHARGING: u32 = 0x11;
+pub(super) const END_OPERATION: u32 = 0x14;
+const KERNEL_FUNCTION: u32 = 0x40;
+
 impl Run {
     pub(super) fn mark(&mut self, code: u32, index: usize) {
         if self.instruments() {
             self.machine.split(index, &self.memory);
         }
-        let (first, second) = (self.register(7), self.register(6));
-        let timed = self.instruments();
+        let operands = [self.register(7), self.register(6)];
         if self.phase == Phase::Boot
             && let Some(cr3) = self.cr3
         {
             let root = self.buffer.register(cr3);
+            if self.saving.is_some() {
+                return self.save(code, root, operands);
+            }
             self.machine.set_root(root);
         }
+        let before = self.phase;
+        self.act(code, operands);
+        if code == KERNEL_FUNCTION {
+            self.find_memory();
+        }
+        // From READY on QEMU calls the plugin for everything, and at the region's end no longer.
+        if self.phase != before && self.phase != Phase::Region {
+            (self.translate_anew)(self.id);
+        }
+    }
+
+    /// A mark's effect on the machine and on the run.
+    pub(super) fn act(&mut self, code: u32, [first, second]: [u64; 2]) {
+        let timed = self.instruments();
         let outcome = match code {
             _ if self.phase == Phase::Over => Ok(()),
             0x10 => self.machine.set_region(first, second),
@@ -57,44 +79,36 @@ impl Run {
                 let status = if first >> 16 == MARKS { 0 } else { first };
                 self.finish(None, Some(status));
                 self.phase = Phase::Over;
-                (self.translate_anew)(self.id);
             }
-            3 if self.phase == Phase::Boot => self.start(),
-            0x11 => self.machine.stop_charging(),
-            0x14 => self.machine.end_operation(),
+            READY if self.phase == Phase::Boot => {
+                self.phase = Phase::Warm;
+                self.machine.forget_roots();
+            }
+            STOP_CHARGING => self.machine.stop_charging(),
+            END_OPERATION => self.machine.end_operation(),
             0x20 if timed => drop(self.machine.enter_allocator(Owner::Allocate, first, 0)),
             0x21 if timed => self.machine.leave_allocator(Owner::Allocate, first),
             0x22 if timed => drop(self.machine.enter_allocator(Owner::Free, first, 0)),
             0x23 if timed => self.machine.leave_allocator(Owner::Free, 0),
             0x30 => self.events += 1,
-            0x40 => {
+            KERNEL_FUNCTION => {
                 let number = second as usize & 0xff;
                 if let Some(function) = self.kernel_functions.get_mut(number) {
                     *function = first..first + (second >> 8);
                 }
-                self.find_memory();
             }
             _ => {}
         }
     }
 
-    /// Where QEMU has the guest's memory.
-    fn find_memory(&mut self) {
-        let Some(cr3) = self.cr3 else { return };
-        let root = self.buffer.register(cr3);
-        let Some(physical) = self.walk(root, self.known.0) else {
+    /// Where QEMU has the guest's memory, from the place of one instruction that is known.
+    pub(super) fn find_memory(&mut self) {
+        let Some(physical) = self.walk(self.machine.root(), self.known.0) else {
             self.fail(
                 "the guest's page table is not where Linux keeps it: boot it with nokaslr and without la57",
             );
         };
         self.memory = GuestMemory::learn(self.known.1, physical, MOST_MEMORY);
-    }
-
-    /// The guest is ready: the plugin begins to instrument.
-    fn start(&mut self) {
-        self.phase = Phase::Warm;
-        self.machine.forget_roots();
-        (self.translate_anew)(self.id);
     }
 
     /// The physical address, by the kernel's map of all memory: before it is known where QEMU has that

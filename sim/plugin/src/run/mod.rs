@@ -1,5 +1,7 @@
 //! One run: from the guest's READY to the region's end.
 
+mod arguments;
+mod checkpoint;
 mod marks;
 mod pages;
 mod results;
@@ -8,6 +10,8 @@ use crate::functions::{Call, Function, Functions, Kind};
 use crate::guest::GuestMemory;
 use crate::instruction::{ALLOCATOR, CR3_WRITE, Instruction, KERNEL_RETURN, MARK, RETURN, SYSTEM_CALL};
 use crate::qemu::{self, Buffer, Register, Turns};
+use arguments::Arguments;
+use checkpoint::Saving;
 use qemu_plugin_sys::qemu_plugin_id_t;
 use sim::isa::block::End;
 use sim::isa::decode::BlockDecoder;
@@ -60,6 +64,8 @@ pub struct Run {
     buffer: Buffer,
     /// The mark KERNEL_FUNCTION of the guest's init: its virtual address, and the host's.
     known: (u64, u64),
+    /// The guest's marks so far, if this run makes a checkpoint.
+    saving: Option<Saving>,
     /// Where the kernel's observed functions are, as the guest's init reports them.
     kernel_functions: [Range<u64>; pages::FUNCTIONS],
     page_calls: pages::Allocations,
@@ -81,19 +87,8 @@ impl Run {
         translate_anew: fn(qemu_plugin_id_t),
         arguments: impl Iterator<Item = String>,
     ) -> Result<Run, String> {
-        let (mut folder, mut most_instructions, mut keeps_dram, mut entries) = (None, 0, false, None);
-        for argument in arguments {
-            match argument.split_once('=') {
-                Some(("out", value)) => folder = Some(PathBuf::from(value)),
-                Some(("max", value)) => {
-                    most_instructions = value.parse().map_err(|_| format!("max={value} is no number"))?
-                }
-                Some(("keep", "dram")) => keeps_dram = true,
-                Some(("keep", "blocks")) => entries = Some(Vec::new()),
-                _ => return Err(format!("unknown argument {argument}")),
-            }
-        }
-        let folder = folder.ok_or("out=FOLDER is missing")?;
+        let Arguments { folder, most_instructions, keeps_dram, keeps_blocks, save, from } =
+            Arguments::parse(arguments)?;
         let file = folder.join("machine.toml");
         let text = std::fs::read_to_string(&file).map_err(|error| format!("{}: {error}", file.display()))?;
         let description = Description::parse(&text, &[])?;
@@ -106,7 +101,7 @@ impl Run {
         if keeps_dram {
             machine.record_dram();
         }
-        Ok(Run {
+        let mut run = Run {
             id,
             translate_anew,
             folder,
@@ -120,17 +115,23 @@ impl Run {
             cr3: None,
             buffer: Buffer::new(),
             known: (0, 0),
+            saving: save.map(Saving::to),
             kernel_functions: Default::default(),
             page_calls: Default::default(),
             functions: Functions::new(functions),
-            entries,
+            entries: keeps_blocks.then(Vec::new),
             most_instructions: if most_instructions == 0 { u64::MAX } else { most_instructions },
             next_progress: 0,
             started: Instant::now(),
             started_cpu: 0.0,
             kept: Instant::now(),
             events: 0,
-        })
+        };
+        if let Some(file) = from {
+            let told = |error: String| format!("{}: {error}", file.display());
+            run.repeat(&std::fs::read(&file).map_err(|error| told(error.to_string()))?).map_err(told)?;
+        }
+        Ok(run)
     }
 
     /// The registers' handles exist once the CPU does.
@@ -167,6 +168,11 @@ impl Run {
     /// Decodes the block of these instructions and adds it to the machine; returns its number.
     pub fn decode(&mut self, instructions: &[Instruction]) -> usize {
         let start = &instructions[0];
+        if self.memory.is_unknown() {
+            // A run from a checkpoint has not seen the mark by which the others know.
+            self.known = (start.address, start.host);
+            self.find_memory();
+        }
         let mut block = self.decoder.block(start.address, instructions.iter().map(Instruction::bytes));
         block.physical = self.memory.physical(start.host);
         let page = start.address >> 12;

@@ -1,6 +1,8 @@
 //! A simulated guest: its image, QEMU with the plugin, and the result of its run.
 
-use std::io::{BufRead, BufReader, Read};
+pub mod checkpoint;
+mod console;
+
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
@@ -16,6 +18,8 @@ use crate::sim::image::Image;
 use crate::sim::qemu::{self, Owned, escaped};
 use crate::sim::snapshot;
 use crate::sim::stop::Stop;
+
+use console::{Console, read_all, read_console};
 
 /// How long QEMU has to write what was counted when it is to end early.
 const ENDING: Duration = Duration::from_secs(30);
@@ -50,6 +54,8 @@ pub struct Guest<'a> {
     pub folder: &'a Path,
     /// The folder is the user's, and stays.
     pub is_kept: bool,
+    /// The run starts from a checkpoint at the region's start.
+    pub is_from_checkpoint: bool,
     /// A request to end early.
     pub stop: &'a Stop,
 }
@@ -83,19 +89,26 @@ impl Guest<'_> {
         ] {
             let _ = std::fs::remove_file(self.folder.join(old));
         }
-        let made = snapshot::of(self.image, self.cores, self.memory_mib, |seconds| {
+        let mut starting = |seconds| {
             progress(Progress { seconds, ..Progress::default() });
             if self.stop.is_wanted() { Err(self.stop.error(" as the guest booted")) } else { Ok(()) }
+        };
+        let items = self.items()?;
+        let made = snapshot::of(self.image, self.cores, self.memory_mib, &mut starting).and_then(|booted| {
+            if self.is_from_checkpoint {
+                return checkpoint::of(self, &booted, &items, &mut starting);
+            }
+            Ok((booted, String::new()))
         });
-        let snapshot = match made {
+        let (state, words) = match made {
             Err(_) if self.stop.is_wanted() => return Err(self.stop.error(" as the guest booted")),
             made => made?,
         };
         let scratch = tempfile::tempdir()?;
-        let mut child = self.start(&snapshot, scratch.path())?;
+        let mut child = self.start(&state, scratch.path(), &items, &words)?;
         let console = child.stdout.take().map(|output| std::thread::spawn(move || read_console(output)));
         let complaints = child.stderr.take().map(|errors| std::thread::spawn(move || read_all(errors)));
-        let resumed = snapshot::resume(&scratch.path().join("monitor"), &mut child);
+        let resumed = snapshot::resume(&scratch.path().join("monitor"), &mut child).map(drop);
         let started = Instant::now();
         let mut asked: Option<Instant> = None;
         let status = loop {
@@ -117,14 +130,8 @@ impl Guest<'_> {
         self.judge(&console, &complaints, status)
     }
 
-    /// Starts QEMU with the plugin, and with the files that the guest's init requests.
-    fn start(&self, snapshot: &Path, scratch: &Path) -> Result<Owned> {
-        let plugin = qemu::plugin()?;
-        std::fs::write(self.folder.join("machine.toml"), self.machine)
-            .context("cannot write machine.toml")?;
-        let functions = functions::of(self.image.tree.as_deref(), &self.program_files());
-        std::fs::write(self.folder.join("functions.json"), functions.to_string())
-            .context("cannot write functions.json")?;
+    /// What the guest's init requests of QEMU: the command, its environment, and files.
+    fn items(&self) -> Result<Vec<(&'static str, Vec<u8>)>> {
         let joined =
             |words: &[String]| words.iter().flat_map(|word| word.bytes().chain([0])).collect::<Vec<u8>>();
         let mut items = vec![("command", joined(self.command)), ("environment", joined(self.environment))];
@@ -132,8 +139,25 @@ impl Guest<'_> {
         if !all.is_empty() {
             items.push(("files", files::packed(&all)?));
         }
+        Ok(items)
+    }
+
+    /// Starts QEMU from `state` with the plugin, which gets `words`, too, and with these items for the guest.
+    fn start(
+        &self,
+        state: &Path,
+        scratch: &Path,
+        items: &[(&'static str, Vec<u8>)],
+        words: &str,
+    ) -> Result<Owned> {
+        let plugin = qemu::plugin()?;
+        std::fs::write(self.folder.join("machine.toml"), self.machine)
+            .context("cannot write machine.toml")?;
+        let functions = functions::of(self.image.tree.as_deref(), &self.program_files());
+        std::fs::write(self.folder.join("functions.json"), functions.to_string())
+            .context("cannot write functions.json")?;
         let mut command =
-            snapshot::restored(snapshot, self.cores, self.memory_mib, &scratch.join("monitor"))?;
+            snapshot::restored(state, self.cores, self.memory_mib, &scratch.join("monitor"))?;
         for (name, content) in items {
             let path = scratch.join(name);
             std::fs::write(&path, content).context("cannot write the guest's command")?;
@@ -148,7 +172,7 @@ impl Guest<'_> {
         let most = self.most_instructions;
         command
             .arg("-plugin")
-            .arg(format!("{},out={},max={most}{keep}", escaped(&plugin), escaped(self.folder)))
+            .arg(format!("{},out={},max={most}{keep}{words}", escaped(&plugin), escaped(self.folder)))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
@@ -270,54 +294,4 @@ impl Progress {
             _ => Progress { seconds: started.elapsed().as_secs_f64(), ..Progress::default() },
         }
     }
-}
-
-/// The guest's console: its own lines, and the program's output between two lines of init.
-#[derive(Default)]
-struct Console {
-    text: String,
-    output: Vec<u8>,
-    /// A line that says what init could not do.
-    refused: Option<String>,
-}
-
-fn read_console(from: impl Read) -> Console {
-    let mut console = Console::default();
-    let mut reader = BufReader::new(from);
-    let mut line = Vec::new();
-    while reader.read_until(b'\n', &mut line).is_ok_and(|read| read > 0) {
-        let text = String::from_utf8_lossy(&line).into_owned();
-        if let Some(size) =
-            text.trim_end().strip_prefix("@sim output ").and_then(|size| size.parse::<u64>().ok())
-        {
-            // The serial line turns each \n into \r\n; the rest of the output is as the program wrote it.
-            let mut raw = Vec::new();
-            let mut taken = 0;
-            while taken < size && reader.read_until(b'\n', &mut raw).is_ok_and(|read| read > 0) {
-                if raw.ends_with(b"\r\n") {
-                    raw.truncate(raw.len() - 2);
-                    raw.push(b'\n');
-                }
-                let wanted = raw.len().min((size - taken) as usize);
-                console.output.extend_from_slice(&raw[..wanted]);
-                taken += wanted as u64;
-                raw.clear();
-            }
-        } else if let Some(name) = text.trim_end().strip_prefix("@sim missing ") {
-            console.refused = Some(format!(
-                "{name}: no such program in the guest's image; one of this machine is named as ./PROGRAM"
-            ));
-        } else if let Some(line) = text.trim_end().strip_prefix("@sim kept out ") {
-            console.refused = Some(format!("the guest cannot take {line}"));
-        }
-        console.text.push_str(&text);
-        line.clear();
-    }
-    console
-}
-
-fn read_all(mut from: impl Read) -> String {
-    let mut bytes = Vec::new();
-    let _ = from.read_to_end(&mut bytes);
-    String::from_utf8_lossy(&bytes).into_owned()
 }
