@@ -17,7 +17,8 @@
 //! | | [`core::extension`], [`core::support`] | Memento's units beside a core; SpeedMalloc's support core |
 //! | [`system`] | [`system::machine`], [`system::sampling`] | cores, memory and units together; sampled runs |
 //! | | [`system::allocations`], [`system::pages`] | the program's objects; the pages that are held |
-//! | | [`system::statistics`] | everything that is counted |
+//! | | [`system::statistics`], [`system::trace`] | everything that is counted; instructions for ChampSim |
+//! | | [`system::replay`] | a trace of allocations on a machine without a guest |
 
 pub mod base {
     //! What every other layer uses.
@@ -54,8 +55,10 @@ pub mod system {
     pub mod allocations;
     pub mod machine;
     pub mod pages;
+    pub mod replay;
     pub mod sampling;
     pub mod statistics;
+    pub mod trace;
 }
 
 pub use base::description::Description;

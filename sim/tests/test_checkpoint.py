@@ -1,5 +1,5 @@
-"""Checkpoints at a region: a run that starts from one has the counts of a run that does not, to the bit, on the
-machine that made it and on any other."""
+"""Checkpoints at a region: a run that starts from one has the counts of a run that does not, to the bit, on
+the machine that made it and on any other."""
 
 import json
 

@@ -8,6 +8,7 @@ pub mod guest;
 pub mod image;
 pub mod program;
 pub mod qemu;
+pub mod replay;
 pub mod script;
 pub mod snapshot;
 pub mod stop;
@@ -17,7 +18,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use clap::{Args, ValueEnum};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use serde_json::{Map, Value};
@@ -40,6 +41,8 @@ Examples:
   mayfly sim --set l1d.ways=9 -- ./churn        another machine: any key of sim/machines/*.toml
   mayfly sim --region first --checkpoint -- json-loads   after the first such run, without the imports
   mayfly sim --cores 2 -- ./threads             two cores, each with caches and TLBs of its own
+  mayfly sim --trace churn.xz -- ./churn        its instructions for ChampSim, too
+  mayfly sim --compare --replay churn.trace     what mayfly trace has recorded, on units alone
   mayfly sim --max-instructions 50000000 --json -- ./churn
   mayfly sim --sample -- ./churn                a fifth of it is timed: cycles with a confidence interval, in less time
 
@@ -112,11 +115,22 @@ pub struct SimArguments {
     /// Write to --out how often each block of instructions was entered, as blocks.tsv
     #[arg(long, requires = "out")]
     blocks: bool,
+    /// Write the region's instructions in ChampSim's trace format; a FILE.xz is compressed
+    #[arg(long, value_name = "FILE", conflicts_with = "compare")]
+    trace: Option<PathBuf>,
+    /// Write to --out the statistics of each N instructions as a line of intervals.jsonl
+    #[arg(long, value_name = "N", requires = "out", conflicts_with = "sample",
+        value_parser = clap::value_parser!(u64).range(10_000..))]
+    interval: Option<u64>,
+    /// Time the allocations and frees of this trace (of mayfly trace) on the machine, without a guest; the
+    /// program's and the allocator's code is made up
+    #[arg(long, value_name = "TRACE", conflicts_with_all = ["image", "checkpoint", "trace", "interval", "blocks"])]
+    replay: Option<PathBuf>,
     /// Print the statistics as one JSON object, instead of the program's output
     #[arg(long)]
     json: bool,
     /// The program and its arguments; ./PROGRAM, and files that arguments name, are copied into the guest
-    #[arg(last = true, required = true, value_name = "CMD")]
+    #[arg(last = true, required_unless_present = "replay", conflicts_with = "replay", value_name = "CMD")]
     command: Vec<String>,
 }
 
@@ -145,6 +159,9 @@ impl SimArguments {
                 bail!("--dram dramsim3: in a sampled run DRAM's requests have no times to compare");
             }
             dram::check(&machine)?;
+        }
+        if let Some(trace) = &self.replay {
+            return self.replay(trace);
         }
         let image = match &self.image {
             Some(name) if name.as_os_str() == "bare" => Image::bare()?,
@@ -177,6 +194,20 @@ impl SimArguments {
             bail!("the program's output under Memento is not the same as on the baseline: see --out");
         }
         self.report_both(&baseline, &memento)
+    }
+
+    /// The trace on the machine, or on both of a comparison.
+    fn replay(&self, trace: &Path) -> Result<i32> {
+        let run = |allocator: Allocator, part: &str| {
+            if matches!(allocator, Allocator::Mayfly | Allocator::Marks) {
+                bail!("--replay: {} is software, and a trace has no code", allocator.name());
+            }
+            replay::run(trace, &self.description(allocator)?, self.out.as_ref().map(|out| out.join(part)))
+        };
+        if !self.compare {
+            return self.report(&run(self.allocator, "")?);
+        }
+        self.report_both(&run(Allocator::Native, "native")?, &run(Allocator::Memento, "memento")?)
     }
 
     fn description(&self, allocator: Allocator) -> Result<Description> {
@@ -233,6 +264,13 @@ impl SimArguments {
                 bail!("--checkpoint: a machine with several cores starts with the guest");
             }
         }
+        if self.trace.is_some() && description.cores.number > 1 {
+            bail!("--trace: ChampSim's traces are of one core each");
+        }
+        let trace = self.trace.as_ref().map(std::path::absolute).transpose()?;
+        if trace.as_ref().is_some_and(|trace| trace.extension() == Some("xz".as_ref())) {
+            which::which("xz").context("--trace FILE.xz: there is no program xz")?;
+        }
         let guest = Guest {
             image,
             command: &program.words,
@@ -243,6 +281,8 @@ impl SimArguments {
             machine: &toml::to_string(&description)?,
             keeps_dram: self.dram == Dram::Dramsim3,
             keeps_blocks: self.blocks,
+            trace: trace.as_deref(),
+            interval: self.interval,
             most_instructions: self.max_instructions,
             cores: description.cores.number,
             memory_mib: self.memory >> 20,

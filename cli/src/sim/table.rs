@@ -88,12 +88,14 @@ pub fn table(statistics: &Map<String, Value>) -> String {
         let _ = writeln!(text, "{title:<14} {}", shown.join(", "));
     }
     text.extend(dram::line(statistics));
-    let _ = writeln!(
-        text,
-        "speed          {:.1} million instructions a second of wall time, {:.1} of CPU time",
-        number("mips"),
-        number("cpu_mips")
-    );
+    if statistics.contains_key("mips") {
+        let _ = writeln!(
+            text,
+            "speed          {:.1} million instructions a second of wall time, {:.1} of CPU time",
+            number("mips"),
+            number("cpu_mips")
+        );
+    }
     text
 }
 

@@ -21,7 +21,8 @@ use std::ffi::{CStr, c_char, c_int};
 /// QEMU calls this when it has loaded the plugin. Arguments: `out=FOLDER` (machine.toml is there, statistics
 /// go there); `max=INSTRUCTIONS` (0: no limit); `keep=dram`: DRAM's requests are kept in the folder;
 /// `keep=blocks`: how often each block of the region was entered; `save=FILE`: only make a checkpoint, whose
-/// marks go there; `from=FILE`: the guest starts from one.
+/// marks go there; `from=FILE`: the guest starts from one; `trace=FILE`: the region's instructions for
+/// ChampSim; `interval=INSTRUCTIONS`: statistics of each so many.
 ///
 /// # Safety
 /// QEMU passes its own identifier, and `count` strings.

@@ -11,6 +11,8 @@ use crate::base::description::DramDescription;
 use crate::memory::cache::Line;
 
 const NEVER: u64 = u64::MAX;
+/// Upper ends of the histogram of reads' latencies, in nanoseconds; longer ones come last.
+pub const LATENCY_ENDS: [u64; 8] = [20, 30, 40, 60, 80, 120, 160, 320];
 
 /// A row that is, or will be, open in a bank.
 #[derive(Clone, Copy)]
@@ -49,6 +51,8 @@ pub struct DramCounts {
     pub forwards: u64,
     /// Clocks from a read's arrival to its data, over all reads.
     pub read_clocks: u64,
+    /// Reads by that time, as [`LATENCY_ENDS`] says.
+    pub read_latencies: [u64; LATENCY_ENDS.len() + 1],
     /// All-bank refreshes.
     pub refreshes: u64,
 }
@@ -129,15 +133,21 @@ impl Dram {
         self.drain_when_idle(at);
         if self.queue.contains(&line) {
             self.counts.forwards += 1;
-            self.counts.read_clocks += 1;
+            self.count_latency(1);
             return at + 1;
         }
         let (command, hit) = self.schedule(line, at + 1, false);
         self.counts.read_row_hits += u64::from(hit);
         let done = command + self.timing.cl + self.timing.burst;
         self.last_read = self.last_read.max(command);
-        self.counts.read_clocks += done - at;
+        self.count_latency(done - at);
         done
+    }
+
+    fn count_latency(&mut self, clocks: u64) {
+        self.counts.read_clocks += clocks;
+        let longest = LATENCY_ENDS.iter().position(|end| clocks * 1000 <= end * self.timing.clock_mhz);
+        self.counts.read_latencies[longest.unwrap_or(LATENCY_ENDS.len())] += 1;
     }
 
     /// As [`Dram::write`], in memory clocks.

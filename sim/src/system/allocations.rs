@@ -10,6 +10,8 @@ use std::collections::HashMap;
 pub const SMALL_BYTES: u64 = 512;
 /// Upper ends of the size histogram in Fig. 2's steps of 512 bytes; larger objects come last.
 pub const SIZE_ENDS: [u64; 8] = [512, 1024, 1536, 2048, 2560, 3072, 3584, 4096];
+/// Upper ends of a finer one; larger objects come last.
+pub const SMALL_ENDS: [u64; 7] = [8, 16, 32, 64, 128, 256, 512];
 /// Upper ends of the lifetime histogram, in allocations of the same class.
 pub const LIFETIME_ENDS: [u64; 5] = [16, 32, 64, 128, 256];
 /// Lifetimes: those ends, longer ones, and objects that are never freed.
@@ -148,6 +150,16 @@ impl Allocations {
         all
     }
 
+    /// Allocations by size, as [`SMALL_ENDS`] says.
+    pub fn small_sizes(&self) -> [u64; SMALL_ENDS.len() + 1] {
+        let mut all = [0; SMALL_ENDS.len() + 1];
+        for (class, count) in self.classes.iter().enumerate() {
+            let bytes = 8 * (class as u64 + 1);
+            all[SMALL_ENDS.iter().position(|end| bytes <= *end).unwrap_or(SMALL_ENDS.len())] += count;
+        }
+        all
+    }
+
     /// Counts from zero, with no objects; processes in the allocator stay there.
     pub fn reset(&mut self) {
         *self = Allocations { calls: std::mem::take(&mut self.calls), ..Allocations::default() };
@@ -176,6 +188,7 @@ mod tests {
         all.freed(2, 0x200);
         assert_eq!(all.frees, 2, "another process's object");
         assert_eq!((all.sizes[0], all.sizes[1], all.allocations), (18, 1, 19));
+        assert_eq!(all.small_sizes(), [0, 0, 18, 0, 0, 0, 0, 1], "of 20 and 24 bytes, and of 600");
     }
 
     #[test]

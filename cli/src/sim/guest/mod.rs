@@ -44,6 +44,10 @@ pub struct Guest<'a> {
     pub keeps_dram: bool,
     /// Whether the folder keeps how often each block was entered.
     pub keeps_blocks: bool,
+    /// The file for the region's instructions.
+    pub trace: Option<&'a Path>,
+    /// The folder gets statistics of each so many instructions.
+    pub interval: Option<u64>,
     /// Stop after so many instructions of the region; 0: never.
     pub most_instructions: u64,
     /// The number of cores.
@@ -86,6 +90,7 @@ impl Guest<'_> {
             "output",
             "functions.json",
             "blocks.tsv",
+            "intervals.jsonl",
         ] {
             let _ = std::fs::remove_file(self.folder.join(old));
         }
@@ -168,6 +173,12 @@ impl Guest<'_> {
             if is_kept {
                 keep += &format!(",keep={name}");
             }
+        }
+        if let Some(path) = self.trace {
+            keep += &format!(",trace={}", escaped(path));
+        }
+        if let Some(every) = self.interval {
+            keep += &format!(",interval={every}");
         }
         let most = self.most_instructions;
         command

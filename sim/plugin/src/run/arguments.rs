@@ -17,6 +17,10 @@ pub(super) struct Arguments {
     pub save: Option<PathBuf>,
     /// The guest is at its region, and these are its marks up to there.
     pub from: Option<PathBuf>,
+    /// The region's instructions go to this file.
+    pub trace: Option<PathBuf>,
+    /// Statistics of each so many instructions go to the folder.
+    pub interval: Option<u64>,
 }
 
 impl Arguments {
@@ -29,10 +33,12 @@ impl Arguments {
             match word.split_once('=') {
                 Some(("out", value)) => folder = Some(PathBuf::from(value)),
                 Some(("max", value)) => all.most_instructions = number(value)?,
+                Some(("interval", value)) => all.interval = Some(number(value)?),
                 Some(("keep", "dram")) => all.keeps_dram = true,
                 Some(("keep", "blocks")) => all.keeps_blocks = true,
                 Some(("save", value)) => all.save = Some(PathBuf::from(value)),
                 Some(("from", value)) => all.from = Some(PathBuf::from(value)),
+                Some(("trace", value)) => all.trace = Some(PathBuf::from(value)),
                 _ => return Err(format!("unknown argument {word}")),
             }
         }

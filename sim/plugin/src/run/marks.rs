@@ -65,6 +65,8 @@ impl Run {
         match code {
             1 if self.phase == Phase::Warm => {
                 self.machine.start_region();
+                self.start_trace();
+                self.start_intervals();
                 self.phase = Phase::Region;
                 self.started = Instant::now();
                 self.kept = self.started;

@@ -2,9 +2,11 @@
 
 mod arguments;
 mod checkpoint;
+mod intervals;
 mod marks;
 mod pages;
 mod results;
+mod trace;
 
 use crate::functions::{Call, Function, Functions, Kind};
 use crate::guest::GuestMemory;
@@ -12,6 +14,7 @@ use crate::instruction::{ALLOCATOR, CR3_WRITE, Instruction, KERNEL_RETURN, MARK,
 use crate::qemu::{self, Buffer, Register, Turns};
 use arguments::Arguments;
 use checkpoint::Saving;
+use intervals::Intervals;
 use qemu_plugin_sys::qemu_plugin_id_t;
 use sim::isa::block::End;
 use sim::isa::decode::BlockDecoder;
@@ -19,6 +22,7 @@ use sim::{Access, Description, Machine};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
+use trace::TraceFile;
 
 /// A system call that is a mark: getpgid(0x4d4d0000 | code), for programs in languages without instructions
 /// of their own.
@@ -72,6 +76,9 @@ pub struct Run {
     functions: Functions,
     /// How often each block of the region was entered, by its number, if that is to be kept.
     entries: Option<Vec<u64>>,
+    /// The trace that it writes.
+    trace: Option<TraceFile>,
+    intervals: Option<Intervals>,
     most_instructions: u64,
     next_progress: u64,
     started: Instant,
@@ -87,7 +94,7 @@ impl Run {
         translate_anew: fn(qemu_plugin_id_t),
         arguments: impl Iterator<Item = String>,
     ) -> Result<Run, String> {
-        let Arguments { folder, most_instructions, keeps_dram, keeps_blocks, save, from } =
+        let Arguments { folder, most_instructions, keeps_dram, keeps_blocks, save, from, trace, interval } =
             Arguments::parse(arguments)?;
         let file = folder.join("machine.toml");
         let text = std::fs::read_to_string(&file).map_err(|error| format!("{}: {error}", file.display()))?;
@@ -101,6 +108,7 @@ impl Run {
         if keeps_dram {
             machine.record_dram();
         }
+        let intervals = interval.map(|every| Intervals::new(every, &folder)).transpose()?;
         let mut run = Run {
             id,
             translate_anew,
@@ -120,6 +128,8 @@ impl Run {
             page_calls: Default::default(),
             functions: Functions::new(functions),
             entries: keeps_blocks.then(Vec::new),
+            trace: trace.map(TraceFile::at),
+            intervals,
             most_instructions: if most_instructions == 0 { u64::MAX } else { most_instructions },
             next_progress: 0,
             started: Instant::now(),
@@ -292,6 +302,9 @@ impl Run {
                 self.started.elapsed().as_secs_f64()
             );
             let _ = std::fs::write(self.folder.join("progress"), line);
+            if self.intervals.as_ref().is_some_and(|one| instructions >= one.end()) {
+                self.end_interval();
+            }
             if self.kept.elapsed() >= KEPT_EVERY {
                 self.keep();
                 self.kept = Instant::now();
@@ -300,7 +313,8 @@ impl Run {
                 self.finish(Some("max-instructions"), None);
                 self.leave(0);
             }
-            self.next_progress = self.next_progress.min(self.most_instructions);
+            let interval_ends = self.intervals.as_ref().map_or(u64::MAX, Intervals::end);
+            self.next_progress = self.next_progress.min(self.most_instructions).min(interval_ends);
         }
     }
 

@@ -35,6 +35,8 @@ impl Run {
     /// Writes the statistics; `cut`: why the region did not come to its end.
     pub(super) fn finish(&mut self, cut: Option<&str>, status: Option<u64>) {
         self.machine.pause(&self.memory);
+        self.end_trace();
+        self.end_interval();
         let seconds = self.started.elapsed().as_secs_f64();
         let statistics = Statistics::of(&self.machine, &self.description);
         let (json, text) = self.texts(&statistics, cut, status);

@@ -80,9 +80,12 @@ impl Machine {
         for call in held {
             self.own.user_owner = call.owner;
             self.own.accesses = call.accesses;
+            self.run(call.block, call.from, self.blocks[call.block].operations.len(), tables);
             let block = &self.blocks[call.block];
-            self.run(call.block, call.from, block.operations.len(), tables);
-            self.own.core.control(&self.blocks[call.block], &mut self.own.predictor, call.target);
+            self.own.core.control(block, &mut self.own.predictor, call.target);
+            if let Some(trace) = &mut self.trace {
+                trace.branched(block, call.target != block.end);
+            }
         }
         (self.own.accesses, self.own.user_owner) = (accesses, owner);
     }

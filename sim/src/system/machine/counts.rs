@@ -1,4 +1,7 @@
-//! The machine's counters of the program itself.
+//! The machine's counters of the program itself, and the trace of what it counts.
+
+use crate::system::machine::Machine;
+use crate::system::trace::{Trace, TraceCounts};
 
 /// Of all cores.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
@@ -31,4 +34,24 @@ pub struct ProgramCounts {
     pub user_pages: u64,
     /// And for itself: page tables, slabs.
     pub kernel_pages: u64,
+}
+
+impl Machine {
+    /// From now on the instructions that are timed go to this trace, too.
+    pub fn start_trace(&mut self, trace: Trace) {
+        self.trace = Some(trace);
+    }
+
+    /// The trace is whole.
+    ///
+    /// # Errors
+    /// Its output took not all of it.
+    pub fn end_trace(&mut self) -> std::io::Result<()> {
+        self.trace.as_mut().map_or(Ok(()), Trace::end)
+    }
+
+    /// What the trace has, if there is one.
+    pub fn trace_counts(&self) -> Option<TraceCounts> {
+        self.trace.as_ref().map(|trace| trace.counts)
+    }
 }

@@ -18,6 +18,7 @@ macro_rules! view {
 mod calls;
 mod cores;
 mod counts;
+mod executed;
 mod marks;
 mod sampled;
 mod support;
@@ -34,10 +35,12 @@ use crate::memory::tlb::{PageTables, Tlbs};
 use crate::system::allocations::Allocations;
 use crate::system::pages::Pages;
 use crate::system::sampling::Sampler;
+use crate::system::trace::Trace;
 
 use calls::ReplacedCall;
 use cores::{OneCore, Turns};
 pub use counts::ProgramCounts;
+use executed::executed;
 
 /// Cores, their memory, and the blocks they are in.
 pub struct Machine {
@@ -61,6 +64,7 @@ pub struct Machine {
     allocations: Allocations,
     pages: Pages,
     sampler: Option<Sampler>,
+    trace: Option<Trace>,
     start: u64,
     /// Counters.
     pub counts: ProgramCounts,
@@ -90,6 +94,7 @@ impl Machine {
             allocations: Allocations::default(),
             pages: Pages::default(),
             sampler: description.sample.as_ref().map(Sampler::new),
+            trace: None,
             start: 0,
             counts: ProgramCounts::default(),
         }
@@ -262,6 +267,9 @@ impl Machine {
                 }
             } else if !self.is_uncharged() && !within {
                 self.own.core.control(block, &mut self.own.predictor, next);
+                if let Some(trace) = &mut self.trace {
+                    trace.branched(block, next != block.end);
+                }
             }
         } else if !self.is_uncharged() {
             self.own.core.exception();
@@ -330,70 +338,12 @@ impl Machine {
         counts.stores += stores as u64;
         counts.loads += (taken - stores) as u64;
         counts.device_accesses += devices as u64;
+        if let Some(trace) = &mut self.trace {
+            trace.executed(block, from..to, &self.own.accesses);
+        }
         let instructions = (to.saturating_sub(from) - marks) as u64;
         *(if kernel { &mut counts.kernel_instructions } else { &mut counts.user_instructions }) +=
             instructions;
         self.sample();
     }
-
-    /// A string instruction's second and later elements: entered as blocks of that one instruction. They
-    /// count as part of the first, and cost an access for each line they touch. True if this was one.
-    fn repetition(
-        &mut self,
-        number: usize,
-        from: usize,
-        next: Option<u64>,
-        tables: &impl PageTables,
-    ) -> bool {
-        let block = &self.blocks[number];
-        let last = block.operations.len() - 1;
-        let at = block.start + u64::from(block.operations[last].offset);
-        let again = block.operations.len() == 1 && self.own.repeated.0 == at;
-        let (mut read, mut written) =
-            if again { (self.own.repeated.1, self.own.repeated.2) } else { (u64::MAX, u64::MAX) };
-        // Keep one access a line.
-        self.own.accesses.retain(|access| {
-            let line = if access.store { &mut written } else { &mut read };
-            if usize::from(access.index) != last {
-                return true;
-            }
-            let new = access.physical >> 6 != *line;
-            *line = access.physical >> 6;
-            new
-        });
-        self.own.repeated = if next == Some(at) { (at, read, written) } else { (0, 0, 0) };
-        if !again {
-            return false;
-        }
-        self.counts.repetitions += 1;
-        if !self.own.accesses.is_empty() {
-            let before = (self.counts.user_instructions, self.counts.kernel_instructions);
-            self.run(number, from, 1, tables);
-            (self.counts.user_instructions, self.counts.kernel_instructions) = before;
-        }
-        true
-    }
-}
-
-/// How many of the block's instructions were executed: up to the first that must have touched memory and did
-/// not.
-#[inline]
-fn executed(block: &Block, from: usize, accesses: &[Access]) -> usize {
-    // Nearly always the last such instruction has accessed memory, so all before it have.
-    let reached = accesses.last().map_or(from, |access| access.index as usize + 1);
-    if block.certain <= reached {
-        return block.operations.len();
-    }
-    let mut taken = 0;
-    for index in from..block.operations.len() {
-        let mut touched = false;
-        while taken < accesses.len() && accesses[taken].index as usize <= index {
-            taken += 1;
-            touched = true;
-        }
-        if block.operations[index].flags & CERTAIN != 0 && !touched {
-            return index;
-        }
-    }
-    block.operations.len()
 }

@@ -1,14 +1,17 @@
 //! Every number of a run with its name, unit and meaning: as JSON for programs and as a table for people.
 
 mod cores;
+mod interval;
 mod pages;
 mod sample;
+mod trace;
 mod units;
 
 use crate::base::cause::{CAUSE_NAMES, CAUSES, OWNER_NAMES, OWNERS};
 use crate::base::description::Description;
+use crate::memory::dram::LATENCY_ENDS;
 use crate::memory::hierarchy::PURPOSE_NAMES;
-use crate::system::allocations::{LIFETIME_ENDS, SIZE_ENDS};
+use crate::system::allocations::{LIFETIME_ENDS, SIZE_ENDS, SMALL_ENDS};
 use crate::system::machine::Machine;
 use std::fmt::Write;
 
@@ -17,8 +20,19 @@ use std::fmt::Write;
 pub enum Value {
     /// A count.
     Count(u64),
-    /// A ratio or a rate.
-    Ratio(f64),
+    /// A ratio or a rate: a number over another one.
+    Ratio(f64, f64),
+}
+
+impl Value {
+    /// As one number; a ratio of nothing is 0.
+    pub fn number(self) -> f64 {
+        match self {
+            Value::Count(count) => count as f64,
+            Value::Ratio(_, 0.0) => 0.0,
+            Value::Ratio(over, under) => over / under,
+        }
+    }
 }
 
 /// One statistic.
@@ -55,6 +69,16 @@ impl Statistics {
         }
     }
 
+    /// Adds a histogram: the upper ends of its parts, and one count more. `words`: the ends' unit, the counts'
+    /// unit, and their meaning.
+    fn histogram(&mut self, prefix: &str, ends: &[u64], counts: &[u64], words: [&'static str; 3]) {
+        let [of_ends, unit, about] = words;
+        for (index, count) in counts.iter().enumerate() {
+            let name = ends.get(index).map_or("more".to_owned(), |end| format!("to_{end}_{of_ends}"));
+            self.count(format!("{prefix}{name}"), *count, unit, about);
+        }
+    }
+
     /// Adds a ratio; of nothing, it is 0.
     pub fn ratio(
         &mut self,
@@ -64,45 +88,37 @@ impl Statistics {
         unit: &'static str,
         about: &'static str,
     ) {
-        let value = Value::Ratio(if under == 0.0 { 0.0 } else { over / under });
-        self.list.push(Statistic { name: name.into(), value, unit, about });
+        self.list.push(Statistic { name: name.into(), value: Value::Ratio(over, under), unit, about });
     }
 
     /// The value of that name.
     pub fn get(&self, name: &str) -> Option<f64> {
-        self.list.iter().find(|statistic| statistic.name == name).map(|statistic| match statistic.value {
-            Value::Count(count) => count as f64,
-            Value::Ratio(ratio) => ratio,
-        })
+        self.list.iter().find(|statistic| statistic.name == name).map(|statistic| statistic.value.number())
     }
 
     /// One flat object with dotted keys.
     pub fn json(&self) -> serde_json::Map<String, serde_json::Value> {
-        let value = |value: &Value| match value {
-            Value::Count(count) => (*count).into(),
-            Value::Ratio(ratio) => (*ratio).into(),
+        let value = |value: Value| match value {
+            Value::Count(count) => count.into(),
+            Value::Ratio(..) => value.number().into(),
         };
-        self.list.iter().map(|statistic| (statistic.name.clone(), value(&statistic.value))).collect()
+        self.list.iter().map(|statistic| (statistic.name.clone(), value(statistic.value))).collect()
     }
 
-    /// A line each: name, value, unit, meaning.
+    /// As gem5's stats.txt: a line each with name, value, meaning and unit, between gem5's two lines.
     pub fn text(&self) -> String {
-        let mut text = String::new();
-        for statistic in &self.list {
-            let value = match statistic.value {
+        let mut text = String::from("\n---------- Begin Simulation Statistics ----------\n");
+        for Statistic { name, value, unit, about } in &self.list {
+            let value = match value {
                 Value::Count(count) => count.to_string(),
-                Value::Ratio(ratio) => format!("{ratio:.4}"),
+                Value::Ratio(..) => format!("{:.6}", value.number()),
             };
-            let _ = writeln!(
-                text,
-                "{:<44} {value:>16} {:<16} # {}",
-                statistic.name, statistic.unit, statistic.about
-            );
+            let _ = writeln!(text, "{name:<44} {value:>16} # {about} ({unit})");
         }
         for law in &self.broken {
-            let _ = writeln!(text, "BROKEN {law}");
+            let _ = writeln!(text, "# BROKEN {law}");
         }
-        text
+        text + "\n---------- End Simulation Statistics   ----------\n"
     }
 
     fn must(&mut self, law: &str, left: u64, right: u64) {
@@ -125,6 +141,7 @@ impl Statistics {
         all.of_memento(machine);
         all.of_support(machine);
         all.of_sample(machine);
+        all.of_trace(machine);
         all
     }
 
@@ -297,6 +314,13 @@ impl Statistics {
             "nanoseconds",
             "from a read's arrival to its data",
         );
+        self.histogram(
+            "dram.read_latency.",
+            &LATENCY_ENDS,
+            &dram.read_latencies,
+            ["ns", "lines", "reads by time from arrival to data"],
+        );
+        self.must("DRAM reads by latency are all", dram.reads, dram.read_latencies.iter().sum());
         self.count("dram.traffic_bytes", (dram.reads + dram.writes) * 64, "bytes", "read and written");
         let bytes = ((dram.reads + dram.writes) * 64) as f64;
         let seconds = machine.cycles() as f64 / (description.core.frequency_mhz as f64 * 1e6);
@@ -326,6 +350,12 @@ impl Statistics {
                 .map_or("objects.larger".to_owned(), |end| format!("objects.to_{end}_bytes"));
             self.count(name, *count, "objects", "allocations by size, in steps of 512 bytes (Fig. 2)");
         }
+        self.histogram(
+            "objects.sizes.",
+            &SMALL_ENDS,
+            &all.small_sizes(),
+            ["bytes", "objects", "allocations by size, up to twice the one before"],
+        );
         let mut sum = 0;
         for (kind, counts) in ["small", "large"].iter().zip(all.lifetimes()) {
             for (index, count) in counts.iter().enumerate() {
@@ -346,5 +376,6 @@ impl Statistics {
         }
         self.must("objects by lifetime are all objects", sum, all.allocations);
         self.must("objects by size are all objects", all.sizes.iter().sum(), all.allocations);
+        self.must("objects by small size are all objects", all.small_sizes().iter().sum(), all.allocations);
     }
 }
