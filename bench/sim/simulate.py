@@ -128,7 +128,8 @@ def run(words: list[str], folder: Path | None = None, where: Path | None = None)
     folder of a program that is in no image."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = folder or Path(scratch)
-        command = [str(MAYFLY), "sim", "--json", "--out", str(folder), *words]
+        # The graph has a run on each processor.
+        command = [str(MAYFLY), "sim", "--json", "--threads", "1", "--out", str(folder), *words]
         started = time.monotonic()
         done = subprocess.run(command, cwd=where, capture_output=True, text=True, timeout=LONGEST_S)
         if done.returncode != 0:

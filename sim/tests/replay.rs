@@ -64,11 +64,12 @@ fn memento_allocates_the_small_objects() {
 }
 
 #[test]
-fn an_ideal_mallacc_pays_for_what_it_calls_alone() {
+fn an_ideal_mallacc_pays_for_empty_and_full_stacks() {
     let (software, ideal) = (replayed("table3", &[], 512), replayed("mallacc", &[], 512));
     assert!(of_allocator(&ideal) < 0.5 * of_allocator(&software), "stacks that are empty or full");
     assert!(get(&ideal, "uncharged_instructions") > 10.0 * ALLOCATIONS as f64);
-    let large = [replayed("table3", &[], 1 << 16), replayed("mallacc", &[], 1 << 16)].map(|one| of_allocator(&one));
+    let large =
+        [replayed("table3", &[], 1 << 16), replayed("mallacc", &[], 1 << 16)].map(|one| of_allocator(&one));
     assert!(large[1] > 0.9 * large[0], "it has no large objects: {large:?}");
 }
 

@@ -15,7 +15,7 @@ def records(path):
     return list(RECORD.iter_unpack(read))
 
 
-def test_a_trace_has_what_was_counted(folder, sim):
+def test_a_trace_agrees_with_the_counts(folder, sim):
     done = sim("--trace", "churn.xz", "--out", "traced", "--", "./churn", "2000")
     assert done.returncode == 3, done.stderr
     counted = json.loads((folder / "traced/stats.json").read_text())

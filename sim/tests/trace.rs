@@ -111,8 +111,7 @@ fn instructions_addresses_and_directions_are_the_programs() {
     });
     let counted = bench.machine.instructions();
     assert_eq!(found.len() as u64, counted);
-    let branches: Vec<_> =
-        found.iter().filter(|one| one.branch).map(|one| (kind(one), one.taken)).collect();
+    let branches: Vec<_> = found.iter().filter(|one| one.branch).map(|one| (kind(one), one.taken)).collect();
     let (again, through, jump) = (("conditional", true), ("conditional", false), ("jump", true));
     assert_eq!(branches, [again, again, through, jump, again]);
     assert_eq!(bench.statistic("branch.conditional"), 4.0);

@@ -39,7 +39,7 @@ Examples:
   mayfly sim --compare -- json-loads            a program that the image lists: the baseline, then Memento
   mayfly sim --allocator memento -- churn 1000  one of these with another input
   mayfly sim --set l1d.ways=9 -- ./churn        another machine: any key of sim/machines/*.toml
-  mayfly sim --region first --checkpoint -- json-loads   after the first such run, without the imports
+  mayfly sim --region first --checkpoint -- json-loads  its imports are executed in the first such run alone
   mayfly sim --cores 2 -- ./threads             two cores, each with caches and TLBs of its own
   mayfly sim --trace churn.xz -- ./churn        its instructions for ChampSim, too
   mayfly sim --compare --replay churn.trace     what mayfly trace has recorded, on units alone
@@ -84,8 +84,8 @@ pub struct SimArguments {
     /// The part of the run that is counted; all but `process` need a function that the image lists as `warm`
     #[arg(long, value_enum, default_value = "process")]
     region: Region,
-    /// With region `first` or `warm`: bring the guest to the end of its imports once and keep it, so that each
-    /// run of this command begins there, on any machine with one core
+    /// With region `first` or `warm`: bring the guest to the end of its imports once and keep it, so that
+    /// each run of this command begins there, on any machine with one core
     #[arg(long)]
     checkpoint: bool,
     /// Another layout: each number places the program's stack, heap and mappings elsewhere [default: as
@@ -124,8 +124,12 @@ pub struct SimArguments {
     interval: Option<u64>,
     /// Time the allocations and frees of this trace (of mayfly trace) on the machine, without a guest; the
     /// program's and the allocator's code is made up
-    #[arg(long, value_name = "TRACE", conflicts_with_all = ["image", "checkpoint", "trace", "interval", "blocks"])]
+    #[arg(long, value_name = "TRACE", conflicts_with_all = ["image", "dram", "checkpoint", "trace", "interval", "blocks"])]
     replay: Option<PathBuf>,
+    /// Threads of a run: with 2 the machine has one of its own beside the guest's. The counts are the same
+    /// [default: 2 where each has a processor]
+    #[arg(long, value_name = "1|2", value_parser = clap::value_parser!(u8).range(1..=2))]
+    threads: Option<u8>,
     /// Print the statistics as one JSON object, instead of the program's output
     #[arg(long)]
     json: bool,
@@ -210,6 +214,12 @@ impl SimArguments {
         self.report_both(&run(Allocator::Native, "native")?, &run(Allocator::Memento, "memento")?)
     }
 
+    fn threads(&self) -> u8 {
+        let runs = if self.compare { 2 } else { 1 };
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        self.threads.unwrap_or(if processors >= 2 * runs { 2 } else { 1 })
+    }
+
     fn description(&self, allocator: Allocator) -> Result<Description> {
         let default = match allocator {
             Allocator::Memento => "memento",
@@ -283,6 +293,7 @@ impl SimArguments {
             keeps_blocks: self.blocks,
             trace: trace.as_deref(),
             interval: self.interval,
+            has_two_threads: self.threads() == 2,
             most_instructions: self.max_instructions,
             cores: description.cores.number,
             memory_mib: self.memory >> 20,

@@ -19,16 +19,20 @@ pub fn run(trace: &Path, description: &Description, folder: Option<PathBuf>) -> 
     let mut replay = Replay::new(description).map_err(|line| anyhow!("--replay: {line}"))?;
     let told = |line: String| anyhow!("{}: {line}", trace.display());
     let mut live = HashMap::new();
-    let (totals, _) = walk(Reader::open(trace)?, |_| {}, |change, _| -> Result<()> {
-        if let Some(object) = change.died.and_then(|died| live.remove(&died.address)) {
-            replay.free(&object).map_err(told)?;
-        }
-        if let Some(born) = change.born {
-            let object = replay.allocate(born.size_bytes, born.thread).map_err(told)?;
-            live.insert(born.address, object);
-        }
-        Ok(())
-    })?;
+    let (totals, _) = walk(
+        Reader::open(trace)?,
+        |_| {},
+        |change, _| -> Result<()> {
+            if let Some(object) = change.died.and_then(|died| live.remove(&died.address)) {
+                replay.free(&object).map_err(told)?;
+            }
+            if let Some(born) = change.born {
+                let object = replay.allocate(born.size_bytes, born.thread).map_err(told)?;
+                live.insert(born.address, object);
+            }
+            Ok(())
+        },
+    )?;
     let statistics = replay.finish();
     let mut json = statistics.json();
     json.insert("partial".into(), totals.is_cut.into());

@@ -49,17 +49,20 @@ pub struct Call {
     pub kind: Kind,
     /// Where it returns to.
     pub back: u64,
-    /// Where posix_memalign puts the address.
-    pub result_at: u64,
 }
 
-/// The allocator's functions, and the outermost calls that are active.
+/// The allocator's functions, as they are found where QEMU translates.
 #[derive(Default)]
 pub struct Functions {
     known: Vec<Function>,
     by_offset: HashMap<u64, Vec<usize>>,
     /// Return addresses of calls: addresses behind blocks that end in a call.
     behind_calls: HashSet<u64>,
+}
+
+/// The outermost calls that are active.
+#[derive(Default)]
+pub struct Calls {
     /// Blocks at whose first instruction registers are read, since they were known to be behind a call when
     /// they were translated; by number.
     read_at: HashSet<usize>,
@@ -101,10 +104,16 @@ impl Functions {
         }
     }
 
-    /// Whether a call may return to this address, where the block of this number begins: then registers are
-    /// read there.
-    pub fn reads_at(&mut self, number: usize, address: u64) -> bool {
-        self.behind_calls.contains(&address) && self.read_at.insert(number)
+    /// Whether a call may return to this address: then registers are read there.
+    pub fn reads_at(&self, address: u64) -> bool {
+        self.behind_calls.contains(&address)
+    }
+}
+
+impl Calls {
+    /// Registers are read at the begin of the block of this number.
+    pub fn reads_at(&mut self, number: usize) {
+        self.read_at.insert(number);
     }
 
     /// Whether registers are read at the begin of the block of this number.

@@ -6,23 +6,23 @@
 //! 63 of the address; a write to CR3 names the process. The page table is read in the guest's memory, which
 //! QEMU has mapped.
 
+mod arguments;
 mod callbacks;
+mod engine;
 mod front;
 mod functions;
 mod guest;
 mod instruction;
+mod model;
 mod qemu;
 mod run;
+mod tables;
 mod translate;
 
 use qemu_plugin_sys::{qemu_info_t, qemu_plugin_id_t};
 use std::ffi::{CStr, c_char, c_int};
 
-/// QEMU calls this when it has loaded the plugin. Arguments: `out=FOLDER` (machine.toml is there, statistics
-/// go there); `max=INSTRUCTIONS` (0: no limit); `keep=dram`: DRAM's requests are kept in the folder;
-/// `keep=blocks`: how often each block of the region was entered; `save=FILE`: only make a checkpoint, whose
-/// marks go there; `from=FILE`: the guest starts from one; `trace=FILE`: the region's instructions for
-/// ChampSim; `interval=INSTRUCTIONS`: statistics of each so many.
+/// QEMU calls this when it has loaded the plugin, with the launcher's arguments (`arguments`).
 ///
 /// # Safety
 /// QEMU passes its own identifier, and `count` strings.

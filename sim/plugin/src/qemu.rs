@@ -5,6 +5,7 @@
 
 use qemu_plugin_sys::*;
 use std::ffi::{CStr, c_int, c_uint, c_void};
+use std::time::Duration;
 
 unsafe extern "C" {
     fn g_array_get_element_size(array: *mut GArray) -> c_uint;
@@ -119,20 +120,50 @@ impl Turns {
 }
 
 /// Has QEMU pause the guest before the next block, as its monitor's `stop` does at any block; false if this
-/// QEMU does not export the function for that. Call it in the thread that runs the CPUs.
+/// QEMU does not export the functions for that. Call it in the thread that runs the CPUs.
+///
+/// It returns when QEMU's main loop pauses the guest. A CPU that stopped before would count as asleep, and the
+/// guest's clock jump to its next timer. From then on the main loop holds QEMU's lock until the CPU is to
+/// stop, and without that lock the CPU executes no further block once it has left this one.
 pub fn pause() -> bool {
     /// RUN_STATE_PAUSED of qapi/run-state.json.
     const PAUSED: c_int = 4;
-    // SAFETY: the name ends with a zero byte; `vm_stop` takes a state and may be called in a CPU's thread,
-    // where it only leaves requests, to this CPU and to the main loop.
+    let names =
+        [c"qemu_system_vmstop_request_prepare", c"qemu_system_vmstop_request", c"runstate_is_running"];
+    // SAFETY: the names end with a zero byte.
+    let [prepare, request, runs] =
+        names.map(|name| unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) });
+    let Some(turns) = Turns::find(1).filter(|_| ![prepare, request, runs].iter().any(|one| one.is_null()))
+    else {
+        return false;
+    };
+    // SAFETY: QEMU has these functions of these types; any thread may call them.
     unsafe {
-        let stop = libc::dlsym(libc::RTLD_DEFAULT, c"vm_stop".as_ptr());
-        if stop.is_null() {
-            return false;
+        std::mem::transmute::<*mut c_void, unsafe extern "C" fn()>(prepare)();
+        std::mem::transmute::<*mut c_void, unsafe extern "C" fn(c_int)>(request)(PAUSED);
+        let runs = std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> bool>(runs);
+        while runs() {
+            std::thread::sleep(Duration::from_millis(1));
         }
-        std::mem::transmute::<*mut c_void, unsafe extern "C" fn(c_int) -> c_int>(stop)(PAUSED);
     }
+    turns.end();
     true
+}
+
+/// Ends QEMU at once, with this status: no thread of it is asked.
+pub fn leave(status: i32) -> ! {
+    // SAFETY: it has no conditions, and does not return.
+    unsafe { libc::_exit(status) }
+}
+
+/// This thread takes no signals: they are QEMU's own threads'.
+pub fn take_no_signals() {
+    // SAFETY: the set is this function's own, and is filled before it is used.
+    unsafe {
+        let mut all = std::mem::zeroed();
+        libc::sigfillset(&mut all);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &all, std::ptr::null_mut());
+    }
 }
 
 /// CPU time of this process so far, which other programs on the machine do not change, as they do wall time.

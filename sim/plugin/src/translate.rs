@@ -35,15 +35,15 @@ pub fn block(run: &mut Run, instructions: &[Instruction], wish: impl Fn(Wish)) {
     if !run.instruments() || instructions.is_empty() {
         return;
     }
-    let number = run.decode(instructions);
-    wish(Wish::Entry { block: number });
+    let decoded = run.decode(instructions);
+    wish(Wish::Entry { block: decoded.number });
     if let Some(function) = run.kernel_function(instructions[0].address) {
         call_before(0, KERNEL_CALL | function);
     }
-    if let Some(function) = run.returns_from(number) {
+    if let Some(function) = decoded.returns_from {
         call_before(instructions.len() - 1, KERNEL_RETURN | function);
     }
-    if run.may_return_to(number, instructions[0].address) {
+    if decoded.is_returned_to {
         call_before(0, RETURN);
     }
     if let Some(function) = run.allocator_function(instructions) {

@@ -1,6 +1,8 @@
-//! A run's instructions in the trace format of ChampSim (`input_instr` of its inc/trace_instruction.h): 64
-//! bytes each, little endian: address (8), whether it is a branch (1), whether that was taken (1), registers
-//! written (2) and read (4), addresses written (2 × 8) and read (4 × 8). 0 is no register and no address.
+//! A run's instructions in the trace format of ChampSim (`input_instr` of its inc/trace_instruction.h).
+//!
+//! A record has 64 bytes, little endian: address (8), whether it is a branch (1), whether that was taken (1),
+//! registers written (2) and read (4), addresses written (2 × 8) and read (4 × 8). 0 is no register and no
+//! address.
 //!
 //! ChampSim tells kinds of branches by the registers: 6 is the stack pointer, 25 the flags, 26 the
 //! instruction pointer. All other numbers are only names; here they are the machine's, and [`OTHERS`].
@@ -103,7 +105,7 @@ impl Trace {
         let (mut stores, mut loads) = (16..32, 32..64);
         for access in accesses {
             let places = if access.store { &mut stores } else { &mut loads };
-            if places.is_empty() {
+            if places.start == places.end {
                 self.counts.left_out_accesses += 1;
                 continue;
             }

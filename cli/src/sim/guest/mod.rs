@@ -48,6 +48,8 @@ pub struct Guest<'a> {
     pub trace: Option<&'a Path>,
     /// The folder gets statistics of each so many instructions.
     pub interval: Option<u64>,
+    /// The machine has a thread of its own.
+    pub has_two_threads: bool,
     /// Stop after so many instructions of the region; 0: never.
     pub most_instructions: u64,
     /// The number of cores.
@@ -161,8 +163,7 @@ impl Guest<'_> {
         let functions = functions::of(self.image.tree.as_deref(), &self.program_files());
         std::fs::write(self.folder.join("functions.json"), functions.to_string())
             .context("cannot write functions.json")?;
-        let mut command =
-            snapshot::restored(state, self.cores, self.memory_mib, &scratch.join("monitor"))?;
+        let mut command = snapshot::restored(state, self.cores, self.memory_mib, &scratch.join("monitor"))?;
         for (name, content) in items {
             let path = scratch.join(name);
             std::fs::write(&path, content).context("cannot write the guest's command")?;
@@ -179,6 +180,9 @@ impl Guest<'_> {
         }
         if let Some(every) = self.interval {
             keep += &format!(",interval={every}");
+        }
+        if self.has_two_threads {
+            keep += ",threads=2";
         }
         let most = self.most_instructions;
         command

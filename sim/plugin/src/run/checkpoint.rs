@@ -5,12 +5,14 @@
 //! keep. A run that starts from there repeats the marks first, on its own machine, which is then as if it had
 //! seen them.
 //!
-//! The file has for each mark its code (with the highest bit set where the page table's root is another one
-//! than the mark before had), that root, and by how much each of the two operands differs from the code's
-//! last: numbers in LEB128, differences in zigzag.
+//! The file has for each mark its code, with the highest bit set where the page table's root is another one
+//! than before. Then come that root, and by how much each of the two operands differs from the code's last:
+//! numbers in LEB128, differences in zigzag.
 
 use super::Run;
-use super::marks::{END_OPERATION, READY, STOP_CHARGING};
+use super::kernel::Kernel;
+use crate::model::marks::{END_OPERATION, KERNEL_FUNCTION, READY, STOP_CHARGING};
+use crate::model::{Model, Phase};
 use crate::qemu;
 use std::path::PathBuf;
 
@@ -127,17 +129,19 @@ impl Run {
         if !qemu::pause() {
             self.fail("this QEMU cannot pause where a guest asks it to: use one that is built with modules");
         }
-        self.phase = super::Phase::Over;
+        self.phase = Phase::Over;
     }
+}
 
-    /// Repeats the marks of a checkpoint's file; the guest goes on behind the last, READY.
-    pub(super) fn repeat(&mut self, bytes: &[u8]) -> Result<(), String> {
-        let mut marks = Marks { bytes, last: Last::new() };
-        while !marks.bytes.is_empty() {
-            let mark = marks.mark().ok_or("the marks are cut short")?;
-            self.machine.set_root(mark.root);
-            self.act(mark.code, mark.operands);
+/// Repeats the marks of a checkpoint's file; the guest goes on behind the last, READY.
+pub(super) fn repeat(bytes: &[u8], model: &mut Model, kernel: &mut Kernel) -> Result<(), String> {
+    let mut marks = Marks { bytes, last: Last::new() };
+    while !marks.bytes.is_empty() {
+        let Mark { code, root, operands } = marks.mark().ok_or("the marks are cut short")?;
+        if code == KERNEL_FUNCTION {
+            kernel.set_function(operands);
         }
-        if self.instruments() { Ok(()) } else { Err("the marks do not end where the guest is timed".into()) }
+        model.repeat(root, code, operands);
     }
+    if model.instruments() { Ok(()) } else { Err("the marks do not end where the guest is timed".into()) }
 }

@@ -1,90 +1,89 @@
-//! One run: from the guest's READY to the region's end.
+//! One run, as QEMU's thread sees it: it passes on to the machine what the guest does.
 
-mod arguments;
+mod allocator;
 mod checkpoint;
-mod intervals;
+mod kernel;
 mod marks;
-mod pages;
-mod results;
-mod trace;
 
-use crate::functions::{Call, Function, Functions, Kind};
+use crate::arguments::Arguments;
+use crate::engine::Engine;
+use crate::functions::{Function, Functions};
 use crate::guest::GuestMemory;
 use crate::instruction::{ALLOCATOR, CR3_WRITE, Instruction, KERNEL_RETURN, MARK, RETURN, SYSTEM_CALL};
+use crate::model::{Event, MARKS, Model, Phase};
 use crate::qemu::{self, Buffer, Register, Turns};
-use arguments::Arguments;
+use crate::tables::{Seen, Tables};
+use allocator::Returns;
 use checkpoint::Saving;
-use intervals::Intervals;
+use kernel::Kernel;
 use qemu_plugin_sys::qemu_plugin_id_t;
+use sim::Access;
 use sim::isa::block::End;
 use sim::isa::decode::BlockDecoder;
-use sim::{Access, Description, Machine};
-use std::ops::Range;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
-use trace::TraceFile;
 
 /// A system call that is a mark: getpgid(0x4d4d0000 | code), for programs in languages without instructions
 /// of their own.
 const GETPGID: u64 = 121;
-const MARKS: u64 = 0x4d4d;
-const PROGRESS_EVERY: u64 = 2_000_000;
-/// Statistics so far are kept that often.
-const KEPT_EVERY: Duration = Duration::from_secs(5);
+/// The launcher gives the guest no more memory: below the hole for devices.
+const MOST_MEMORY: u64 = 2 << 30;
 /// The order in which x86 numbers its registers.
 const NAMES: [&str; 16] = [
     "rax", "rcx", "rdx", "rbx", "rsp", "rbp", "rsi", "rdi", "r8", "r9", "r10", "r11", "r12", "r13", "r14",
     "r15",
 ];
+const RAX: usize = 0;
+const RCX: usize = 1;
+const RDX: usize = 2;
+const RSP: usize = 4;
+const RSI: usize = 6;
+const RDI: usize = 7;
+const R9: usize = 9;
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Phase {
-    /// Nothing is instrumented.
-    Boot,
-    /// The machine runs, so that its caches are warm.
-    Warm,
-    /// The measured region.
-    Region,
-    /// The results are written.
-    Over,
+/// A block that QEMU translates.
+pub struct Decoded {
+    /// Its number.
+    pub number: usize,
+    /// A function of the kernel that allocates pages and may return from it.
+    pub returns_from: Option<u32>,
+    /// A call of the program's allocator may return to it.
+    pub is_returned_to: bool,
 }
 
-/// The machine and the sources of its input.
+/// QEMU's side of a run.
 pub struct Run {
     /// This plugin's name with QEMU.
     pub id: qemu_plugin_id_t,
     /// Makes QEMU translate all code again, with calls to the plugin.
     translate_anew: fn(qemu_plugin_id_t),
     folder: PathBuf,
-    description: Description,
-    machine: Machine,
+    engine: Engine,
+    phase: Phase,
+    cores: usize,
     /// The turns of virtual CPUs, on a machine with several cores.
     turns: Option<Turns>,
     decoder: BlockDecoder,
     memory: GuestMemory,
-    phase: Phase,
+    /// The page tables that a machine in another thread has.
+    seen: Option<Seen>,
     registers: Vec<Option<Register>>,
     cr3: Option<Register>,
     buffer: Buffer,
+    /// The page table's root.
+    root: u64,
     /// The mark KERNEL_FUNCTION of the guest's init: its virtual address, and the host's.
     known: (u64, u64),
     /// The guest's marks so far, if this run makes a checkpoint.
     saving: Option<Saving>,
-    /// Where the kernel's observed functions are, as the guest's init reports them.
-    kernel_functions: [Range<u64>; pages::FUNCTIONS],
-    page_calls: pages::Allocations,
+    kernel: Kernel,
     functions: Functions,
-    /// How often each block of the region was entered, by its number, if that is to be kept.
-    entries: Option<Vec<u64>>,
-    /// The trace that it writes.
-    trace: Option<TraceFile>,
-    intervals: Option<Intervals>,
-    most_instructions: u64,
-    next_progress: u64,
-    started: Instant,
-    started_cpu: f64,
-    kept: Instant,
-    events: u64,
+    /// The first and the last address of each block.
+    blocks: Vec<(u64, u64)>,
+    /// The block that is executed.
+    current: usize,
+    requests: Returns,
+    /// Calls of posix_memalign: where they return to, and where the result will be.
+    aligned: Vec<(u64, u64)>,
 }
 
 impl Run {
@@ -94,60 +93,61 @@ impl Run {
         translate_anew: fn(qemu_plugin_id_t),
         arguments: impl Iterator<Item = String>,
     ) -> Result<Run, String> {
-        let Arguments { folder, most_instructions, keeps_dram, keeps_blocks, save, from, trace, interval } =
-            Arguments::parse(arguments)?;
-        let file = folder.join("machine.toml");
-        let text = std::fs::read_to_string(&file).map_err(|error| format!("{}: {error}", file.display()))?;
-        let description = Description::parse(&text, &[])?;
-        let functions = match std::fs::read_to_string(folder.join("functions.json")) {
+        let arguments = Arguments::parse(arguments)?;
+        let file = arguments.folder.join("functions.json");
+        let functions = match std::fs::read_to_string(&file) {
             Ok(text) => serde_json::from_str::<Vec<Function>>(&text)
-                .map_err(|error| format!("{}: {error}", folder.join("functions.json").display()))?,
+                .map_err(|error| format!("{}: {error}", file.display()))?,
             Err(_) => Vec::new(),
         };
-        let mut machine = Machine::new(&description);
-        if keeps_dram {
-            machine.record_dram();
+        let mut model = Model::new(&arguments, functions.clone())?;
+        let mut kernel = Kernel::default();
+        if let Some(file) = &arguments.from {
+            let told = |error: String| format!("{}: {error}", file.display());
+            let bytes = std::fs::read(file).map_err(|error| told(error.to_string()))?;
+            checkpoint::repeat(&bytes, &mut model, &mut kernel).map_err(told)?;
         }
-        let intervals = interval.map(|every| Intervals::new(every, &folder)).transpose()?;
-        let mut run = Run {
+        let (cores, root) = (model.cores(), model.root());
+        let phase = if model.instruments() { Phase::Warm } else { Phase::Boot };
+        // Cores' turns end when the machine says so, which it does at once or not at all.
+        let has_thread = arguments.threads && cores == 1;
+        if has_thread {
+            model.tables = Tables::copies();
+        }
+        let mut seen = has_thread.then(|| Seen::new(MOST_MEMORY));
+        if let Some(seen) = &mut seen {
+            seen.set_root(root);
+        }
+        Ok(Run {
             id,
             translate_anew,
-            folder,
-            machine,
+            folder: arguments.folder,
+            engine: if has_thread { Engine::of_thread(model) } else { Engine::Own(Box::new(model)) },
+            phase,
+            cores,
             turns: None,
-            description,
             decoder: BlockDecoder::new(),
             memory: GuestMemory::default(),
-            phase: Phase::Boot,
+            seen,
             registers: Vec::new(),
             cr3: None,
             buffer: Buffer::new(),
+            root,
             known: (0, 0),
-            saving: save.map(Saving::to),
-            kernel_functions: Default::default(),
-            page_calls: Default::default(),
+            saving: arguments.save.map(Saving::to),
+            kernel,
             functions: Functions::new(functions),
-            entries: keeps_blocks.then(Vec::new),
-            trace: trace.map(TraceFile::at),
-            intervals,
-            most_instructions: if most_instructions == 0 { u64::MAX } else { most_instructions },
-            next_progress: 0,
-            started: Instant::now(),
-            started_cpu: 0.0,
-            kept: Instant::now(),
-            events: 0,
-        };
-        if let Some(file) = from {
-            let told = |error: String| format!("{}: {error}", file.display());
-            run.repeat(&std::fs::read(&file).map_err(|error| told(error.to_string()))?).map_err(told)?;
-        }
-        Ok(run)
+            blocks: Vec::new(),
+            current: 0,
+            requests: Returns::default(),
+            aligned: Vec::new(),
+        })
     }
 
     /// The registers' handles exist once the CPU does.
     pub fn find_registers(&mut self) {
-        if self.machine.cores() > 1 {
-            self.turns = Turns::find(self.machine.cores());
+        if self.cores > 1 {
+            self.turns = Turns::find(self.cores);
             if self.turns.is_none() {
                 self.fail("this QEMU cannot end a core's turn early: use one that is built with modules");
             }
@@ -165,18 +165,11 @@ impl Run {
 
     /// Whether the machine times blocks now.
     pub fn instruments(&self) -> bool {
-        matches!(self.phase, Phase::Warm | Phase::Region)
+        self.phase.instruments()
     }
 
-    /// QEMU translates a mark.
-    pub fn saw_mark(&mut self, code: u16, instruction: &Instruction) {
-        if code == 0x40 {
-            self.known = (instruction.address, instruction.host);
-        }
-    }
-
-    /// Decodes the block of these instructions and adds it to the machine; returns its number.
-    pub fn decode(&mut self, instructions: &[Instruction]) -> usize {
+    /// Decodes the block of these instructions and adds it to the machine.
+    pub fn decode(&mut self, instructions: &[Instruction]) -> Decoded {
         let start = &instructions[0];
         if self.memory.is_unknown() {
             // A run from a checkpoint has not seen the mark by which the others know.
@@ -194,175 +187,114 @@ impl Run {
         if matches!(block.ends, End::Call(_) | End::IndirectCall) && !block.is_kernel() {
             self.functions.call_ends(block.end);
         }
-        self.machine.add_block(block)
-    }
-
-    /// The function of the program's allocator that begins with this block.
-    pub fn allocator_function(&self, instructions: &[Instruction]) -> Option<u32> {
-        let bytes = instructions.iter().flat_map(|instruction| instruction.bytes().iter().copied());
-        self.functions.find(instructions[0].address, bytes)
-    }
-
-    /// Whether a call of such a function may return to this address, where this block begins.
-    pub fn may_return_to(&mut self, number: usize, address: u64) -> bool {
-        self.functions.reads_at(number, address)
-    }
-
-    /// The program calls its allocator.
-    fn enter_allocator(&mut self, (kind, size): (Kind, u64)) {
-        let stack = self.register(4);
-        let (first, second) = (self.register(7), self.register(6));
-        let Some(back) = self.buffer.memory(stack) else { return };
-        let operand = match kind {
-            Kind::Malloc | Kind::Free => first,
-            Kind::Calloc => first.saturating_mul(second),
-            Kind::Realloc | Kind::Aligned => second,
-            Kind::PosixMemalign => self.register(2),
-            Kind::GoMalloc => self.register(0),
-            Kind::GoSweep => 0,
-        };
-        if kind == Kind::Free && operand == 0 {
-            return;
-        }
-        let owner = kind.owner();
-        if self.machine.enter_allocator(owner, operand, stack) {
-            let start = self.machine.current_address().unwrap_or_default();
-            let is_basic = matches!(kind, Kind::Malloc | Kind::Free);
-            self.machine.allocator_code(if is_basic { start..start + size } else { 0..0 });
-            if kind == Kind::Realloc {
-                self.machine.reallocates(first);
-            }
-            self.functions.enter(Call { space: self.machine.space(), kind, back, result_at: first });
-        }
-    }
-
-    /// The program is at an address to which a call of its allocator may have returned.
-    fn maybe_return(&mut self) {
-        let Some(address) = self.machine.current_address() else { return };
-        if self.functions.is_awaited(self.machine.space(), address) {
-            let result = self.register(0);
-            self.come_back(address, result);
-        }
-    }
-
-    /// The call has returned. `result`: its return value; 0 where registers cannot be read, since this block
-    /// was translated before a call was known to return to it (a jump leads to it as well). Then the object
-    /// is not tracked.
-    fn come_back(&mut self, address: u64, result: u64) {
-        let Some(call) = self.functions.returned(self.machine.space(), address) else { return };
-        let result = match call.kind {
-            Kind::PosixMemalign => self.buffer.memory(call.result_at).unwrap_or(0),
-            _ => result,
-        };
-        self.machine.return_from_allocator(result);
+        let number = self.blocks.len();
+        self.blocks.push((block.start, block.end - 1));
+        let returns_from = self.kernel.returns_from(&block);
+        let is_returned_to = self.functions.reads_at(block.start);
+        self.engine.happens(Event::Block(block, is_returned_to));
+        Decoded { number, returns_from, is_returned_to }
     }
 
     /// A block is entered.
     #[inline]
     pub fn enter(&mut self, number: usize) {
+        self.current = number;
+        if !self.aligned.is_empty() {
+            self.aligned_returns(self.blocks[number].0);
+        }
         match &self.turns {
-            None => self.machine.enter(number, &self.memory),
+            None => {
+                if self.seen.is_some() {
+                    let (first, last) = self.blocks[number];
+                    self.see(first);
+                    if first >> 12 != last >> 12 {
+                        self.see(last);
+                    }
+                }
+                self.engine.enter(number);
+            }
             Some(turns) => {
-                if self.machine.enter_on(turns.current(), number, &self.memory) {
+                if let Engine::Own(model) = &mut self.engine
+                    && model.enter_on(turns.current(), number)
+                {
                     turns.end();
                 }
             }
-        }
-        if let Some(entries) = &mut self.entries
-            && self.phase == Phase::Region
-        {
-            entries.resize(entries.len().max(number + 1), 0);
-            entries[number] += 1;
-        }
-        if let Some(start) = self.machine.current_address()
-            && self.functions.is_awaited(self.machine.space(), start)
-            && !self.functions.is_read_at(number)
-        {
-            self.come_back(start, 0);
-        }
-        if self.machine.instructions() >= self.next_progress {
-            self.progress();
         }
     }
 
     /// Memory is accessed.
     #[inline]
     pub fn access(&mut self, access: Access) {
-        self.machine.access(access);
+        self.see(access.address);
+        self.engine.access(access);
+        if access.store
+            && !access.device
+            && let Some(seen) = &self.seen
+            && seen.is_table(access.physical)
+        {
+            self.table_written(access);
+        }
     }
 
-    #[cold]
-    fn progress(&mut self) {
-        let instructions = self.machine.instructions();
-        self.next_progress = instructions + PROGRESS_EVERY;
-        if self.phase == Phase::Region {
-            let line = format!(
-                "{instructions} {} {:.3}\n",
-                self.machine.cycles(),
-                self.started.elapsed().as_secs_f64()
-            );
-            let _ = std::fs::write(self.folder.join("progress"), line);
-            if self.intervals.as_ref().is_some_and(|one| instructions >= one.end()) {
-                self.end_interval();
-            }
-            if self.kept.elapsed() >= KEPT_EVERY {
-                self.keep();
-                self.kept = Instant::now();
-            }
-            if instructions >= self.most_instructions {
-                self.finish(Some("max-instructions"), None);
-                self.leave(0);
-            }
-            let interval_ends = self.intervals.as_ref().map_or(u64::MAX, Intervals::end);
-            self.next_progress = self.next_progress.min(self.most_instructions).min(interval_ends);
+    /// The machine has the tables for this address.
+    #[inline]
+    fn see(&mut self, address: u64) {
+        if let Some(seen) = &mut self.seen
+            && !seen.knows(address)
+        {
+            let engine = &mut self.engine;
+            seen.see(address, &self.memory, |page, content| engine.happens(Event::Table(page, content)));
+        }
+    }
+
+    #[inline(never)]
+    fn table_written(&mut self, access: Access) {
+        use sim::memory::tlb::PageTables;
+        let first = access.physical & !7;
+        for word in (first..access.physical + u64::from(access.size)).step_by(8) {
+            self.engine.word(word, self.memory.entry(word));
+        }
+        if let Some(seen) = &mut self.seen {
+            seen.written(access.physical);
         }
     }
 
     /// An observed instruction is about to be executed.
     pub fn special(&mut self, kind: u32, index: usize) {
-        if let Some(turns) = &self.turns {
-            self.machine.switch(turns.current());
+        if let Some(turns) = &self.turns
+            && let Engine::Own(model) = &mut self.engine
+        {
+            model.switch(turns.current());
         }
         let number = kind & 0xffff;
         match kind & !0xffff {
             MARK => self.mark(number, index),
             CR3_WRITE => {
                 let value = self.register(number as usize);
-                self.machine.split(index, &self.memory);
-                self.machine.set_root(value);
+                self.set_root(index, value);
             }
             SYSTEM_CALL => {
-                let (number, operand) = (self.register(0), self.register(7));
+                let (number, operand) = (self.register(RAX), self.register(RDI));
                 if number == GETPGID && operand >> 16 == MARKS {
                     self.mark(operand as u32 & 0xffff, index);
                 } else if self.instruments() {
-                    self.machine.system_call(number);
+                    self.engine.happens(Event::SystemCall(number));
                 }
             }
-            ALLOCATOR => self.enter_allocator(self.functions.kind_and_size(number)),
+            ALLOCATOR => self.calls_allocator(number),
             RETURN => self.maybe_return(),
             KERNEL_RETURN => self.kernel_return(number),
             _ => self.kernel_call(number),
         }
     }
 
-    /// Which of the kernel's observed functions begins at this address.
-    pub fn kernel_function(&self, address: u64) -> Option<u32> {
-        self.kernel_functions.iter().position(|one| one.start == address).map(|index| index as u32)
-    }
-
-    /// Which of the functions that allocate pages this block of it may return from: by a return, or by a
-    /// jump to the code that all functions of a kernel with mitigations share for that.
-    pub fn returns_from(&self, number: usize) -> Option<u32> {
-        let block = self.machine.block(number);
-        let within = |function: &u32| self.kernel_functions[*function as usize].contains(&block.start);
-        let function = [pages::ALLOCATES, pages::ALLOCATES_MANY].into_iter().find(within)?;
-        let returns = match block.ends {
-            End::Return => true,
-            End::Jump(target) => !self.kernel_functions[function as usize].contains(&target),
-            _ => false,
-        };
-        returns.then_some(function)
+    fn set_root(&mut self, index: usize, value: u64) {
+        self.root = value;
+        if let Some(seen) = &mut self.seen {
+            seen.set_root(value);
+        }
+        self.engine.happens(Event::Root { index, value });
     }
 
     fn register(&mut self, number: usize) -> u64 {
@@ -372,18 +304,14 @@ impl Run {
     /// QEMU ends.
     pub fn at_exit(&mut self) {
         if self.phase == Phase::Region {
-            self.finish(Some("the guest ended"), None);
+            self.engine.happens(Event::End);
+            self.engine.wait();
         }
     }
 
     /// Ends QEMU with one line, which the launcher shows.
-    fn fail(&mut self, message: &str) -> ! {
+    fn fail(&self, message: &str) -> ! {
         let _ = std::fs::write(self.folder.join("failure"), format!("{message}\n"));
-        self.leave(1)
-    }
-
-    fn leave(&mut self, status: i32) -> ! {
-        self.phase = Phase::Over;
-        std::process::exit(status)
+        qemu::leave(1)
     }
 }

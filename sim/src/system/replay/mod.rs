@@ -1,11 +1,11 @@
 //! A trace of allocations and frees on a machine's allocator unit, without a guest.
 //!
-//! A trace says which objects a program allocates and frees, and nothing of its code. So the code is made up:
-//! the program calls malloc, writes each line of the object once, up to [`MOST_LINES`], and calls free; malloc
-//! and free are a thread's cache of free objects (`software`). What the machine has in their place is its own:
-//! Memento's units, an ideal Mallacc, SpeedMalloc's support core, or nothing. No kernel runs: pages are there,
-//! and no page fault and no system call takes time. All threads of the trace take turns on one core, each in
-//! a lane of its own for Memento, and an object is freed by the thread that has allocated it.
+//! A trace says which objects a program allocates and frees, and nothing of its code. So the code is made
+//! up: the program calls malloc, writes each line of the object once, up to [`MOST_LINES`], and calls free;
+//! malloc and free are a thread's cache of free objects (`software`). What the machine has in their place is
+//! its own: Memento's units, an ideal Mallacc, SpeedMalloc's support core, or nothing. No kernel runs: pages
+//! are there, and no page fault and no system call takes time. All threads of the trace take turns on one
+//! core, each in a lane of its own for Memento, and an object is freed by the thread that has allocated it.
 
 mod software;
 mod tables;
@@ -23,7 +23,7 @@ use tables::Flat;
 /// The program writes no more lines of an object than these.
 pub const MOST_LINES: u64 = 64;
 
-const STACK: u64 = 0x0f00_0000;
+const STACK: u64 = 0x2000_0000;
 const PROGRAM: u64 = 0x0040_0000;
 
 /// An object of the replay's own.
@@ -260,7 +260,12 @@ impl Code<'_> {
 const FLAGS: u8 = 17;
 
 fn plain(sources: [u8; 3], result: u8) -> Operation {
-    Operation { latency: 1, sources, results: [result, TRASH_REGISTER, TRASH_REGISTER], ..Operation::default() }
+    Operation {
+        latency: 1,
+        sources,
+        results: [result, TRASH_REGISTER, TRASH_REGISTER],
+        ..Operation::default()
+    }
 }
 
 /// A constant to a register.

@@ -1,9 +1,9 @@
 //! malloc and free in software, as a thread's cache of free objects is: for each class a stack of objects'
 //! addresses in an array. malloc takes the last, free puts one behind it. An empty stack is filled with
 //! [`FILLED`] objects, and of a full one the older half is given back, one object after the other. The
-//! numbers of instructions and their loads are jemalloc's, roughly: a table from sizes to classes, the class's
-//! head, the stack; a table of two levels from addresses to classes; a bitmap for each object that is given
-//! back.
+//! numbers of instructions and their loads are jemalloc's, roughly: a table from sizes to classes, the
+//! class's head, the stack; a table of two levels from addresses to classes; a bitmap for each object that is
+//! given back.
 
 use super::{Code, STACK, add, add_to, branch, load, ret, set, store, test};
 use crate::base::cause::Owner;
@@ -115,8 +115,15 @@ impl Heap {
         let hit = code.next;
         let malloc = [first, code.block(&[store(HEAD), load(CLASS, HEAD), add(CLASS), ret()], End::Return)];
         code.next = FREE;
-        let begin =
-            [set(CLASS), add_to(CLASS, RDI), load(CLASS, CLASS), load(CLASS, CLASS), load(SLOT, CLASS), test(SLOT), branch()];
+        let begin = [
+            set(CLASS),
+            add_to(CLASS, RDI),
+            load(CLASS, CLASS),
+            load(CLASS, CLASS),
+            load(SLOT, CLASS),
+            test(SLOT),
+            branch(),
+        ];
         let first = code.block(&begin, End::Conditional(EMPTY));
         let room = code.next;
         let free = [first, code.block(&[add(SLOT), store(SLOT), store(CLASS), ret()], End::Return)];
@@ -124,7 +131,8 @@ impl Heap {
         let turn = [load(RAX, HEAD), add(RAX), add_to(SLOT, RAX), store(SLOT), test(SLOT), branch()];
         let fill = [code.block(&turn, End::Conditional(FILL)), code.block(&[branch()], End::Jump(hit))];
         code.next = EMPTY;
-        let turn = [load(RAX, SLOT), add(RAX), load(HEAD, RAX), load(HEAD, HEAD), add(HEAD), store(HEAD), branch()];
+        let turn =
+            [load(RAX, SLOT), add(RAX), load(HEAD, RAX), load(HEAD, HEAD), add(HEAD), store(HEAD), branch()];
         let empty = [code.block(&turn, End::Conditional(EMPTY)), code.block(&[branch()], End::Jump(room))];
         Heap { classes: BTreeMap::new(), unused: OBJECTS.start, malloc, fill, free, empty }
     }
@@ -153,13 +161,19 @@ impl Heap {
             let top = class.slot(class.stack.len().saturating_sub(1));
             Step::new(
                 malloc[0],
-                &[(1, SIZES + bytes.min(4096) / 8, false), (2, HEADS - 8, false), (4, head, false), (5, top, false)],
+                &[
+                    (1, SIZES + bytes.min(4096) / 8, false),
+                    (2, HEADS - 8, false),
+                    (4, head, false),
+                    (5, top, false),
+                ],
             )
         };
         steps.push(begin(class));
         if is_empty {
             // Large objects are taken one at a time.
-            for _ in 0..if size > 4096 { 1 } else { FILLED } {
+            let many = if size > 4096 { 1 } else { FILLED };
+            for _ in 0..many {
                 let object = class.given_back.pop().unwrap_or_else(|| {
                     let start = if size >= 4096 { unused.next_multiple_of(4096) } else { unused };
                     unused = start + size;
@@ -192,7 +206,12 @@ impl Heap {
             for index in 0..FULL / 2 {
                 let slot = class.slot(index);
                 let Some(old) = class.stack.pop_front() else { break };
-                let its = [(0, slot, false), (2, leaf(old), false), (3, bitmap(old), false), (5, bitmap(old), true)];
+                let its = [
+                    (0, slot, false),
+                    (2, leaf(old), false),
+                    (3, bitmap(old), false),
+                    (5, bitmap(old), true),
+                ];
                 steps.push(Step::new(empty[0], &its));
                 class.given_back.push(old);
             }

@@ -69,8 +69,8 @@ impl Statistics {
         }
     }
 
-    /// Adds a histogram: the upper ends of its parts, and one count more. `words`: the ends' unit, the counts'
-    /// unit, and their meaning.
+    /// Adds a histogram: the upper ends of its parts, and one count more. `words`: the ends' unit, the
+    /// counts' unit, and their meaning.
     fn histogram(&mut self, prefix: &str, ends: &[u64], counts: &[u64], words: [&'static str; 3]) {
         let [of_ends, unit, about] = words;
         for (index, count) in counts.iter().enumerate() {

@@ -12,7 +12,9 @@ impl Statistics {
         let Some(estimate) = machine.estimate() else { return };
         self.list.retain(|one| {
             let is_of_time = one.unit == "cycles" && !one.name.starts_with("cycles");
-            !is_of_time && !one.name.ends_with(".merges") && !UNKNOWN.iter().any(|part| one.name.starts_with(part))
+            !is_of_time
+                && !one.name.ends_with(".merges")
+                && !UNKNOWN.iter().any(|part| one.name.starts_with(part))
         });
         self.count(
             "sample.windows",

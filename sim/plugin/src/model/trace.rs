@@ -1,6 +1,6 @@
 //! The file of a trace: as it is, or by xz where it ends in `.xz`.
 
-use super::Run;
+use super::Model;
 use sim::system::trace::Trace;
 use std::fs::File;
 use std::io::Write;
@@ -39,7 +39,7 @@ impl TraceFile {
     }
 }
 
-impl Run {
+impl Model {
     /// The region begins.
     pub(super) fn start_trace(&mut self) {
         let Some(trace) = &mut self.trace else { return };

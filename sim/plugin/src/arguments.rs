@@ -1,10 +1,11 @@
-//! The plugin's arguments, as the launcher passes them.
+//! The plugin's arguments, as the launcher passes them: `out=FOLDER`, and others as [`Arguments::parse`] has
+//! them.
 
 use std::path::PathBuf;
 
 /// What one run is to do.
 #[derive(Default)]
-pub(super) struct Arguments {
+pub struct Arguments {
     /// machine.toml is there, statistics go there.
     pub folder: PathBuf,
     /// Instructions of the region; 0: no limit.
@@ -21,6 +22,8 @@ pub(super) struct Arguments {
     pub trace: Option<PathBuf>,
     /// Statistics of each so many instructions go to the folder.
     pub interval: Option<u64>,
+    /// The machine has a thread of its own.
+    pub threads: bool,
 }
 
 impl Arguments {
@@ -34,6 +37,7 @@ impl Arguments {
                 Some(("out", value)) => folder = Some(PathBuf::from(value)),
                 Some(("max", value)) => all.most_instructions = number(value)?,
                 Some(("interval", value)) => all.interval = Some(number(value)?),
+                Some(("threads", "2")) => all.threads = true,
                 Some(("keep", "dram")) => all.keeps_dram = true,
                 Some(("keep", "blocks")) => all.keeps_blocks = true,
                 Some(("save", value)) => all.save = Some(PathBuf::from(value)),

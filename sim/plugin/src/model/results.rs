@@ -1,10 +1,10 @@
 //! The files with a run's results.
 
-use super::Run;
+use super::Model;
 use crate::qemu;
 use sim::system::statistics::Statistics;
 
-impl Run {
+impl Model {
     /// Writes the statistics so far, in case QEMU is killed. The machine is between two blocks or within one:
     /// it goes on as it would have, and laws of a whole run need not hold.
     pub(super) fn keep(&self) {
@@ -34,7 +34,7 @@ impl Run {
 
     /// Writes the statistics; `cut`: why the region did not come to its end.
     pub(super) fn finish(&mut self, cut: Option<&str>, status: Option<u64>) {
-        self.machine.pause(&self.memory);
+        self.machine.pause(&self.tables);
         self.end_trace();
         self.end_interval();
         let seconds = self.started.elapsed().as_secs_f64();
@@ -70,7 +70,7 @@ impl Run {
         for (name, content) in files {
             if let Err(error) = std::fs::write(self.folder.join(name), content) {
                 eprintln!("mayfly sim: {}: {error}", self.folder.join(name).display());
-                self.leave(1);
+                qemu::leave(1);
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Statistics of each N instructions of the region: a line of JSON each, in `intervals.jsonl`.
 
-use super::Run;
+use super::Model;
 use sim::system::statistics::Statistics;
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -28,7 +28,7 @@ impl Intervals {
     }
 }
 
-impl Run {
+impl Model {
     /// The region begins.
     pub(super) fn start_intervals(&mut self) {
         if let Some(intervals) = &mut self.intervals {
