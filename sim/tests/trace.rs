@@ -9,6 +9,9 @@ use sim::system::trace::{RECORD_BYTES, Trace};
 use std::io::Write;
 use std::sync::{Arc, Mutex};
 
+/// Writes a block's instructions.
+type Assembly = dyn Fn(&mut CodeAssembler) -> Assembled;
+
 /// A file in memory.
 #[derive(Clone, Default)]
 struct Output(Arc<Mutex<Vec<u8>>>);
@@ -37,12 +40,13 @@ struct Record {
 
 /// Kinds of branches, as inc/instruction.h tells them.
 fn kind(record: &Record) -> &'static str {
-    let (sp, flags, ip) = (6, 25, 26);
+    const STACK: u8 = 6;
+    const FLAGS: u8 = 25;
+    const NEXT: u8 = 26;
     let has = |list: &[u8], number| list.contains(&number);
-    let other = record.read.iter().any(|number| ![sp, flags, ip].contains(number));
-    let (reads_sp, reads_flags, reads_ip) =
-        (has(&record.read, sp), has(&record.read, flags), has(&record.read, ip));
-    let (writes_sp, writes_ip) = (has(&record.written, sp), has(&record.written, ip));
+    let other = record.read.iter().any(|number| ![STACK, FLAGS, NEXT].contains(number));
+    let [reads_sp, reads_flags, reads_ip] = [STACK, FLAGS, NEXT].map(|number| has(&record.read, number));
+    let [writes_sp, writes_ip] = [STACK, NEXT].map(|number| has(&record.written, number));
     match () {
         () if !reads_sp && !reads_flags && writes_ip && !other => "jump",
         () if !reads_sp && !reads_ip && !reads_flags && writes_ip && other => "indirect",
@@ -129,7 +133,7 @@ fn instructions_addresses_and_directions_are_the_programs() {
 #[test]
 fn each_kind_of_branch_is_champsims() {
     let mut bench = Bench::new(&[]);
-    let kinds: [(&str, &dyn Fn(&mut CodeAssembler) -> Assembled); 9] = [
+    let kinds: [(&str, &Assembly); 9] = [
         ("jump", &|a| a.jmp(CODE)),
         ("conditional", &|a| a.jne(CODE)),
         ("conditional", &|a| a.jrcxz(CODE + 0x10)),

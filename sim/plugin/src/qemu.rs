@@ -122,8 +122,8 @@ impl Turns {
 /// Has QEMU pause the guest before the next block, as its monitor's `stop` does at any block; false if this
 /// QEMU does not export the functions for that. Call it in the thread that runs the CPUs.
 ///
-/// It returns when QEMU's main loop pauses the guest. A CPU that stopped before would count as asleep, and the
-/// guest's clock jump to its next timer. From then on the main loop holds QEMU's lock until the CPU is to
+/// It returns when QEMU's main loop pauses the guest. A CPU that stopped before would count as asleep, and
+/// the guest's clock jump to its next timer. From then on the main loop holds QEMU's lock until the CPU is to
 /// stop, and without that lock the CPU executes no further block once it has left this one.
 pub fn pause() -> bool {
     /// RUN_STATE_PAUSED of qapi/run-state.json.

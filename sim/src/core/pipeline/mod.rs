@@ -140,8 +140,10 @@ impl Core {
         let memory = operation.flags & (LOAD | STORE) != 0;
         let (dispatch, bound) = self.dispatch(memory, operation.flags & SERIAL != 0);
         let start = dispatch + 1;
-        let [a, b] = operation.address.map(|register| self.registers[register as usize]);
-        let [x, y, z] = operation.sources.map(|register| self.registers[register as usize]);
+        // Not by `map`, which the compiler calls as a function here.
+        let ([a, b], [x, y, z]) = (operation.address, operation.sources);
+        let ready = |register: u8| self.registers[register as usize];
+        let (a, b, x, y, z) = (ready(a), ready(b), ready(x), ready(y), ready(z));
         let operands = start.max(x).max(y).max(z);
         let address = start.max(a).max(b);
         if operation.flags & RENAMED != 0 {
