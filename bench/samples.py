@@ -38,6 +38,7 @@ class Samples:
         return self.runs.get(key)
 
     def add(self, key: tuple, kept: Any) -> None:
+        self.runs[key] = kept
         if self.path is not None:
             with self.path.open("a") as file:
                 file.write(json.dumps([*key, kept]) + "\n")

@@ -1,19 +1,34 @@
-"""The command: runs the four workloads on tcmalloc and on Mayfly, learns from profiles, prints tables,
+"""The command: runs the four workloads on Mayfly and on its peers, learns from profiles, prints tables,
 writes bench/results/lifetime.json after each workload."""
 
 import argparse
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
 
 from bench import command, history
+from bench.heap.allocators import Allocator, find
 from bench.heap.machine import thp_setting
-from bench.lifetime import builds, learning, releases, sampling, tables, third_party, times, variants
+from bench.lifetime import (
+    builds,
+    learning,
+    releases,
+    sampling,
+    tables,
+    third_party,
+    times,
+    variants,
+)
 from bench.lifetime.goals import shown
 from bench.lifetime.results import Results
-from bench.lifetime.workloads import FULL, QUICK, WORKLOADS, Size, Workload
+from bench.lifetime.workloads import FULL, QUICK, WORKLOADS, Run, Size, Workload
 from bench.outcome import BenchError, Shown, read, say, write
+from bench.samples import Samples
 
 # The model learns from these runs and is used in another. Four, since few samples leave a class to chance.
 PROFILED_SEEDS, MEASURED_SEED = (1, 3, 4, 5), 2
@@ -23,6 +38,8 @@ variants
   tcmalloc            on huge pages (gperftools; transparent huge pages 'always')
   tcmalloc_returning  as LLAMA §9.1 counts it: free spans returned at once, a huge page is
                       occupied while anything on it is
+  jemalloc531:decay, mimalloc3, glibc
+                      other peers as installed; jemalloc 5.3.1 returns memory in the background
   online              Mayfly without a model
   model               Mayfly with a model learned from a profile of another run, and learning on
   model_only          Mayfly with the model alone
@@ -31,20 +48,23 @@ variants
   oracle              a trace replayed with right lifetimes (Fig. 9)
   learn               a model is learned, and no run uses it; for third-party servers also if an older one
                       exists
-  jemalloc:decay, glibc   for third-party servers: the heap's peers
+  jemalloc:decay      for third-party servers: Debian's jemalloc
   times               no workload: the cost of a malloc and of a prediction (Tables 1 and 4, Fig. 11b)
 
 examples
-  bench/lifetime/run                                   everything (16 minutes on two idle cores)
+  bench/lifetime/run                                   everything (an hour on two idle cores; the trace
+                                                       of the image server takes 13 GiB of disk)
   bench/lifetime/run --resume                          the rest of an interrupted run, and what is older than
                                                        the code
+  bench/lifetime/run --rounds 3 --samples target/bench/lifetime.samples   in pieces: a run that ended is kept
+  bench/lifetime/run --peer mesh=/opt/libmesh.so       Mesh (§9.6), or another allocator, as well
   bench/lifetime/run --quick --only pipeline           seconds
   bench/lifetime/run --only builds,releases            models bound to other builds and releases (minutes)
   bench/lifetime/run --only sampling --rounds 5        the cost of sampling, in CPU of a server
   bench/lifetime/run --only mariadb,recursor           third-party servers with a model (minutes)
   bench/lifetime/run --only image --variants tcmalloc,model --rounds 5
 """
-NAMES = ("tcmalloc", "tcmalloc_returning", "online", "model", "model_only", "paper", "oracle", "times")
+NAMES = (*variants.PEERS, "online", "model", "model_only", "paper", "oracle", "times")
 # The paper's own figures are in the file as rows.
 PUBLISHED = {f"{name}.llama" for name in WORKLOADS}
 OF_PAPER = {"paper": 2, "paper_k1": 1, "paper_k4": 4}
@@ -59,8 +79,8 @@ STUDIES = {one.NAME: one for one in (builds, releases, sampling)} | third_party.
 def arguments() -> argparse.Namespace:
     parser = command.parser(
         "lifetime/run",
-        "Runs LLAMA's workloads on tcmalloc and on Mayfly: fragmentation, speed, accuracy. The file keeps its"
-        " results of workloads that are not run.",
+        "Runs LLAMA's workloads on Mayfly and on its peers: fragmentation, speed, accuracy. The file keeps"
+        " its results of workloads that are not run.",
         "workload",
         {one.name: one.about for one in WORKLOADS.values()}
         | {name: study.ABOUT for name, study in STUDIES.items()},
@@ -71,9 +91,25 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--variants", metavar="NAME,...", help="these variants and no others")
     parser.add_argument("--resume", action="store_true", help="leave out parts that the file has whole")
+    parser.add_argument(
+        "--peer",
+        action="append",
+        default=[],
+        metavar="NAME=LIB.so[,VAR=VALUE...]",
+        help="another allocator, with its settings; repeatable",
+    )
+    parser.add_argument(
+        "--samples", type=Path, metavar="FILE", help="keep each run there; what is there is not run again"
+    )
     parsed = parser.parse_args()
+    try:
+        parsed.added = variants.added_by(parsed.peer)
+    except ValueError as error:
+        parser.error(f"--peer {error}")
     command.choose(parser, parsed, "only", [*WORKLOADS, *STUDIES])
-    command.choose(parser, parsed, "variants", dict.fromkeys([*NAMES, *OF_PAPER, *OF_SERVERS]))
+    known = dict.fromkeys([*NAMES, *OF_PAPER, *OF_SERVERS, *parsed.added])
+    command.choose(parser, parsed, "variants", known)
+    parsed.variants += [name for name in parsed.added if parsed.variants and name not in parsed.variants]
     return parsed
 
 
@@ -85,8 +121,14 @@ def without_variants_of_root(chosen: list[str]) -> list[str]:
 
 
 class Comparison:
-    def __init__(self, options: argparse.Namespace):
-        self.options = options
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        added: Mapping[str, Allocator] = MappingProxyType({}),
+        kept: Samples | None = None,
+    ):
+        self.options, self.added = options, added
+        self.kept = kept or Samples(None, Path(), {})
         self.before = earlier(options.output)
         self.results = Results()
         self.times: dict = {}
@@ -95,7 +137,7 @@ class Comparison:
         self.machine = command.machine(options.quick, transparent_huge_pages=thp_setting())
         self.stamps: dict[str, object] = {}
         self.older = history.older(self.before, SOURCES)
-        self.variants = without_variants_of_root(options.variants or list(NAMES))
+        self.variants = without_variants_of_root(options.variants or [*NAMES, *self.added])
         chosen = [name for name in options.only or WORKLOADS if name in WORKLOADS]
         self.workloads = [name for name in chosen if not self.is_there(f"{name}.whole")]
         studies = [name for name in STUDIES if name in options.only] if options.only else []
@@ -148,37 +190,44 @@ class Comparison:
         models: list[learning.Model] = []
         if {"model", "model_only", *OF_PAPER, third_party.LEARN}.intersection(chosen):
             self.attempt(workload.name, "learn", lambda: self.learn(workload, models))
-        turn = [
-            getattr(variants, name)()
-            for name in ("tcmalloc", "tcmalloc_returning", "online")
-            if name in chosen
-        ]
+        peers = [*variants.PEERS, *self.added]
+        made = {name: partial(variants.peer, name, self.added) for name in peers}
+        made["online"] = variants.online
         if models:
-            with_model = {"model": variants.with_model, "model_only": variants.model_only}
-            turn += [make(models[0].path) for name, make in with_model.items() if name in chosen]
-            turn += [variants.paper(models[0].path, k) for name, k in OF_PAPER.items() if name in chosen]
-        for _ in range(self.options.rounds):
-            for variant in turn:
-                if (workload.name, variant.name) not in self.results.failures:
-                    measure = lambda variant=variant: self.measure(workload, variant)  # noqa: E731
-                    self.attempt(workload.name, variant.name, measure)
+            path = models[0].path
+            made["model"] = partial(variants.with_model, path)
+            made["model_only"] = partial(variants.model_only, path)
+            made |= {name: partial(variants.paper, path, k) for name, k in OF_PAPER.items()}
+        for number in range(self.options.rounds):
+            for name in filter(made.get, chosen):
+                if (workload.name, variants.plain(name)) not in self.results.failures:
+                    measure = partial(self.measure, workload, made[name], number)
+                    self.attempt(workload.name, variants.plain(name), measure)
         if "oracle" in chosen:
             self.attempt(workload.name, "oracle", lambda: self.replay(workload))
 
     def learn(self, workload: Workload, models: list[learning.Model]) -> str:
-        seeds = PROFILED_SEEDS[:1] if self.options.quick else PROFILED_SEEDS
-        profiles = [learning.profile(workload, self.size, seed) for seed in seeds]
-        models.append(learning.train(workload, profiles))
+        kept, key = self.kept, (workload.name, "learn")
+        if not (kept.get(key) and learning.model_path(workload, learning.HIDDEN).exists()):
+            seeds = PROFILED_SEEDS[:1] if self.options.quick else PROFILED_SEEDS
+            profiles = [learning.profile(workload, self.size, seed) for seed in seeds]
+            kept.add(key, learning.train(workload, profiles).accuracy)
+        models.append(learning.Model(learning.model_path(workload, learning.HIDDEN), kept.get(key)))
         self.results.accuracy[workload.name] = models[0].accuracy
         right, agree = (
             models[0].accuracy.get(f"train.{name}_percent") for name in ("other_run.bytes", "profiles_agree")
         )
         return f"{right}% of another run's bytes; two runs agree on the class of {agree}%"
 
-    def measure(self, workload: Workload, variant: variants.Variant) -> str:
-        run = workload.run(variant, self.size, MEASURED_SEED)
-        if variant.name.startswith(("model", "paper")) and not run.heap.get("heap.model_bytes"):
-            raise BenchError("the heap did not take the model")
+    def measure(self, workload: Workload, make: Callable[[], variants.Variant], number: int) -> str:
+        variant = make()
+        kept, key = self.kept, (workload.name, variant.name, number)
+        if not kept.get(key):
+            run = workload.run(variant, self.size, MEASURED_SEED)
+            if variant.name.startswith(("model", "paper")) and not run.heap.get("heap.model_bytes"):
+                raise BenchError("the heap did not take the model")
+            kept.add(key, asdict(run))
+        run = Run.kept(kept.get(key))
         self.results.add(workload.name, variant.name, run)
         end = run.at_end
         return (
@@ -200,9 +249,10 @@ class Comparison:
         return "done"
 
     def replay(self, workload: Workload) -> str:
-        quick = self.options.quick and workload.traced.scale > QUICK.scale
-        found = learning.oracle(workload, QUICK if quick else workload.traced, MEASURED_SEED)
-        self.results.oracle[workload.name] = found
+        kept, key = self.kept, (workload.name, "oracle")
+        if not kept.get(key):
+            kept.add(key, learning.oracle(workload, self.size, MEASURED_SEED))
+        self.results.oracle[workload.name] = found = kept.get(key)
         return f"{found['mayfly.2MiB.average_ratio']:.2f} of live"
 
     def goals(self) -> list[Shown]:
@@ -280,6 +330,12 @@ def goals_of(flat: dict) -> list[Shown]:
     return [Shown(**goal) for goal in found.values()]
 
 
+def main(options: argparse.Namespace) -> int:
+    # Studies have the options alone.
+    options.kept = Samples(options.samples, find("mayfly", {}).library, {"quick": options.quick})
+    return Comparison(options, options.added, options.kept).run()
+
+
 if __name__ == "__main__":
     options = arguments()
-    sys.exit(command.outcome(lambda: Comparison(options).run()))
+    sys.exit(command.outcome(lambda: main(options)))

@@ -1,4 +1,5 @@
-"""The goals of learned lifetimes (LLAMA Table 3), and whether one run meets them."""
+"""The goals of learned lifetimes (LLAMA Table 3, and memory beside the best peer), and whether one run meets
+them."""
 
 from dataclasses import replace
 
@@ -11,6 +12,14 @@ ORACLE_MOST = 1.1
 TABLE_LEAST_PERCENT = 95
 HELD_OUT_LEAST = {"image": 97, "inference": 95, "pipeline": 97, "redis": 90}
 MODEL_MOST_PERCENT = 2
+# Memory with a model: the least that another allocator has, that of tcmalloc as the paper counts it, that
+# without a model.
+BY_BEST_PEER = {
+    "end_ranges_mib": ("2 MiB ranges at the end", 1.0),
+    "end_resident_mib": ("resident pages at the end", 0.95),
+    "peak_resident_mib": ("resident pages at the peak", 1.02),
+}
+BY_COUNTED, BY_ONLINE = 0.75, 1.02
 
 
 def predictor(results: Results, workload: str) -> list[Shown]:
@@ -28,6 +37,26 @@ def predictor(results: Results, workload: str) -> list[Shown]:
     found.append(
         at_most(f"{workload}: model and tables by peak heap", MODEL_MOST_PERCENT, 100 * size / peak, "%")
     )
+    return found
+
+
+def by_others(results: Results, workload: str) -> list[Shown]:
+    """Memory with a model beside that of others, each in one unit on both sides."""
+    of = lambda variant, what: results.of(workload, variant, what)  # noqa: E731
+    found = []
+    for what, (label, most) in BY_BEST_PEER.items():
+        ours, best = of("model", what), results.best_peer(workload, what)
+        if ours and best:
+            found.append(at_most(f"{workload}: {label}, by the best peer's", most, ours / best, "x"))
+    for what, (label, _) in BY_BEST_PEER.items():
+        ours, online = of("model", what), of("online", what)
+        if ours and online:
+            what = f"{workload}: {label}, by those without a model"
+            found.append(at_most(what, BY_ONLINE, ours / online, "x"))
+    ours, counted = of("model", "end_ranges_mib"), of("tcmalloc_returning", "end_ranges_mib")
+    if ours and counted:
+        what = f"{workload}: 2 MiB ranges at the end, by tcmalloc's as the paper counts"
+        found.append(at_most(what, BY_COUNTED, ours / counted, "x"))
     return found
 
 
@@ -52,7 +81,7 @@ def shown(results: Results) -> list[Shown]:
             found.append(
                 at_most(f"{workload}: right lifetimes, average memory by live", ORACLE_MOST, oracle, "x")
             )
-        found += predictor(results, workload)
+        found += by_others(results, workload) + predictor(results, workload)
         slower = results.slowdown(workload, ours)
         if slower is not None:
             found.append(at_most(f"{workload}: slower than tcmalloc", SLOWER_MOST_PERCENT, 100 * slower, "%"))

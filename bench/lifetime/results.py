@@ -96,6 +96,11 @@ class Results:
         theirs, ours = (self.of(workload, one, "requests_per_s") for one in ("tcmalloc", variant))
         return theirs / ours - 1 if theirs and ours else None
 
+    def best_peer(self, workload: str, what: str) -> float | None:
+        """The least of a number of all other allocators that ran."""
+        peers = (variant for variant in self.variants(workload) if variant not in COMPARED)
+        return min(filter(None, (self.of(workload, peer, what) for peer in peers)), default=None)
+
     def best(self, workload: str) -> str:
         """The variant of Mayfly to use: with a model if there is one."""
         return "model" if ("model" in self.variants(workload)) else "online"

@@ -1,8 +1,10 @@
 """The variants of a workload's run: the compared allocators, and runs that record."""
 
 import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from bench.heap.allocators import Allocator, find
 from bench.lifetime import build
@@ -31,10 +33,15 @@ class Variant(Allocator):
         return self.environment() | EVERYWHERE | {"LD_PRELOAD": preload} | reports
 
 
-def made_from(name: str, label: str, base: str, settings: dict[str, str] | None = None) -> Variant:
-    one = find(base, {})
-    own = vars(one) | {"name": name, "settings": one.settings | (settings or {})}
-    return Variant(**own, label=label)
+def made_from(
+    name: str,
+    label: str,
+    base: str,
+    settings: Mapping[str, str] = MappingProxyType({}),
+    added: Mapping[str, Allocator] = MappingProxyType({}),
+) -> Variant:
+    one = find(base, dict(added))
+    return Variant(**(vars(one) | {"name": name, "settings": one.settings | settings}), label=label)
 
 
 def tcmalloc() -> Variant:
@@ -47,6 +54,34 @@ def tcmalloc_returning() -> Variant:
     that are not in free spans."""
     settings = {"TCMALLOC_AGGRESSIVE_DECOMMIT": "1"}
     return made_from("tcmalloc_returning", "tcmalloc, as the paper counts", "tcmalloc", settings)
+
+
+PEERS = ("tcmalloc", "tcmalloc_returning", "jemalloc531:decay", "mimalloc3", "glibc")
+
+
+def plain(name: str) -> str:
+    """A variant's name as part of a dotted key."""
+    return name.replace(":", "_").replace("-", "_")
+
+
+def peer(name: str, added: Mapping[str, Allocator]) -> Variant:
+    """One of PEERS, or of those `added` by --peer: tcmalloc as the paper measures it, others as installed."""
+    of_tcmalloc = {"tcmalloc": tcmalloc, "tcmalloc_returning": tcmalloc_returning}
+    if name in of_tcmalloc:
+        return of_tcmalloc[name]()
+    return made_from(plain(name), name, name, added=added)
+
+
+def added_by(options: Iterable[str]) -> dict[str, Allocator]:
+    """The allocators that --peer names, each NAME=LIB.so and any settings as ,VAR=VALUE; ValueError for
+    other text. So Mesh, which no package has, is measured without being part of any build."""
+    found = {}
+    for text in options:
+        if not all(all(part.partition("=")) for part in text.split(",")):
+            raise ValueError(f"{text}: write NAME=LIB.so, then any settings as ,VAR=VALUE")
+        (name, library), *settings = (part.split("=", 1) for part in text.split(","))
+        found[name] = Allocator(name, Path(library).absolute(), dict(settings))
+    return found
 
 
 def online() -> Variant:

@@ -42,6 +42,11 @@ class Run:
     at_end: AtEnd
     heap: dict[str, float]  # Mayfly's statistics at the end, `heap.*`
 
+    @classmethod
+    def kept(cls, kept: dict) -> "Run":
+        """The run that `dataclasses.asdict` turned into this value, which was kept as JSON."""
+        return cls(kept["speed"], Memory(**kept["memory"]), AtEnd(**kept["at_end"]), kept["heap"])
+
     def mib(self, name: str) -> float | None:
         """`end_resident_mib`, `end_ranges_mib`, `end_huge_mib`, `end_live_mib`; `peak_`, but not of huge."""
         moment, _, unit = name.removesuffix("_mib").partition("_")
@@ -58,7 +63,7 @@ class Workload:
     title: str
     about: str
     run: Callable[[Variant, Size, int], Run]
-    traced: Size = Size(1.0, 1.0)  # of the traced run: 96 bytes for an allocation and its free
+    trace_gib: float = 1  # of the full load, 96 bytes for an allocation and its free
     sample_every: str = "16k"  # of the profiled run: just enough samples of rare contexts
 
 
@@ -88,9 +93,12 @@ def load_generator(command: list) -> Iterator[subprocess.Popen]:
         raise BenchError(f"{Path(command[0]).name}: {message}")
 
 
-def served(name: str, server_arguments: list, variant: Variant, size: Size, seed: int) -> Run:
+def served(
+    name: str, server_arguments: list, variant: Variant, size: Size, seed: int, built: Path | None = None
+) -> Run:
     with scratch_folder() as folder:
-        command = [build.program(f"{name}_server"), Path(folder) / "socket", *server_arguments]
+        server = built or build.program(f"{name}_server")
+        command = [server, Path(folder) / "socket", *server_arguments]
         with running(variant, command, Path(folder)) as program:
             wait_until(program)
             load = [build.program(f"{name}_load"), program.socket_path, seed, size.scale, *server_arguments]
@@ -99,8 +107,9 @@ def served(name: str, server_arguments: list, variant: Variant, size: Size, seed
         return Run(speed, program.memory_over_time, at_end, program.heap)
 
 
-def image(variant: Variant, size: Size, seed: int) -> Run:
-    return served("image", [], variant, size, seed)
+def image(variant: Variant, size: Size, seed: int, built: Path | None = None) -> Run:
+    """`built`: another build of the server."""
+    return served("image", [], variant, size, seed, built)
 
 
 def inference(variant: Variant, size: Size, seed: int) -> Run:
@@ -173,14 +182,12 @@ WORKLOADS = {
             "Image server",
             "libvips: small and large images in shifting phases",
             image,
-            Size(0.125, 1.0),
+            trace_gib=13,
         ),
         Workload(
             "inference", "Inference server", "OpenCV's DNN: open_nsfw, batches and new models", inference
         ),
-        Workload(
-            "pipeline", "Data pipeline", "word count in stages by 64 threads", pipeline, Size(0.25, 1.0)
-        ),
+        Workload("pipeline", "Data pipeline", "word count in stages by 64 threads", pipeline, trace_gib=3.5),
         Workload(
             "redis", "Redis", "redis-benchmark's tests, 5,000 connections, values of every type", redis_run
         ),

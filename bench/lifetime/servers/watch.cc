@@ -1,7 +1,8 @@
 // Preloaded beside an allocator: writes the allocator's live bytes, ten times a second, to the file that LIFETIME_WATCH
 // names. It only reads and interposes nothing, so that speed and calling contexts are the program's own.
 //
-// A line: CLOCK_MONOTONIC in ms, live bytes (rounded up to the allocator's sizes). The first line is the PID.
+// A line: CLOCK_MONOTONIC in ms, live bytes (rounded up to the allocator's sizes). The first line is the PID. An
+// allocator that does not count them has no other lines.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -16,7 +17,20 @@
 
 static int (*mayfly_stats)(char *, size_t);
 static int (*tcmalloc_property)(const char *, size_t *);
+static int (*jemalloc_control)(const char *, void *, size_t *, void *, size_t);
+static struct mallinfo2 (*glibc_counts)();
 static int file = -1;
+
+// A function of the library that malloc is of: glibc's mallinfo2 does not count another allocator's objects.
+template <typename Function> static void find(Function &function, const char *name) {
+    Dl_info of_malloc, of_function;
+    void *symbol = dlsym(RTLD_DEFAULT, name);
+    if (symbol && dladdr(dlsym(RTLD_DEFAULT, "malloc"), &of_malloc) && dladdr(symbol, &of_function) &&
+        !strcmp(of_malloc.dli_fname, of_function.dli_fname))
+        function = reinterpret_cast<Function>(symbol);
+}
+
+static bool counts() { return mayfly_stats || tcmalloc_property || jemalloc_control || glibc_counts; }
 
 static size_t live_bytes() {
     if (mayfly_stats) {
@@ -25,9 +39,15 @@ static size_t live_bytes() {
         const char *found = strstr(text, "\"heap.live_bytes\":");
         return found ? strtoull(found + strlen("\"heap.live_bytes\":"), nullptr, 10) : 0;
     }
-    size_t bytes = 0;
+    size_t bytes = 0, size = sizeof bytes;
     if (tcmalloc_property && tcmalloc_property("generic.current_allocated_bytes", &bytes)) return bytes;
-    struct mallinfo2 info = mallinfo2();
+    if (jemalloc_control) {
+        // jemalloc's counts are those of the last time that its epoch was advanced.
+        uint64_t epoch = 1;
+        jemalloc_control("epoch", nullptr, nullptr, &epoch, sizeof epoch);
+        return jemalloc_control("stats.allocated", &bytes, &size, nullptr, 0) ? 0 : bytes;
+    }
+    struct mallinfo2 info = glibc_counts();
     return info.uordblks + info.hblkhd;
 }
 
@@ -48,10 +68,12 @@ __attribute__((constructor)) static void begin() {
     // Programs that this one starts are not watched: only the first process to create the file is.
     file = open(path, O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0644);
     if (file < 0) return;
-    mayfly_stats = reinterpret_cast<decltype(mayfly_stats)>(dlsym(RTLD_DEFAULT, "mayfly_heap_stats"));
-    tcmalloc_property =
-        reinterpret_cast<decltype(tcmalloc_property)>(dlsym(RTLD_DEFAULT, "MallocExtension_GetNumericProperty"));
+    find(mayfly_stats, "mayfly_heap_stats");
+    find(tcmalloc_property, "MallocExtension_GetNumericProperty");
+    find(jemalloc_control, "mallctl");
+    if (!mayfly_stats && !tcmalloc_property) find(glibc_counts, "mallinfo2");
     dprintf(file, "%d\n", getpid());
+    if (!counts()) return;
     // This thread blocks all signals: the program's own threads must receive them.
     sigset_t all, before;
     sigfillset(&all);
