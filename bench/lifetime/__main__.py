@@ -16,6 +16,7 @@ from bench.heap.allocators import Allocator, find
 from bench.heap.machine import thp_setting
 from bench.lifetime import (
     builds,
+    image_study,
     learning,
     releases,
     sampling,
@@ -52,7 +53,7 @@ variants
   times               no workload: the cost of a malloc and of a prediction (Tables 1 and 4, Fig. 11b)
 
 examples
-  bench/lifetime/run                                   everything (an hour on two idle cores; the trace
+  bench/lifetime/run                                   everything (two hours on two idle cores; the trace
                                                        of the image server takes 13 GiB of disk)
   bench/lifetime/run --resume                          the rest of an interrupted run, and what is older than
                                                        the code
@@ -60,7 +61,8 @@ examples
   bench/lifetime/run --peer mesh=/opt/libmesh.so       Mesh (§9.6), or another allocator, as well
   bench/lifetime/run --quick --only pipeline           seconds
   bench/lifetime/run --only builds,releases            models bound to other builds and releases (minutes)
-  bench/lifetime/run --only sampling --rounds 5        the cost of sampling, in CPU of a server
+  bench/lifetime/run --only image_study                sampling rates and builds of it (half an hour)
+  bench/lifetime/run --only sampling --rounds 5        the cost of sampling, in CPU of a server and in time
   bench/lifetime/run --only mariadb,recursor           third-party servers with a model (minutes)
   bench/lifetime/run --only image --variants tcmalloc,model --rounds 5
 """
@@ -73,7 +75,7 @@ SOURCES = history.sources_of("lifetime.json")
 # Keys of the file that belong to no workload.
 TIMES = ("paths.", "model.")
 # Parts that are neither a workload of the paper nor times.
-STUDIES = {one.NAME: one for one in (builds, releases, sampling)} | third_party.STUDIES
+STUDIES = {one.NAME: one for one in (builds, image_study, releases, sampling)} | third_party.STUDIES
 
 
 def arguments() -> argparse.Namespace:

@@ -1,11 +1,12 @@
 """Compiles the workloads' servers and load generators."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from bench.compiled import compiled
 from bench.heap.server import tool
-from bench.outcome import ROOT
+from bench.outcome import ROOT, BenchError
 from bench.processes import ask
 
 SOURCES = Path(__file__).parent / "servers"
@@ -17,6 +18,21 @@ def program(name: str) -> Path:
     """The path of the compiled program, built now if it is not up to date."""
     reads = [*sorted(SOURCES.glob("*.h")), SHARED / "report.h"]
     return compiled(name, [*COMMAND, *library_flags(name)], SOURCES / f"{name}.cc", reads)
+
+
+def image_server_of(folder: Path, compiler: str, options: list[str], changes: Mapping[str, str]) -> Path:
+    """The image server built otherwise, in the folder: of changed source, by other options."""
+    source = (SOURCES / "image_server.cc").read_text()
+    for before, after in changes.items():
+        if before not in source:
+            raise BenchError(f"image_server.cc has no '{before}', which a revision changes")
+        source = source.replace(before, after)
+    folder.mkdir(parents=True, exist_ok=True)
+    path, program = folder / "image_server.cc", folder / "image_server"
+    path.write_text(source)
+    command = [compiler, *COMMAND[1:], *options, f"-I{SOURCES}", *library_flags("image"), "-o", program, path]
+    ask(command, f"{folder.name}: does not compile")
+    return program
 
 
 def watcher() -> Path:

@@ -1,4 +1,4 @@
-"""From build to build (LLAMA Fig. 10 and 11a, Table 2): a model is made from one build of a small server,
+"""From build to build (LLAMA Fig. 10, Table 2): a model is made from one build of a small server,
 bound to others by names, and measured on runs of those as the heap would use it."""
 
 import argparse

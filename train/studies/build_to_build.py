@@ -1,5 +1,5 @@
 """From build to build, for bench/lifetime (`python -m train.studies.build_to_build`): how many of a build's
-contexts another one has (LLAMA Table 2), and how much each kind of token contributes (Fig. 11a). For the
+contexts another one has (LLAMA Table 2), and how much each kind of token contributes. For the
 latter, networks learn from names without one kind of token, or with one kind only, and predict for the other
 build."""
 
