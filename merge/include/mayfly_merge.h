@@ -39,8 +39,9 @@ enum {
  *   EFBIG, EMFILE   ulimit -f or -n is too low; EMFILE also if the store may open no more files, or connections
  * The contents of the region are right in every case.
  *
- * Pages at which a read would raise a signal, guards (MADV_GUARD_INSTALL) and poisoned ones, are left out. No thread may
- * unmap memory of the region or install guards in it during the call.
+ * Pages at which a read would raise a signal, guards (MADV_GUARD_INSTALL) and poisoned ones, are left out. Pages that
+ * other processes have as well, since a fork, stay as they are until they are this process's alone: call again then. No
+ * thread may unmap memory of the region or install guards in it during the call.
  *
  * Afterwards the region is a private mapping of the store's pages. Anonymous memory keeps its semantics: the library
  * interposes the C library's madvise, process_madvise, mremap, realloc and syscall in every loaded object (ENOTSUP, and
@@ -86,7 +87,7 @@ struct mayfly_merge_stats {
     uint32_t path;             /* enum mayfly_merge_path, of the last call */
     uint64_t calls;            /* of mayfly_advise, finished */
     uint64_t pages;            /* advised */
-    uint64_t unchanged_pages;  /* shared already, nothing to do (V-B) */
+    uint64_t unchanged_pages;  /* shared already, by the store or a fork: nothing to do (V-B) */
     uint64_t merged_pages;     /* now share a page advised before, by any program, or an earlier page of the call */
     uint64_t inserted_pages;   /* first of their contents: uploaded to the store, for the next programs that have them */
     uint64_t private_pages;    /* first of their contents, between shared ones: stay private, and the store is informed */

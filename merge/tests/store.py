@@ -310,12 +310,16 @@ class Puppet:
 
     def private_kib(self, number):
         """Anonymous memory of a block: the part that is not shared."""
+        return self.block_kib(number, "Anonymous", [self.pid])
+
+    def block_kib(self, number, kind, pids):
+        """A field of /proc/PID/smaps for the addresses of a block, of processes together."""
         start, size = map(int, self.ask(f"where {number}").split())
         total, inside = 0, False
-        for line in pathlib.Path(f"/proc/{self.pid}/smaps").read_text().splitlines():
+        for line in "".join(pathlib.Path(f"/proc/{pid}/smaps").read_text() for pid in pids).splitlines():
             if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
                 inside = start <= int(found[1], 16) < start + size
-            elif inside and line.startswith("Anonymous:"):
+            elif inside and line.startswith(f"{kind}:"):
                 total += int(line.split()[1])
         return total
 

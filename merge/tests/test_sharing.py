@@ -5,6 +5,7 @@ import contextlib
 import os
 import pathlib
 import re
+import signal
 import time
 
 import pytest
@@ -90,6 +91,35 @@ def test_forks(store):
         one.end()
         other.end()
         store.empty("after parent and child have ended")
+
+
+def test_memory_that_a_fork_shares(store):
+    """Advice makes it no larger, and takes a page once a process has it alone: it has written it, or the
+    others have ended."""
+    with Puppet(store) as one, Puppet(store) as other:
+        one.do(f"map 1 {PAGES}", "fill 1 1")
+        pids = [one.pid]
+        for _ in range(3):
+            one.fork()
+            pids.append(one.pid)
+            one.do("advise 1 0", "check 1")
+        all_kib = one.block_kib(1, "Pss", pids) + 4 * store.metrics()["pages"]
+        check(3 * PAGES < all_kib < 4 * PAGES + 64, f"four processes and the store have {all_kib} KiB")
+        check(one.stats()["unchanged"] == PAGES, f"in the last: {one.stats()}")
+        one.do("touch 1 7 99", "advise 1 0", "check 1")
+        check(one.stats()["inserted"] == 1, f"after a write: {one.stats()}")
+        one.process.kill()
+        for pid in pids[1:-1]:
+            os.kill(pid, signal.SIGKILL)
+
+        def is_shared():
+            one.do("advise 1 0")
+            return one.stats()["inserted"] == PAGES
+
+        until(is_shared, "what is the last one's alone is shared")
+        one.do("check 1")
+        other.block(1, PAGES, 1)
+        check(other.stats()["merged"] == PAGES - 1, f"another program: {other.stats()}")
 
 
 def test_crowd_of_50(store):

@@ -6,14 +6,17 @@ the arena, every instance of a model has the same bytes on the same pages, and a
 page, so that models which have only some tensors in common share those."""
 
 import ctypes
+import os
 import sys
+from array import array
 from dataclasses import dataclass, field
+from mmap import PAGESIZE
 from typing import Any
 
 from mayfly.arena import LINE, new, place
 from mayfly.copying import moved
 from mayfly.library import give_back_freed
-from mayfly.regions import is_torch, tensors_of
+from mayfly.regions import is_torch, regions_of, tensors_of, whole_pages
 
 
 @dataclass
@@ -44,17 +47,48 @@ def pack(thing: Any) -> Any:
     copy. Its arrays lie in one arena. Objects that copy them once more, as trees do, have each large one on
     pages of its own.
 
-    Call it once everything is loaded, then advise(thing).
+    Call it once everything is loaded, then advise(thing). In a forked process what the fork shares stays as
+    it is, and the call returns `thing`: all processes have one copy of it, and the packed one would be one
+    more. Pack in the parent, before it forks.
     """
+    if is_torch(thing, "Tensor"):
+        raise TypeError("pack takes the torch.nn.Module that a tensor belongs to, not a Tensor")
+    if is_kept_by_fork(thing):
+        return thing
     if is_torch(thing, "Module"):
         pack_module(thing)
-    elif is_torch(thing, "Tensor"):
-        raise TypeError("pack takes the torch.nn.Module that a tensor belongs to, not a Tensor")
     else:
         thing = moved(thing)
     give_back_freed()
     _replaced.append(True)
     return thing
+
+
+PAGE_MAP = "/proc/self/pagemap"
+PRESENT, OF_FILE, EXCLUSIVE = 1 << 63, 1 << 61, 1 << 56
+SAMPLES = 4096
+
+
+def is_kept_by_fork(thing: Any) -> bool:
+    """Whether another process has most of the memory behind an object as well, since a fork. Of large memory
+    some pages decide. False where it cannot be known."""
+    try:
+        regions = whole_pages(regions_of(thing))
+        file = os.open(PAGE_MAP, os.O_RDONLY | os.O_CLOEXEC)
+    # Packing knows objects that advice does not; and the process may have changed its user.
+    except (TypeError, ValueError, OSError):
+        return False
+    step = max(1, sum(region.size_bytes for region in regions) // PAGESIZE // SAMPLES)
+    shared = seen = 0
+    try:
+        for region in regions:
+            count = region.size_bytes // PAGESIZE
+            entries = array("Q", os.pread(file, 8 * count, region.start // PAGESIZE * 8))[::step]
+            shared += sum(entry & (PRESENT | OF_FILE | EXCLUSIVE) == PRESENT for entry in entries)
+            seen += len(entries)
+    finally:
+        os.close(file)
+    return 2 * shared > seen
 
 
 # Whether objects have been packed since the last call of `give_back_replaced`.

@@ -3,12 +3,14 @@ stay right."""
 
 import contextlib
 import errno
+import json
 import os
 import platform
 import subprocess
 import sys
 from pathlib import Path
 
+import mayfly
 import numpy
 import pytest
 from mayfly.regions import regions_of
@@ -214,6 +216,68 @@ def test_workers_that_change_their_user_share(store):
     )
     assert ran.returncode == 0 and not ran.stderr, ran.stderr
     assert [int(pages) > 4000 for pages in ran.stdout.split()] == [True, True], ran.stdout
+
+
+FORKED = """
+import json, os, sys
+import numpy, mayfly
+mayfly.path()
+data = {"weights": numpy.random.default_rng(5).random(4 << 20)}  # 32 MiB
+sums = data["weights"].sum()
+def pss_kib(pids):
+    texts = [open(f"/proc/{pid}/smaps_rollup").read() for pid in pids]
+    return sum(int(text.split("Pss:")[1].split()[0]) for text in texts)
+if sys.argv[1] == "before":
+    data = mayfly.pack(data)
+    mayfly.advise(data)
+workers = []
+for _ in range(4):
+    (go, gone), (said, saying) = os.pipe(), os.pipe()
+    if not (child := os.fork()):
+        os.read(go, 1)
+        data = mayfly.pack(data)
+        mayfly.advise(data)
+        os.write(saying, b"x" if data["weights"].sum() == sums else b"-")
+        os.read(go, 1)
+        os._exit(0)
+    workers.append((child, gone, said))
+pids = [os.getpid(), *(child for child, _, _ in workers)]
+before = pss_kib(pids)
+right = []
+for _, gone, said in workers:
+    os.write(gone, b"x")
+    right.append(os.read(said, 1) == b"x")
+print(json.dumps([all(right), before, pss_kib(pids), mayfly.stats()["inserted_pages"]]))
+for child, gone, _ in workers:
+    os.write(gone, b"x")
+    os.waitpid(child, 0)
+"""
+
+
+@pytest.mark.parametrize("when", ["after", "before"])
+def test_forked_workers_become_no_larger(store, when):
+    """They pack and advise what their parent has loaded, and packed and advised before it forked, or not."""
+    ran = subprocess.run(
+        [sys.executable, "-c", FORKED, when],
+        env=os.environ | store | {"PYTHONPATH": str(ROOT / "python")},
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stderr
+    right, before, after, inserted = json.loads(ran.stdout)
+    assert right and after < before + (16 << 10), (before, after)  # another copy would be 32 MiB
+    assert (inserted > 8000) == (when == "before")
+
+
+def test_pack_in_a_forked_process_leaves_shared_memory():
+    data = numpy.random.default_rng(5).random(1 << 18)
+    assert mayfly.pack([data])[0] is not data
+    if not (child := os.fork()):
+        kept = mayfly.pack([data])[0] is data
+        data[:] += 1  # its own now
+        moved = mayfly.pack([data])[0]
+        os._exit(not (kept and moved is not data and (moved == data).all()))
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_nothing_to_share_is_no_error(store):

@@ -226,6 +226,32 @@ def test_a_web_server_shares_its_model(name, project):
         assert fetch(port).split()[0] == right_answer()
 
 
+def pss_mib(pids):
+    texts = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in pids]
+    return sum(int(text.split("Pss:")[1].split()[0]) for text in texts) / 1024
+
+
+def test_gunicorns_master_shares_before_it_forks(project):
+    """With --preload: all processes together have the model once."""
+    port = free_port()
+    words = ["gunicorn", "--preload", *WEB["gunicorn"](port)[1:]]
+    with store(project), server(project, *words) as (process, log):
+        # A worker has the pages in its page table once it has answered.
+        everyone = until(
+            "all share",
+            lambda: fetch_many(port) and len(all_of := family(process.pid)) > WORKERS
+            and set(sharing(process.pid)) == set(all_of) and all_of,
+            process,
+            log,
+        )  # fmt: skip
+        assert fetch(port).split()[0] == right_answer()
+        with_store = pss_mib(everyone)
+    (project / "gunicorn.conf.py").write_text("")
+    with server(project, *words) as (process, log):
+        until("it answers", lambda: fetch_many(port), process, log)
+        assert with_store < pss_mib(family(process.pid)) + MODEL_MIB / 4
+
+
 @pytest.mark.parametrize("name", WEB)
 def test_a_web_server_starts_without_a_store(name, project):
     port = free_port()
@@ -276,14 +302,12 @@ def test_celery(has_store, project):
             stack.enter_context(store(project))
         process, log = stack.enter_context(server(project, *words))
         if has_store:
-            workers = until(
-                "its workers share", lambda: len(w := sharing(process.pid)) >= WORKERS and w, process, log
-            )
+            until("the parent shares", lambda: process.pid in sharing(process.pid), process, log)
         else:
-            # The parent's logger writes for its workers, in one line each.
+            # Its parent, before it forks.
             until(
                 "it logs the reason",
-                lambda: log.read_text().count("nothing is shared") == WORKERS,
+                lambda: log.read_text().count("nothing is shared") == 1,
                 process,
                 log,
             )
@@ -298,7 +322,7 @@ def test_celery(has_store, project):
         assert asked.returncode == 0, asked.stderr[-2000:] + log.read_text()[-2000:]
         value, pid = asked.stdout.split()
         assert value == right_answer()
-        assert not has_store or int(pid) in workers
+        assert int(pid) != process.pid and (int(pid) in sharing(process.pid)) == has_store
 
 
 RAY = """

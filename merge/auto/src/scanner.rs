@@ -1,7 +1,8 @@
 //! The scanner thread: advises the parts of a block that have the same bytes at two scans.
 //!
 //! A scan hashes every 64 KiB. A part that changes between scans is scanned again later; a part that changes
-//! after it was shared is left alone for good. The pauses grow from a second to a minute while nothing
+//! after it was shared is left alone for good. A part that a fork shares waits until it does so no longer:
+//! until then the store's copy would be one more. The pauses grow from a second to a minute while nothing
 //! changes, so that the scanner does not disturb an idle program.
 
 use std::collections::HashMap;
@@ -64,10 +65,20 @@ enum Part {
     Unknown,
     /// Its hash at the last scan.
     Seen(u64),
-    /// Advised.
-    Shared,
+    /// Advised, with this hash. Once more if not all of it is shared and it has not changed: a child may have
+    /// shared it at the time.
+    Shared { hash: u64, again: bool },
     /// Written after it was shared.
     Volatile,
+}
+
+/// What one scan finds of a part.
+enum Look {
+    /// Not all of it is in memory.
+    Absent,
+    /// All of it is the store's.
+    OfStore,
+    Hash(u64),
 }
 
 struct Scanner {
@@ -134,16 +145,22 @@ impl Scanner {
             let some = first..(first + MOST_AT_ONCE / PART).min(parts.len());
             let mut ready = vec![];
             for at in some {
-                let seen = self.hash(&range_of(block, at));
+                let Some(seen) = self.look(&range_of(block, at)) else { continue };
                 let now = match (parts[at], seen) {
-                    (Part::Volatile, _) | (Part::Shared, Part::Seen(_)) => Part::Volatile,
-                    (Part::Shared, _) => Part::Shared,
-                    (_, Part::Unknown) => Part::Unknown,
-                    (before, seen) if before == seen => {
+                    (Part::Seen(before), Look::Hash(hash)) if before == hash => {
                         ready.push(at);
                         continue;
                     }
-                    (_, seen) => seen,
+                    (Part::Shared { hash: before, again: false }, Look::Hash(hash)) if before == hash => {
+                        parts[at] = Part::Shared { hash, again: true };
+                        ready.push(at);
+                        continue;
+                    }
+                    (Part::Volatile, _) | (Part::Shared { .. }, Look::Hash(_)) => Part::Volatile,
+                    (shared @ Part::Shared { .. }, _) => shared,
+                    (_, Look::Absent) => Part::Unknown,
+                    (_, Look::OfStore) => Part::Shared { hash: 0, again: true },
+                    (_, Look::Hash(hash)) => Part::Seen(hash),
                 };
                 changed |= now != parts[at];
                 parts[at] = now;
@@ -152,7 +169,11 @@ impl Scanner {
                 let whole = range_of(block, run.start).start..range_of(block, run.end - 1).end;
                 outcome = outcome.and_then(|()| library::advise(whole));
                 if outcome.is_ok() {
-                    parts[run].fill(Part::Shared);
+                    for part in &mut parts[run] {
+                        if let Part::Seen(hash) = *part {
+                            *part = Part::Shared { hash, again: false };
+                        }
+                    }
                     changed = true;
                 }
             }
@@ -164,26 +185,31 @@ impl Scanner {
         outcome.map(|()| changed)
     }
 
-    /// Hashes a range if all of it is in memory; `Shared` if all of it is the store's.
-    fn hash(&mut self, range: &Range<usize>) -> Part {
+    /// Hashes a range, unless it is the store's. None if a fork shares what is not.
+    fn look(&mut self, range: &Range<usize>) -> Option<Look> {
         const PRESENT: u64 = 1 << 63;
         const OF_FILE: u64 = 1 << 61;
+        const EXCLUSIVE: u64 = 1 << 56;
         let mut flags = [0u8; PART / PAGE * 8];
         let flags = &mut flags[..range.len() / PAGE * 8];
         if self.pages.read_exact_at(flags, (range.start / PAGE * 8) as u64).is_err() {
-            return Part::Unknown;
+            return Some(Look::Absent);
         }
-        let (mut all_present, mut all_of_file) = (true, true);
+        let (mut all_present, mut all_of_file, mut any_own) = (true, true, false);
         for entry in flags.chunks_exact(8) {
             let entry = u64::from_ne_bytes(entry.try_into().unwrap_or_default());
             all_present &= entry & PRESENT != 0;
             all_of_file &= entry & (PRESENT | OF_FILE) == PRESENT | OF_FILE;
+            any_own |= entry & (PRESENT | OF_FILE | EXCLUSIVE) == PRESENT | EXCLUSIVE;
         }
         if !all_present {
-            return Part::Unknown;
+            return Some(Look::Absent);
         }
         if all_of_file {
-            return Part::Shared;
+            return Some(Look::OfStore);
+        }
+        if !any_own {
+            return None;
         }
         // Copied by the kernel: other threads may be writing, so a plain read would be a data race.
         let bytes = range.len();
@@ -192,9 +218,9 @@ impl Scanner {
         // SAFETY: the buffer has PART bytes, and no range is longer.
         let copied = unsafe { libc::process_vm_readv(libc::getpid(), &local, 1, &remote, 1, 0) };
         if copied != bytes as isize {
-            return Part::Unknown;
+            return Some(Look::Absent);
         }
-        Part::Seen(XxHash3_64::oneshot(&self.buffer[..bytes]))
+        Some(Look::Hash(XxHash3_64::oneshot(&self.buffer[..bytes])))
     }
 }
 

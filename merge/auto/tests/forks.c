@@ -1,6 +1,6 @@
-// Under the auto library: forks again and again, from before its blocks are scanned until they are shared.
-// Every child frees a block and allocates another. forks MIB, or forks MIB clone: by a system call, past the C library's
-// handlers for fork.
+// Under the auto library: forks again and again, from before its blocks are scanned until they are shared, a
+// part at a time, when there is no child. Every child frees a block and allocates another. forks MIB, or forks
+// MIB clone: by a system call, past the C library's handlers for fork.
 #include <stdio.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -47,6 +47,7 @@ int main(int count, char **words) {
         }
         int status;
         if (waitpid(child, &status, 0) != child || status) fail("a child did not end as it should");
+        usleep(100000);
     }
     printf("%d forks\n", forks);
     return 0;

@@ -96,6 +96,56 @@ def test_fork_during_a_scan(store, tmp_path, way):
     assert int(ran.stdout.split()[0]) > 3
 
 
+PRELOADED = """
+import os, signal, sys
+rows = [number.to_bytes(8, "little") * 512 for number in range(6144)]
+table = b"".join(rows)
+children = []
+for _ in range(3):
+    children.append(os.fork())
+    if not children[-1]:
+        signal.pause()
+print(os.getpid(), *children, flush=True)
+sys.stdin.readline()
+for child in children:
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+sys.stdin.readline()
+print("same" if table == b"".join(rows) else "other", flush=True)
+"""
+
+
+def pss_mib(pids):
+    texts = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in pids]
+    return sum(int(text.split("Pss:")[1].split()[0]) for text in texts) / 1024
+
+
+def test_blocks_that_a_fork_shares_wait_for_the_childrens_end(store):
+    """As in a server that loads its data before it forks: the store's copy would be one more."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", PRELOADED],
+        env=os.environ | store | PRELOAD | {"MAYFLY_MERGE_AUTO": "4M"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        pids = process.stdout.readline().split()
+        before = pss_mib(pids)
+        time.sleep(5)
+        assert pss_mib(pids) < before + SIZE_MIB / 4, before
+        process.stdin.write("\n")
+        process.stdin.flush()
+        alone, deadline = anonymous_mib(process), time.monotonic() + 60
+        while anonymous_mib(process) > alone - 0.9 * SIZE_MIB:
+            assert time.monotonic() < deadline, (alone, anonymous_mib(process))
+            time.sleep(0.1)
+        assert process.communicate("\n", timeout=60)[0] == "same\n"
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_small_blocks_and_many_mappings(program, store):
     """The table of mappings is itself a large block when blocks of 64K are: reading it must not deadlock."""
     process = start(program, store, auto="64K")

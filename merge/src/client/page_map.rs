@@ -52,6 +52,12 @@ impl Entry {
         self.0 >> 63 == 1 && self.0 >> 56 & 1 == 0
     }
 
+    /// Whether it is one page of anonymous memory for this process and another, since a fork. (So reads the
+    /// kernel's page of zeros, too.)
+    pub fn is_shared_by_fork(self) -> bool {
+        self.is_own() && self.is_mapped_elsewhere()
+    }
+
     /// Whether it is write-protected by userfaultfd.
     pub fn is_protected(self) -> bool {
         self.0 >> 57 & 1 != 0
@@ -113,5 +119,6 @@ mod tests {
         PageMap::open().unwrap().read(memory.start() as usize, &mut entries).unwrap();
         assert!(entries[0].is_there() && entries[0].is_own());
         assert!(!entries[1].is_there() && !entries[1].is_own());
+        assert!(!entries[0].is_shared_by_fork() && !entries[1].is_shared_by_fork());
     }
 }

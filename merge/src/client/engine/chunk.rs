@@ -3,6 +3,8 @@
 use std::ops::Range;
 
 use mappings::Area;
+use mappings::page_map::PATH;
+use rustix::io::Errno;
 
 use super::refusals::{cannot_replace, place};
 use super::{Engine, HASHES_AHEAD, Kind, Work};
@@ -11,7 +13,7 @@ use crate::base::fault;
 use crate::base::index::Location;
 use crate::base::page::{PAGE_BYTES, PageHash};
 use crate::client::connection::AttachedSegment;
-use crate::client::page_map::Entry;
+use crate::client::page_map::{Entry, PageMap};
 use crate::client::plan::{self, Page};
 use crate::client::remap::{self, Site};
 use crate::client::statistics::{Clock, Statistics};
@@ -32,10 +34,9 @@ impl Engine {
         self.connection.refresh()?;
         counts.search_ns += clock.lap();
         let entries = &mut work.entries[..count];
-        let read =
-            self.page_map.as_ref().ok_or(rustix::io::Errno::BADF).and_then(|map| map.read(start, entries));
-        read.while_doing("/proc/self/pagemap")?;
-        exclude_unreadable(start, entries);
+        let map = self.page_map.as_ref().ok_or(Errno::BADF).while_doing(PATH)?;
+        map.read(start, entries).while_doing(PATH)?;
+        exclude_unreadable(start, entries, map);
         if kind == Kind::File {
             // Reading past the end of a file that has been truncated since would raise SIGBUS.
             for run in entry_runs(entries, |entry| !entry.is_excluded()) {
@@ -52,6 +53,7 @@ impl Engine {
                 entries[(from - start) / PAGE_BYTES..(to - start) / PAGE_BYTES].fill(Entry::EXCLUDED);
             }
         }
+        counts.unchanged_pages += exclude_shared_by_fork(start, entries, kind);
         let is_candidate = |entry: &Entry| match kind {
             _ if entry.is_excluded() => false,
             Kind::Anonymous => entry.is_there(),
@@ -180,12 +182,15 @@ impl Engine {
 
 /// Excludes pages that cannot be read: a guard or a poisoned page is a marker in the page table, which the
 /// page map shows as it shows pages in swap.
-fn exclude_unreadable(start: usize, entries: &mut [Entry]) {
+fn exclude_unreadable(start: usize, entries: &mut [Entry], map: &PageMap) {
     entries.iter_mut().filter(|entry| entry.is_guard()).for_each(|entry| *entry = Entry::EXCLUDED);
     let mut waiting: Vec<_> = entry_runs(entries, Entry::is_not_present).collect();
     // What is in swap is read here, and else would be by its hash.
     while let Some(piece) = waiting.pop() {
-        if remap::populate(start + piece.start * PAGE_BYTES, piece.len() * PAGE_BYTES).is_ok() {
+        let at = start + piece.start * PAGE_BYTES;
+        if remap::populate(at, piece.len() * PAGE_BYTES).is_ok() {
+            // Another process may have them in memory, too. If that cannot be read, they are its own.
+            let _ = map.read(at, &mut entries[piece]);
             continue;
         }
         if piece.len() == 1 {
@@ -195,6 +200,26 @@ fn exclude_unreadable(start: usize, entries: &mut [Entry]) {
         let middle = piece.start + piece.len() / 2;
         waiting.extend([piece.start..middle, middle..piece.end]);
     }
+}
+
+/// Excludes pages that a fork shares: one is the page of all processes that have it, and the store's would be
+/// one more while another process keeps it. A later call takes a page that this process has alone by then,
+/// because it has written it or the others have ended. Pages of zeros go at once: the kernel's takes no
+/// memory. Returns how many are excluded.
+fn exclude_shared_by_fork(start: usize, entries: &mut [Entry], kind: Kind) -> u64 {
+    static ZEROS: [u8; PAGE_BYTES] = [0; PAGE_BYTES];
+    let mut excluded = 0;
+    for (i, entry) in entries.iter_mut().enumerate().filter(|(_, entry)| entry.is_shared_by_fork()) {
+        let page = (start + i * PAGE_BYTES) as *const libc::c_void;
+        // SAFETY: a readable page of the caller's, and a page of ours. If another thread writes meanwhile,
+        // the page is hashed, and compared while it is frozen.
+        let is_zero = || unsafe { libc::memcmp(page, ZEROS.as_ptr().cast(), PAGE_BYTES) } == 0;
+        if kind != Kind::Anonymous || !is_zero() {
+            *entry = Entry::EXCLUDED;
+            excluded += 1;
+        }
+    }
+    excluded
 }
 
 /// The runs of entries that satisfy a condition.
