@@ -197,11 +197,18 @@ def test_variables_that_are_set_are_kept(launcher, store):
         "MAYFLY_SHARE_SOCKET": str(store.socket),
         "MAYFLY_MERGE_AUTO": "64K",
         "MAYFLY_MERGE_LIBRARY": str(launcher.built.library),
+        "_RJEM_MALLOC_CONF": "narenas:2",
+        "DUCKDB_JE_MALLOC_CONF": "narenas:1",
     }
     found = said(launcher.run("printenv", *kept, environment=kept))
     assert found == list(kept.values())
     with launcher.started("cat"):
         until(launcher.stores, "without a given store it starts one")
+
+
+def test_large_blocks_of_jemalloc_begin_a_page(launcher):
+    found = said(launcher.run("printenv", "_RJEM_MALLOC_CONF", "DUCKDB_JE_MALLOC_CONF"))
+    assert found == ["cache_oblivious:false"] * 2
 
 
 def test_socket_is_this_users_own(launcher):

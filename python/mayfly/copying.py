@@ -2,7 +2,7 @@
 
 pickle passes large buffers out of band (its protocol 5, PEP 574), and accepts other buffers in their place
 when it loads. NumPy, pandas, Arrow, SciPy and scikit-learn all support that, so this module needs to know
-none of them."""
+none of them. Polars does not: its frames pass as a stream of Arrow's, in one buffer, and read from there."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pickle
 import weakref
 from typing import Any
 
+from mayfly import frames
 from mayfly.arena import new, place
 from mayfly.library import large_blocks_apart
 from mayfly.regions import Region, is_torch, of_buffer, whole_pages
@@ -26,6 +27,13 @@ class Writer(pickle.Pickler):
     def __init__(self, file: io.BytesIO, buffers: list[pickle.PickleBuffer]):
         super().__init__(file, protocol=5, buffer_callback=buffers.append)
         self.kept: list[Any] = []
+
+    def reducer_override(self, thing: Any) -> Any:
+        """A frame or a column of Polars by its stream; NotImplemented for all else, which pickle knows."""
+        stream = frames.stream_of(thing) if frames.is_of(thing, "polars", "DataFrame", "Series") else None
+        if stream is None:
+            return NotImplemented
+        return frames.of_stream, (pickle.PickleBuffer(stream), type(thing).__name__ == "Series")
 
     def persistent_id(self, thing: Any) -> int | None:
         """The number of an object that is kept; None if pickle is to write it."""

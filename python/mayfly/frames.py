@@ -3,6 +3,7 @@ matrices. They are recognised by the modules that the program has imported."""
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -55,6 +56,28 @@ def of_polars(series: Any) -> Any:
     except ImportError:
         raise TypeError("the memory of a Polars column is found by pyarrow: install it") from None
     return pyarrow.chunked_array(series)
+
+
+def stream_of(thing: Any) -> memoryview | None:
+    """A frame or a column of Polars as a stream of Arrow's, in one buffer. None where `of_stream` would not
+    make an equal one of it, or pyarrow is not installed."""
+    polars = sys.modules["polars"]
+    file, frame = io.BytesIO(), thing.to_frame() if is_of(thing, "polars", "Series") else thing
+    try:
+        frame.write_ipc_stream(file, compat_level=polars.CompatLevel.newest())
+        again = of_stream(file.getbuffer())
+    except (ImportError, TypeError, ValueError, polars.exceptions.PolarsError):
+        return None
+    return file.getbuffer() if again.schema == frame.schema else None
+
+
+def of_stream(stream: Any, is_column: bool = False) -> Any:
+    """The frame or column whose stream it is; its data stay there."""
+    import polars
+    import pyarrow
+
+    frame = polars.from_arrow(pyarrow.ipc.open_stream(pyarrow.py_buffer(stream)).read_all())
+    return frame.to_series() if is_column else frame
 
 
 def of_extension(array: Any) -> Iterator[Any]:

@@ -1,5 +1,8 @@
 """Objects that give their memory by Arrow's C data interface (Polars) or by DLPack."""
 
+import datetime
+
+import mayfly
 import pytest
 from mayfly.regions import regions_of, whole_pages
 
@@ -20,6 +23,30 @@ def test_polars_gives_its_own_memory():
     assert sorted(regions_of(frame)) == sorted(regions_of(frame)), "copies would lie elsewhere"
     first = frame["x"].to_numpy().__array_interface__["data"][0]
     assert [region.start for region in regions_of(frame["x"])] == [first]
+
+
+def test_pack_lays_out_frames_of_polars():
+    polars = pytest.importorskip("polars")
+    pytest.importorskip("pyarrow")
+    count = 50_000
+    frame = polars.DataFrame(
+        {
+            "x": numpy.arange(count, dtype="f8"),
+            "text": [f"text {i}, which is longer than a view holds" for i in range(count)],
+            "day": [datetime.date(2020, 1, 1 + i % 28) for i in range(count)],
+            "kind": polars.Series([f"kind {i % 3}" for i in range(count)], dtype=polars.Categorical),
+            "none": [None, 1] * (count // 2),
+        }
+    )
+    part = frame[1000:2000]
+    packed = mayfly.pack({"all": frame, "part": part, "column": frame["x"]})
+    assert packed["all"].equals(frame) and packed["all"].schema == frame.schema
+    assert packed["part"].equals(part) and size_bytes(packed["part"]) < size_bytes(frame) / 10
+    assert packed["column"].equals(frame["x"]) and packed["column"].name == "x"
+    columns = sorted(regions_of([packed["all"]["x"], packed["all"]["text"]]))
+    used = sum(region.size_bytes for region in columns)
+    assert columns[-1].end - columns[0].start < 1.01 * used, "the columns lie side by side"
+    assert size_bytes(packed["all"]) > 0.95 * size_bytes(frame)
 
 
 class ByDlpack:

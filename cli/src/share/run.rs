@@ -32,6 +32,9 @@ What the command and the processes that it starts get; variables that are set st
                         that stay unchanged for some seconds
   MAYFLY_MERGE_AUTO     4M: the smallest of these
   MAYFLY_MERGE_LIBRARY  the libmayfly_merge.so that Python's package mayfly loads
+  _RJEM_MALLOC_CONF, DUCKDB_JE_MALLOC_CONF
+                        cache_oblivious:false: large blocks of the jemalloc in Rust's programs
+                        (Polars) and in DuckDB begin a page, and not at a random place in it
   MAYFLY_SHARE_SOCKET   a page store of the command's own, which only this user can reach. It
                         ends with the command; what is shared stays shared
 Python's small objects are shared once a process calls mayfly.later(mayfly.advise_process), where
@@ -63,6 +66,10 @@ pub struct RunArguments {
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
+
+/// jemalloc begins a large block at a random place in its first page, so that equal data have no equal pages.
+/// This makes it begin the page (jemalloc 5.3).
+const ALIGNED_BLOCKS: &str = "cache_oblivious:false";
 
 /// Where the hash seed comes from.
 #[derive(Clone, Copy)]
@@ -117,8 +124,12 @@ impl RunArguments {
     fn prepared(self) -> Result<Preloaded> {
         let mut program = Preloaded::new(&self.command, &libraries::AUTOMATIC_MERGING)?;
         let merging = libraries::find("libmayfly_merge.so")?;
-        let settings =
-            [("MAYFLY_MERGE_AUTO", OsStr::new("4M")), ("MAYFLY_MERGE_LIBRARY", merging.as_os_str())];
+        let settings = [
+            ("MAYFLY_MERGE_AUTO", OsStr::new("4M")),
+            ("MAYFLY_MERGE_LIBRARY", merging.as_os_str()),
+            ("_RJEM_MALLOC_CONF", OsStr::new(ALIGNED_BLOCKS)),
+            ("DUCKDB_JE_MALLOC_CONF", OsStr::new(ALIGNED_BLOCKS)),
+        ];
         for (variable, value) in settings.into_iter().filter(|(variable, _)| !is_set(variable)) {
             program.set(variable, value);
         }
