@@ -17,6 +17,7 @@ PARTS = {
     "reads": "reading a merged table of 1 GiB beside one that is not: rows, random words, matrix by vector",
     "servers": "eight gunicorn workers with a forest, embeddings and a frame: memory, P99, start",
     "search": "four uvicorn workers, whose memory is mostly Python objects: memory, P99, start",
+    "tables": "eight gunicorn workers with tables of pandas, Polars and DuckDB: memory, P50, P99, start",
     "sizes": "time of the first and the second call by size (UPM Fig. 7)",
     "cold": "model instances: cold start, where the time goes (Fig. 8, Table I)",
     "models": "model instances: memory of each and of all, for 1 to 16 (Fig. 5, 6)",
@@ -106,6 +107,10 @@ class Run(command.Run):
     def search(self) -> None:
         workers, starts, requests = (2, 1, 200) if self.options.quick else (4, 3, 1500)
         self.measure("search", servers.compare, serving.UVICORN, workers, starts, requests)
+
+    def tables(self) -> None:
+        workers, starts, requests = (2, 1, 200) if self.options.quick else (8, 3, 1500)
+        self.measure("tables", servers.compare, serving.TABLES, workers, starts, requests)
 
     def sizes(self) -> None:
         sizes = [16, 64] if self.options.quick else [16, 32, 64, 128, 256, 512, 1024, 2048]

@@ -1,5 +1,5 @@
-"""The Python environment that model instances run in: made on demand under ~/.cache/mayfly, from pinned and
-hashed requirements. PyTorch's wheel brings libraries of 5 GB, so `make setup` leaves it to this
+"""The Python environments that model instances and servers run in: made on demand under ~/.cache/mayfly, from
+pinned and hashed requirements. PyTorch's wheel brings libraries of 5 GB, so `make setup` leaves it to this
 comparison."""
 
 import contextlib
@@ -15,17 +15,39 @@ from bench.outcome import ROOT, BenchError
 HERE = Path(__file__).parent
 PLACE = CACHE / "bench-merge"
 NEEDED = [HERE / "requirements.txt", HERE / "models.txt"]
+SERVERS = ROOT / "python" / "tests" / "servers" / "environment"
+
+
+def made(place: Path, line: str, *lists: Path | str) -> Path:
+    """The Python of an environment, created if it does not exist or has other requirements."""
+    command = [ROOT / "deploy" / "environment", place, f"bench: making {place} with {line}", *lists]
+    ran = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    if ran.returncode:
+        raise BenchError(f"{place} could not be made")
+    return Path(ran.stdout.strip())
 
 
 @functools.cache
 def python() -> Path:
-    """The environment's Python, created if it does not exist or has other requirements."""
-    line = f"bench: making {PLACE} with PyTorch (5 GB; minutes on a fast line)"
-    command = [ROOT / "deploy" / "environment", PLACE, line, NEEDED[0], "--no-deps", NEEDED[1]]
-    made = subprocess.run(command, stdout=subprocess.PIPE, text=True)
-    if made.returncode:
-        raise BenchError(f"{PLACE} could not be made")
-    return Path(made.stdout.strip())
+    """For model instances."""
+    line = "PyTorch (5 GB; minutes on a fast line)"
+    return made(PLACE, line, NEEDED[0], "--no-deps", NEEDED[1])
+
+
+@functools.cache
+def python_with_tables() -> Path:
+    """For servers of tables."""
+    line = "pandas, Polars and DuckDB (600 MB, a minute)"
+    return made(CACHE / "bench-tables", line, HERE / "tables.txt")
+
+
+@functools.cache
+def python_of_servers() -> Path:
+    """For other servers: the one that the recipes are tested in."""
+    ran = subprocess.run([SERVERS / "python"], stdout=subprocess.PIPE, text=True)
+    if ran.returncode:
+        raise BenchError(f"{SERVERS}: could not make the environment of the servers")
+    return Path(ran.stdout.strip())
 
 
 def variables() -> dict[str, str]:

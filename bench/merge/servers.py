@@ -78,6 +78,11 @@ def spread(name: str, values: list[float]) -> Numbers:
     return {name: median(values), f"{name}_min": min(values), f"{name}_max": max(values)}
 
 
+def p99_of_parts(blocks: list[dict[str, list[float]]], method: str) -> list[float]:
+    parts = [blocks[number::PARTS] for number in range(PARTS)]
+    return [percentile(sum((block[method] for block in part), []), 99) for part in parts if part]
+
+
 def compare(kind: Kind, workers: int, starts: int, requests: int) -> Numbers:
     numbers: Numbers = {"workers": workers, "requests": requests}
     start_s = started(kind, workers, starts)
@@ -102,12 +107,9 @@ def compare(kind: Kind, workers: int, starts: int, requests: int) -> Numbers:
         pairs = zip(start_s[method], start_s["plain"], strict=True)
         ratios = {"start_ratio": [ours / plain for ours, plain in pairs]}
         # The same of parts of the run: they show its accuracy.
-        ratios["p99_part"] = [
-            percentile(sum((block[method] for block in part), []), 99)
-            / percentile(sum((block["plain"] for block in part), []), 99)
-            for part in (blocks[number::PARTS] for number in range(PARTS))
-            if part
-        ]
+        ours, plain = p99_of_parts(blocks, method), p99_of_parts(blocks, "plain")
+        numbers |= {f"{method}.p99_ms_min": min(ours), f"{method}.p99_ms_max": max(ours)}
+        ratios["p99_part"] = [one / other for one, other in zip(ours, plain, strict=True)]
         for key, values in ratios.items():
             numbers |= {f"{method}.{name}": value for name, value in spread(key, values).items()}
     return numbers

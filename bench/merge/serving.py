@@ -13,13 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.merge import store
-from bench.merge.machine import CACHE, memory_of
+from bench.merge import environment, store
+from bench.merge.machine import CACHE, MAYFLY, memory_of
 from bench.outcome import ROOT, BenchError
 from bench.processes import ask, free_port
 
 HERE = Path(__file__).parent / "server"
-ENVIRONMENT = ROOT / "python" / "tests" / "servers" / "environment" / "python"
 
 
 @dataclass(frozen=True)
@@ -29,14 +28,20 @@ class Kind:
     program: str
     module: str
     words: Callable[[int, int], list[str]]
+    python: Callable[[], Path] = environment.python_of_servers
+    # Whether `mayfly share run` starts the server all of whose workers is advised: with one layout.
+    launched: bool = False
 
 
-GUNICORN = Kind(
-    "gunicorn",
-    "app",
-    lambda workers, port: ["--workers", str(workers), "--timeout", "600", "--bind", f"127.0.0.1:{port}",
-                           "--config", str(HERE / "gunicorn.conf.py"), "app:application"],
-)  # fmt: skip
+def gunicorn_words(module: str) -> Callable[[int, int], list[str]]:
+    return lambda workers, port: [
+        "--workers", str(workers), "--timeout", "600", "--bind", f"127.0.0.1:{port}",
+        "--config", str(HERE / "gunicorn.conf.py"), f"{module}:application",
+    ]  # fmt: skip
+
+
+GUNICORN = Kind("gunicorn", "app", gunicorn_words("app"))
+TABLES = Kind("gunicorn", "rows", gunicorn_words("rows"), environment.python_with_tables, launched=True)
 UVICORN = Kind(
     "uvicorn",
     "search",
@@ -45,17 +50,10 @@ UVICORN = Kind(
 )  # fmt: skip
 
 
-def python() -> str:
-    made = subprocess.run([ENVIRONMENT], stdout=subprocess.PIPE, text=True)
-    if made.returncode:
-        raise BenchError(f"{ENVIRONMENT}: could not make the environment of the servers")
-    return made.stdout.strip()
-
-
-def files(interpreter: str, module: str) -> Path:
+def files(interpreter: Path, module: str) -> Path:
     """The workers' data, written once."""
     source = HERE / f"{module}.py"
-    digest = hashlib.sha256(source.read_bytes() + interpreter.encode()).hexdigest()[:16]
+    digest = hashlib.sha256(source.read_bytes() + str(interpreter).encode()).hexdigest()[:16]
     folder = CACHE / f"bench-server-{digest}"
     if not folder.exists():
         new = folder.with_suffix(".new")
@@ -69,23 +67,26 @@ class Server:
     """One server, from start to end."""
 
     def __init__(self, kind: Kind, method: str, workers: int, extra: dict[str, str]):
-        interpreter = python()
+        interpreter = kind.python()
+        launcher = [MAYFLY, "share", "run", "--"] if kind.launched and method == "process" else []
         self.method, self.workers = method, workers
         self.folder = Path(tempfile.mkdtemp(prefix="mayfly-bench-server-"))
         self.log = self.folder / "log"
         self.port = free_port()
-        environment = os.environ | extra | {
+        variables = os.environ | extra | {
             "PYTHONPATH": os.pathsep.join([str(HERE), str(ROOT / "python")]),
             "MAYFLY_BENCH_METHOD": method,
+            "MAYFLY_BENCH_MODULE": kind.module,
             "MAYFLY_BENCH_FILES": str(files(interpreter, kind.module)),
             "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",
+            "POLARS_MAX_THREADS": "1",
         }  # fmt: skip
         begun = time.monotonic()
         with self.log.open("w") as file:
             self.process = subprocess.Popen(
-                [interpreter, "-m", kind.program, *kind.words(workers, self.port)],
-                env=environment,
+                [*launcher, interpreter, "-m", kind.program, *kind.words(workers, self.port)],
+                env=variables,
                 cwd=self.folder,
                 stdout=file,
                 stderr=file,

@@ -61,7 +61,8 @@ def print_reads(flat: dict) -> None:
 
 
 def print_servers(flat: dict) -> None:
-    for part, program in (("servers", "gunicorn"), ("search", "uvicorn")):
+    programs = {"servers": "gunicorn", "search": "uvicorn", "tables": "gunicorn with tables"}
+    for part, program in programs.items():
         if f"{part}.workers" not in flat:
             continue
         print(f"\n{program}, {flat[f'{part}.workers']} workers: PSS of all and the store; x: beside plain")

@@ -1,6 +1,7 @@
-"""The recipe of python/README.md, or none, by MAYFLY_BENCH_METHOD; each worker prints a line when
-it is ready, and when it shares."""
+"""The recipe of python/README.md, or none, by MAYFLY_BENCH_METHOD, for the module MAYFLY_BENCH_MODULE; each
+worker prints a line when it is ready, and when it shares."""
 
+import importlib
 import os
 
 
@@ -9,14 +10,14 @@ def post_worker_init(worker):
 
 
 def share():
-    import app
     import mayfly
 
-    app.model = mayfly.pack(app.model)
+    served = importlib.import_module(os.environ["MAYFLY_BENCH_MODULE"])
+    served.model = mayfly.pack(served.model)
     if os.environ["MAYFLY_BENCH_METHOD"] == "process":
         mayfly.advise_process()
     else:
-        mayfly.advise(app.model)
+        mayfly.advise(served.model)
     print("worker shares", flush=True)
 
 
