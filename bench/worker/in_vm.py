@@ -32,7 +32,7 @@ def worker_in_vm(
     kernel = ["--kernel", "hotmem"] if mode == "hotmem" else []
     ask([MAYFLY, "vm", "image", *kernel], "mayfly vm image", None)
     where = ["--sandbox", "vm", "--mode", mode, "--partitions", str(partitions)]
-    where += [] if merging else ["--without", "merge"]
+    where += ["--without", "snapshot" if merging else "merge"]
     with running(*where, "--keep-alive", str(kept_s), "--queue-wait", "300", "--burst", "2") as worker:
         yield worker
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use vm::image::Image;
-use vm::protocol::{ExitReason, Layout, Mode, PartitionNumber, Spawn};
+use vm::protocol::{Beginning, ExitReason, Layout, Mode, PartitionNumber, Spawn};
 use vm::settings::{AcceleratorChoice, Backing, HypervisorChoice};
 use vm::{Error, MemorySource, Settings, State, Vm};
 
@@ -97,6 +97,7 @@ fn spawn(vm: &Vm, instance: &str, partition: u32, argv: &[&str]) -> Result<(), E
         cpus: Vec::new(),
         vcpus_milli: None,
         waits_for_reader: false,
+        beginning: Beginning::Command,
         confinement: None,
     };
     vm.spawn(MemorySource::Partition(PartitionNumber(partition)), spawn).map(drop)

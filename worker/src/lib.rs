@@ -108,9 +108,11 @@ pub mod sandbox {
     mod line;
     pub(crate) mod network;
     pub(crate) mod reach;
+    mod restoring;
     mod runtime_process;
     mod saved_snapshots;
     mod snapshots;
+    mod taken;
     pub mod vm;
 }
 

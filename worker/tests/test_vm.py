@@ -33,6 +33,7 @@ def test_instance_occupies_a_partition_and_frees_it(vm):
     client = vm.client()
     answer, error = invoke(client, "probe", {"do": "count"})
     assert error is None and answer["calls"] == 1, answer
+    vm.wait_for("VMs of mode nodes have no snapshots: instances start as ever")
 
     def is_seen_there():
         assert invoke(client, "probe", {"do": "count"})[1] is None  # so that it is not idle for long
@@ -187,7 +188,8 @@ def test_merged_pages_lie_in_the_shared_partition_and_block_no_unplug():
     subprocess.run(
         [MAYFLY, "vm", "image", "--kernel", "hotmem", "--linux", "7.3"], check=True, stdout=subprocess.DEVNULL
     )
-    with Worker(TEMPLATE, *PATIENT, "--mode", "hotmem", "--partitions", "3") as running:
+    options = ["--mode", "hotmem", "--partitions", "3", "--without", "snapshot"]
+    with Worker(TEMPLATE, *PATIENT, *options) as running:
         client = running.client()
         client.update_function_configuration(FunctionName="probe", Timeout=60)
         # For as long as the second instance takes to start after the first.

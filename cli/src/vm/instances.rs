@@ -11,7 +11,7 @@ use clap::Args;
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use vm::control::{Client, Command, Output};
-use vm::protocol::{ExitReason, PartitionNumber, Spawn};
+use vm::protocol::{Beginning, ExitReason, PartitionNumber, Spawn};
 use vm::report::{Plugged, Spawned, Unplugged};
 
 use crate::failure::{Failure, OWN_FAILURE};
@@ -59,6 +59,7 @@ impl Program {
             cpus: self.cpus,
             vcpus_milli: self.vcpus,
             waits_for_reader: false,
+            beginning: Beginning::Command,
             confinement: None,
         }
     }

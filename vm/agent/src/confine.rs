@@ -13,7 +13,7 @@ use rustix::mount::{MountFlags, mount};
 use vm_protocol::{Confinement, PartitionNumber, Spawn};
 
 use crate::cgroup::Group;
-use crate::plan::{Identity, MemoryBinding, Plan, Report};
+use crate::plan::{Beginning, Identity, MemoryBinding, Plan, Report};
 use crate::relay::{self, Ends};
 use crate::user_namespaces;
 
@@ -98,6 +98,7 @@ pub fn start(
     order: &Spawn,
     group: &Group,
     share: &Share,
+    beginning: Beginning,
     stdio: impl FnOnce(&mut Command),
     output: &PipeWriter,
     of_extensions: Option<&PipeWriter>,
@@ -140,12 +141,14 @@ pub fn start(
         root: confinement.map(root).transpose()?.flatten(),
         binds: confinement.map(binds).transpose()?.unwrap_or_default(),
         fixed_layout: confinement.is_some_and(|confinement| confinement.fixed_layout),
+        beginning,
     };
     let mut written = File::from(rustix::fs::memfd_create(c"plan", MemfdFlags::CLOEXEC)?);
     written.write_all(&serde_json::to_vec(&plan)?)?;
     io::Seek::rewind(&mut written)?;
     let mut passed: Vec<RawFd> = vec![written.as_raw_fd(), plan.report, plan.group, plan.users];
     passed.extend(plan.of_extensions);
+    passed.extend(plan.beginning.descriptors());
     if let MemoryBinding::Hotmem { device, .. } = plan.memory {
         passed.push(device);
     }

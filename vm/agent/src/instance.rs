@@ -11,8 +11,10 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 use vm_protocol::{ErrorKind, ExitReason, PartitionNumber, Refusal, Spawn};
 
+use crate::begin::Start;
 use crate::cgroup::Group;
 use crate::confine::{self, Confined, Reports, Share};
+use crate::line::{Line, is_fault};
 use crate::output::Output;
 use crate::packet_tunnel::PacketTunnel;
 use crate::refusal::{failed, refusal};
@@ -39,6 +41,8 @@ pub struct Instance {
     has_extensions: bool,
     /// Its first process, if that passes SIGTERM on.
     first: Option<OwnedFd>,
+    /// The agent's end of its line, if it is to be taken.
+    line: Mutex<Option<Line>>,
     /// Its connections to the host and the network, open while it runs.
     channels: Mutex<Channels>,
     reason: Mutex<Option<ExitReason>>,
@@ -56,6 +60,8 @@ pub struct Allowance {
     /// The node to which page cache in its partitions is moved when it ends, in modes where page cache may be
     /// there.
     pub files_to: Option<u32>,
+    /// How it begins.
+    pub start: Start,
 }
 
 /// An instance that was started, and what the thread that supervises it needs.
@@ -143,6 +149,27 @@ impl Instance {
         })
     }
 
+    /// Waits until it waits to be taken.
+    pub fn until_it_waits(&self, limit: Duration) -> Result<(), Refusal> {
+        let mut line = self.line.lock().expect("not poisoned");
+        let none = || refusal(ErrorKind::Failed, format!("instance {} is not to be taken", self.name));
+        line.as_mut().ok_or_else(none)?.until_it_waits(limit).map_err(|error| {
+            let kind = if is_fault(&error) { ErrorKind::Fault } else { ErrorKind::Failed };
+            refusal(kind, error.to_string())
+        })
+    }
+
+    /// The one process of its program.
+    pub fn program(&self) -> Result<i32, Refusal> {
+        let processes = self.group.processes();
+        let others: Vec<i32> = processes.into_iter().filter(|one| *one != self.pid as i32).collect();
+        match others[..] {
+            [program] => Ok(program),
+            [] => Err(refusal(ErrorKind::Failed, "the process has ended".to_string())),
+            _ => Err(refusal(ErrorKind::Unsupported, "more than one process".to_string())),
+        }
+    }
+
     /// Records its end once nothing of it is left, and wakes the threads in [`Instance::wait`].
     pub fn set_ended(&self, reason: ExitReason) {
         *self.reason.lock().expect("not poisoned") = Some(reason);
@@ -175,7 +202,14 @@ impl Instance {
     }
 }
 
-type Started = (Child, Option<Reports>, Vec<String>, Channels);
+/// What [`start_confined`] has started.
+#[derive(Default)]
+struct Own {
+    reports: Option<Reports>,
+    extensions: Vec<String>,
+    channels: Channels,
+    line: Option<Line>,
+}
 
 /// An instance's connections to the host and to the network.
 #[derive(Default)]
@@ -219,16 +253,18 @@ pub fn start(
     let group = Group::create(&order.instance, bytes, apart.unwrap_or(false), order.vcpus_milli, weight)
         .map_err(failed("a control group"))?;
     let spawned = match &allowance.share {
-        None => confine::start_tool(order, &group, writer)
-            .map(|child| (child, None, Vec::new(), Channels::default())),
-        Some(share) => start_confined(order, &group, share, writer, extensions_in, relay),
+        None => confine::start_tool(order, &group, writer).map(|child| (child, Own::default())),
+        Some(share) => start_confined(order, &group, share, &allowance.start, writer, extensions_in, relay),
     };
-    let (mut child, reports, extensions, channels) = match spawned {
+    let (mut child, Own { reports, extensions, channels, line }) = match spawned {
         Ok(spawned) => spawned,
         Err(error) => {
             let _ = group.kill().and_then(|()| group.wait_empty(KILL_PATIENCE));
             let _ = group.remove();
             let text = error.to_string();
+            if is_fault(&error) {
+                return Err(refusal(ErrorKind::Fault, text));
+            }
             let named = if text.contains(program) { text } else { format!("{program}: {text}") };
             let message = format!("instance {}: {named}", order.instance);
             return Err(refusal(ErrorKind::CannotStart, message));
@@ -259,6 +295,7 @@ pub fn start(
         of_extensions,
         has_extensions: !extensions.is_empty(),
         first,
+        line: Mutex::new(line),
         channels: Mutex::new(channels),
         reason: Mutex::new(None),
         ended: Condvar::new(),
@@ -281,18 +318,44 @@ fn start_confined(
     order: &Spawn,
     group: &Group,
     share: &Share,
+    start: &Start,
     output: PipeWriter,
     of_extensions: Option<PipeWriter>,
     relay: Option<&Arc<Streams>>,
-) -> std::io::Result<Started> {
+) -> std::io::Result<(Child, Own)> {
+    let (mut line, theirs) = match start {
+        Start::Command => (None, None),
+        Start::Taken | Start::Restored(..) => {
+            let (ours, theirs) = Line::pair()?;
+            (Some(ours), Some(theirs))
+        }
+    };
+    let beginning = start.beginning(theirs.as_ref());
     let same = output.try_clone()?;
     let errors = output.try_clone()?;
     let stdio = |command: &mut Command| {
         command.stdin(Stdio::piped()).stdout(output).stderr(errors);
     };
-    let Confined { child, reports, extensions, ends } =
-        confine::start(order, group, share, stdio, &same, of_extensions.as_ref())?;
-    Ok((child, Some(reports), extensions, Channels::new(order, ends, relay)?))
+    let Confined { mut child, reports, extensions, ends } =
+        confine::start(order, group, share, beginning, stdio, &same, of_extensions.as_ref())?;
+    // From here on the line ends with the process.
+    drop(theirs);
+    let begun = Channels::new(order, ends, relay).and_then(|channels| {
+        if let Start::Restored(_, limit) = start
+            && let Some(mut line) = line.take()
+        {
+            line.begin(&order.env, *limit)?;
+        }
+        Ok(channels)
+    });
+    match begun {
+        Ok(channels) => Ok((child, Own { reports: Some(reports), extensions, channels, line })),
+        Err(error) => {
+            let _ = child.kill();
+            let _ = child.wait();
+            Err(error)
+        }
+    }
 }
 
 /// Refuses vCPUs that do not exist; the kernel's own error would be "Invalid argument".

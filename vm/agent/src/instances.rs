@@ -8,7 +8,10 @@ use std::thread::Builder;
 use std::time::Duration;
 
 use rustix::process::{Pid, WaitOptions, waitpid};
-use vm_protocol::{ErrorKind, Event, ExitReason, FromAgent, InstanceInfo, PartitionNumber, Refusal, Spawn};
+use vm_protocol::{
+    ErrorKind, Event, ExitReason, FromAgent, InstanceInfo, Layout, PartitionNumber, Refusal, Spawn,
+    TakeSnapshot, Taken,
+};
 
 use crate::held_partitions::{HeldPartitions, move_file_pages};
 use crate::instance::{self, Allowance, Instance, KILL_PATIENCE, STACK_BYTES, StartedInstance};
@@ -17,6 +20,7 @@ use crate::output::Output;
 use crate::port::SendQueue;
 use crate::refusal::{failed, no_such, refusal};
 use crate::relay::Streams;
+use crate::snapshots::Snapshots;
 
 /// How many ended instances' output is kept.
 const KEPT_OUTPUTS: usize = 64;
@@ -32,6 +36,7 @@ pub struct Instances {
     to_host: SendQueue,
     relay: Option<Arc<Streams>>,
     pub held: Arc<HeldPartitions>,
+    pub snapshots: Snapshots,
 }
 
 /// The output of an instance's program, and of its extensions.
@@ -49,7 +54,8 @@ struct State {
 impl Instances {
     pub fn new(to_host: SendQueue, relay: Option<Arc<Streams>>) -> Arc<Instances> {
         let held = HeldPartitions::new(to_host.clone());
-        Arc::new(Instances { state: Mutex::default(), settled: Condvar::new(), to_host, relay, held })
+        let (state, settled) = (Mutex::default(), Condvar::new());
+        Arc::new(Instances { state, settled, to_host, relay, held, snapshots: Snapshots::default() })
     }
 
     /// Starts an instance that was reserved; returns its first process and its extensions.
@@ -175,6 +181,12 @@ impl Instances {
     /// Connects to a server inside a function, and opens a stream for the connection with the host's token.
     pub fn connect(&self, name: &str, port: u16, token: u32) -> Result<(), Refusal> {
         self.find(name)?.connect(port, token)
+    }
+
+    /// Takes an instance that waits, and keeps the snapshot.
+    pub fn take_snapshot(&self, order: &TakeSnapshot, layout: &Layout) -> Result<Taken, Refusal> {
+        let instance = self.find(&order.instance)?;
+        self.snapshots.take(order, &instance, layout)
     }
 
     /// Freezes all processes of an instance, or thaws them.

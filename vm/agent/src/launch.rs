@@ -18,6 +18,7 @@ use vm_sandbox::extensions::{self, Extensions};
 use vm_sandbox::syscalls::{Filter, Placement};
 use vm_sandbox::termination;
 
+use crate::begin;
 use crate::memory::{assign, bind_to_node};
 use crate::plan::{MemoryBinding, Plan, Report};
 use crate::root;
@@ -83,6 +84,7 @@ fn confine(plan: &Plan) -> Result<(), String> {
     // The program must not inherit these.
     let mut descriptors = vec![plan.report, plan.group, plan.users];
     descriptors.extend(plan.of_extensions);
+    descriptors.extend(plan.beginning.descriptors());
     if let MemoryBinding::Hotmem { device, .. } = plan.memory {
         descriptors.push(device);
     }
@@ -193,6 +195,7 @@ fn start(plan: &Plan) -> Result<(Pid, Extensions, Vec<String>), String> {
         return Err(format!("working directory {}: {error}", plan.cwd));
     }
     CString::new(plan.cwd.as_str()).map_err(at("working directory"))?;
+    begin::lay_out(&plan.beginning)?;
     let (mut names, mut extensions) = (Vec::new(), Extensions::default());
     if let Some(output) = plan.of_extensions {
         // SAFETY: the agent opened it for this process, and nothing else here owns it. It is closed here, so
@@ -209,7 +212,9 @@ fn start(plan: &Plan) -> Result<(Pid, Extensions, Vec<String>), String> {
     command.stdin(Stdio::inherit()).stdout(Stdio::inherit()).stderr(Stdio::inherit());
     // SAFETY: setsid may be called between fork and exec.
     unsafe { command.pre_exec(|| Ok(rustix::process::setsid().map(drop)?)) };
+    let handed = begin::hand(&plan.beginning, &mut command).map_err(at("descriptors"))?;
     let child = command.spawn().map_err(|error| format!("{program}: {error}"))?;
+    drop(handed);
     let program = Pid::from_raw(child.id() as i32).ok_or_else(|| "no process".to_string())?;
     Ok((program, extensions, names))
 }

@@ -9,6 +9,7 @@
 //!
 //! It is one static binary, so that nothing in the root can break it.
 
+mod begin;
 mod boot;
 mod cgroup;
 mod confine;
@@ -18,6 +19,7 @@ mod init;
 mod instance;
 mod instances;
 mod launch;
+mod line;
 mod memory;
 mod memory_blocks;
 mod output;
@@ -29,6 +31,7 @@ mod refusal;
 mod relay;
 mod root;
 mod serve;
+mod snapshots;
 mod user_namespaces;
 mod vsock;
 

@@ -6,6 +6,7 @@ use std::os::fd::RawFd;
 
 use serde::{Deserialize, Serialize};
 use vm_protocol::PartitionNumber;
+use worker_snapshot::{Entry, MappedFile};
 
 /// How an instance is to run. Descriptors are valid in the process that reads this, and only there.
 #[derive(Debug, Serialize, Deserialize)]
@@ -36,12 +37,35 @@ pub struct Plan {
     pub binds: Vec<(String, String)>,
     /// Without ASLR.
     pub fixed_layout: bool,
+    pub beginning: Beginning,
 }
 
 impl Plan {
     /// Its host name: the instance's name, as much as a kernel takes.
     pub fn host(&self) -> String {
         self.name.chars().take(63).collect()
+    }
+}
+
+/// How an instance's program begins.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Beginning {
+    /// As its command says.
+    Command,
+    /// The same, with a line to the agent, at which it waits to be taken.
+    Taken { line: RawFd },
+    /// It becomes the process that was taken, which relies on these files, and had these in /tmp.
+    Restored { program: RawFd, pages: RawFd, line: RawFd, files: Vec<MappedFile>, entries: Vec<Entry> },
+}
+
+impl Beginning {
+    /// The descriptors that it needs, the line last.
+    pub fn descriptors(&self) -> Vec<RawFd> {
+        match self {
+            Beginning::Command => Vec::new(),
+            Beginning::Taken { line } => vec![*line],
+            Beginning::Restored { program, pages, line, .. } => vec![*program, *pages, *line],
+        }
     }
 }
 

@@ -87,6 +87,7 @@ fn describe() -> Agent {
         kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
         hotmem: fs::exists(HOTMEM).unwrap_or(false),
         boot_ns: now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64,
+        snapshots: true,
     }
 }
 
@@ -222,6 +223,13 @@ impl Server {
                 self.instances.freeze(&instance, frozen)?;
                 Ok(Answer::Done)
             }
+            Operation::TakeSnapshot(order) => {
+                Ok(Answer::Taken(self.instances.take_snapshot(&order, &self.layout()?)?))
+            }
+            Operation::DropSnapshot { snapshot } => {
+                self.instances.snapshots.forget(&snapshot);
+                Ok(Answer::Done)
+            }
             Operation::List => Ok(Answer::Instances { instances: self.instances.list() }),
             Operation::Stats => Ok(Answer::Stats(self.stats()?)),
             Operation::Output { instance, from, of_extensions } => {
@@ -273,8 +281,9 @@ impl Server {
     fn allowance(&self, order: &Spawn) -> Result<Allowance, Refusal> {
         let layout = self.layout()?;
         let partitions = order.partitions();
+        let start = self.instances.snapshots.start(order, &layout)?;
         let [partition, more @ ..] = &partitions[..] else {
-            return Ok(Allowance { share: None, memory: None, nodes: Vec::new(), files_to: None });
+            return Ok(Allowance { share: None, memory: None, nodes: Vec::new(), files_to: None, start });
         };
         let bytes: u64 = partitions.iter().map(|partition| layout.bytes_of(*partition)).sum();
         let limits = order.confinement.as_ref().map(|confinement| confinement.limits);
@@ -302,6 +311,7 @@ impl Server {
             memory: Some((at_most(limits.map(|limits| limits.memory_bytes)), apart)),
             nodes: if apart { partitions.iter().copied().zip(nodes).collect() } else { Vec::new() },
             files_to: (layout.mode == Mode::Nodes).then(|| layout.shared_node()),
+            start,
         })
     }
 

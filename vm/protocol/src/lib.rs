@@ -11,6 +11,7 @@ pub mod frame;
 pub mod layout;
 pub mod message;
 pub mod relay;
+pub mod snapshot;
 pub mod spawn;
 pub mod stats;
 pub mod window;
@@ -18,7 +19,8 @@ pub mod window;
 pub use frame::{Decoder, FrameError, MAX_FRAME_BYTES, encode};
 pub use layout::{Layout, Mode, PartitionNumber};
 pub use message::*;
-pub use spawn::{Confinement, Limits, Network, Spawn};
+pub use snapshot::{TakeSnapshot, Taken};
+pub use spawn::{Beginning, Confinement, Limits, Network, Spawn};
 pub use stats::{Merged, NodeStats, Stats};
 
 /// Incremented with every change that an older peer would misunderstand.

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::layout::{Layout, PartitionNumber};
+use crate::snapshot::{TakeSnapshot, Taken};
 use crate::spawn::Spawn;
 use crate::stats::Stats;
 
@@ -63,6 +64,13 @@ pub enum Operation {
         port: u16,
         /// Sent with the stream, so that the host knows for which request it is.
         token: u32,
+    },
+    /// Takes an instance that waits, and keeps the snapshot. Answer: [`Answer::Taken`].
+    TakeSnapshot(TakeSnapshot),
+    /// Forgets a snapshot, if there is one. Instances that were restored live on. Answer: [`Answer::Done`].
+    DropSnapshot {
+        /// Which one.
+        snapshot: String,
     },
     /// Freezes all processes of an instance, or thaws them. Answer: [`Answer::Done`]. A frozen instance can
     /// be stopped.
@@ -191,6 +199,12 @@ pub enum ErrorKind {
     NotListening,
     /// The program could not be started.
     CannotStart,
+    /// The instance has something that cannot be restored. The message says only what.
+    Unsupported,
+    /// A process that was to be taken or restored says what is wrong, or did not get there in time.
+    Fault,
+    /// No snapshot of that name.
+    NoSuchSnapshot,
     /// The kernel did not finish in time.
     TimedOut,
     /// Something else failed in the guest.
@@ -221,6 +235,8 @@ pub enum Answer {
         #[serde(default)]
         extensions: Vec<String>,
     },
+    /// To [`Operation::TakeSnapshot`].
+    Taken(Taken),
     /// To [`Operation::Stop`].
     Stopped {
         /// How its first process ended.
@@ -268,6 +284,9 @@ pub struct Agent {
     pub hotmem: bool,
     /// From the kernel's start to the agent's.
     pub boot_ns: u64,
+    /// Whether it knows of snapshots; earlier agents do not.
+    #[serde(default)]
+    pub snapshots: bool,
 }
 
 /// A report that no request caused.

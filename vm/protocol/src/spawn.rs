@@ -35,6 +35,10 @@ pub struct Spawn {
     /// By default the agent discards the oldest, for output that may have no reader.
     #[serde(default)]
     pub waits_for_reader: bool,
+    /// How its program begins. All but [`Beginning::Command`] need an agent whose
+    /// [`crate::Agent::snapshots`] is set.
+    #[serde(default)]
+    pub beginning: Beginning,
     /// Set for a worker's function: it sees its own code, may call the host, and does not own its root.
     #[serde(default)]
     pub confinement: Option<Box<Confinement>>,
@@ -45,6 +49,24 @@ impl Spawn {
     pub fn partitions(&self) -> Vec<PartitionNumber> {
         self.partition.into_iter().chain(self.more.iter().copied()).collect()
     }
+}
+
+/// How an instance's program begins.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Beginning {
+    /// As its command says.
+    #[default]
+    Command,
+    /// The same, with a line to the agent, at which it waits for [`crate::Operation::TakeSnapshot`].
+    Taken,
+    /// It becomes the process that was taken, and reads its environment. It has started when it runs.
+    Restored {
+        /// From which snapshot.
+        snapshot: String,
+        /// When to give up with [`crate::ErrorKind::Fault`].
+        timeout_ms: u64,
+    },
 }
 
 /// How a worker's function runs in the guest.

@@ -11,6 +11,14 @@ fn requests() -> impl Strategy<Value = Request> {
         (any::<u32>(), any::<u64>(), any::<u64>()).prop_map(|(partition, bytes, timeout_ms)| {
             Operation::PlugConfirm { partition: Some(PartitionNumber(partition)), bytes, timeout_ms }
         }),
+        (name, any::<u64>(), any::<u64>()).prop_map(|(instance, most_bytes, timeout_ms)| {
+            Operation::TakeSnapshot(TakeSnapshot {
+                instance,
+                snapshot: "s".to_string(),
+                most_bytes,
+                timeout_ms,
+            })
+        }),
         (name, ".{0,200}").prop_map(|(instance, text)| Operation::Input { instance, text, close: true }),
         (
             name,
@@ -29,6 +37,7 @@ fn requests() -> impl Strategy<Value = Request> {
                     cpus: vec![0, 1],
                     vcpus_milli: Some(500),
                     waits_for_reader: false,
+                    beginning: Beginning::Restored { snapshot: "s".to_string(), timeout_ms: 7 },
                     confinement: None,
                 })
             }),

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use vm_protocol::{Layout, Mode, PartitionNumber, Spawn};
+use vm_protocol::{Beginning, Layout, Mode, PartitionNumber, Spawn};
 
 use crate::base::error::Error;
 use crate::model::partition::State;
@@ -84,6 +84,7 @@ fn spawn_of(instance: u32, more: Option<PartitionNumber>) -> Spawn {
         cpus: vec![],
         vcpus_milli: None,
         waits_for_reader: false,
+        beginning: Beginning::Command,
         confinement: None,
     }
 }

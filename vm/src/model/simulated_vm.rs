@@ -65,7 +65,14 @@ impl Truth {
     }
 
     fn agent(&self) -> Agent {
-        Agent { version: 1, agent_id: self.agent_id, kernel: "6.12".to_string(), hotmem: true, boot_ns: 0 }
+        Agent {
+            version: 1,
+            agent_id: self.agent_id,
+            kernel: "6.12".to_string(),
+            hotmem: true,
+            boot_ns: 0,
+            snapshots: false,
+        }
     }
 
     fn require_qemu(&self) -> Result<(), Error> {

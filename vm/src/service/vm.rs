@@ -354,7 +354,7 @@ impl Drop for Vm {
     }
 }
 
-fn unexpected(answer: &Answer) -> Error {
+pub(super) fn unexpected(answer: &Answer) -> Error {
     Error::Failed(format!("the agent's answer is {answer:?}"))
 }
 

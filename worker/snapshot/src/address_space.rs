@@ -96,6 +96,12 @@ impl MappedFile {
     pub fn is_unchanged(&self) -> bool {
         MappedFile::now(self.path.clone()).as_ref() == Some(self)
     }
+
+    /// The same where each sandbox has mounts of its own, whose devices differ.
+    pub fn is_unchanged_in_another_mount(&self) -> bool {
+        let numbers = |file: &MappedFile| (file.identity.1, file.identity.2, file.changed);
+        MappedFile::now(self.path.clone()).is_some_and(|now| numbers(&now) == numbers(self))
+    }
 }
 
 /// A process's mappings, in order.
@@ -232,5 +238,25 @@ impl Stat {
     /// The pages that hold arguments and environment.
     pub fn words(&self) -> Range<u64> {
         self.field(48) & !(PAGE - 1)..self.field(51).checked_next_multiple_of(PAGE).unwrap_or(u64::MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_the_same_in_other_mounts_whatever_their_device() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("library");
+        std::fs::write(&path, "x").unwrap();
+        let here = MappedFile::now(path.clone()).unwrap();
+        let (device, inode, bytes) = here.identity;
+        let elsewhere = MappedFile { identity: (device + 1, inode, bytes), ..here };
+        assert!(!elsewhere.is_unchanged() && elsewhere.is_unchanged_in_another_mount());
+        std::fs::write(&path, "longer").unwrap();
+        assert!(!elsewhere.is_unchanged_in_another_mount());
+        std::fs::remove_file(&path).unwrap();
+        assert!(!elsewhere.is_unchanged_in_another_mount());
     }
 }

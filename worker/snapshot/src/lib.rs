@@ -63,7 +63,7 @@ pub use restorer::FAILED;
 
 pub use connection::Request;
 pub use function_call::Function;
-pub use take::{Limits, PAGES, RUNS, Snapshot, WAITS, Waiting, take};
+pub use take::{Limits, PAGES, RUNS, Snapshot, WAITS, Waiting, take, take_once_it_waits};
 
 /// Why there is no snapshot.
 #[derive(Debug, thiserror::Error)]

@@ -3,6 +3,7 @@
 use std::io::Error as IoError;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use libc::pid_t;
 
@@ -124,6 +125,26 @@ impl Snapshot {
     /// Mappings of a restored process.
     pub fn mappings(&self) -> usize {
         self.mappings
+    }
+}
+
+/// Takes a process that has said that it waits, and may still be on its way into that call.
+///
+/// # Errors
+/// As [`take`], and it does not wait for so long.
+pub fn take_once_it_waits(
+    process: pid_t,
+    waiting: Waiting<'_>,
+    limits: Limits<'_>,
+    patience: Duration,
+) -> Result<Snapshot, Error> {
+    let began = Instant::now();
+    loop {
+        match take(process, waiting, limits) {
+            Err(Error::Unsupported(why)) if why.contains("does not wait") && began.elapsed() < patience => {}
+            taken => return taken,
+        }
+        std::thread::sleep(Duration::from_millis(2));
     }
 }
 

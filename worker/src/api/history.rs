@@ -32,8 +32,8 @@ pub fn layers(worker: &Worker) -> Layers {
         sandbox: kind.sandbox.into(),
         heap: layers.heap.is_some(),
         merge: layers.merge.is_some(),
-        // VMs have none, and what is not shared is not restored.
-        snapshot: layers.snapshot && layers.merge.is_some() && kind.sandbox == "process",
+        // What is not shared is not restored.
+        snapshot: layers.snapshot && layers.merge.is_some() && kind.snapshots,
         ready: layers.ready && kind.sandbox == "process",
         partitions: kind.partitions.into(),
     }

@@ -134,6 +134,8 @@ pub(crate) trait Maker: Send + Sync {
 pub(crate) struct Kind {
     pub sandbox: &'static str,
     pub partitions: &'static str,
+    /// Whether instances can be restored from a snapshot.
+    pub snapshots: bool,
 }
 
 /// Memory that is no single instance's.
@@ -275,6 +277,6 @@ impl Maker for Never {
     }
 
     fn kind(&self) -> Kind {
-        Kind { sandbox: "none", partitions: "none" }
+        Kind { sandbox: "none", partitions: "none", snapshots: false }
     }
 }

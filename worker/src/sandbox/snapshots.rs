@@ -38,6 +38,7 @@ use crate::sandbox::first_request::FirstRequest;
 use crate::sandbox::interface::SnapshotState;
 use crate::sandbox::line::Fault;
 use crate::sandbox::runtime_process::runtime_of;
+use crate::sandbox::taken::{Gone, Taken};
 
 /// How long after an instance's start another is started to be taken: the first request runs alone.
 pub(super) const AFTER: Duration = Duration::from_secs(1);
@@ -69,21 +70,20 @@ pub(super) const USER: u32 = 2_002_000_000;
 
 /// The snapshots of a worker's functions. Together they have so many bytes at most: of those beyond, the one
 /// whose function has not started an instance for longest goes, until its next start.
-pub(super) struct Snapshots {
-    all: Mutex<All>,
+pub(super) struct Snapshots<S = Snapshot> {
+    all: Mutex<All<S>>,
     most_bytes: u64,
 }
 
-#[derive(Default)]
-struct All {
-    known: HashMap<FunctionId, Known>,
+struct All<S> {
+    known: HashMap<FunctionId, Known<S>>,
     /// Functions and versions that are deleted, whose last instances may still start. Ids are not used again.
     deleted: HashSet<FunctionId>,
 }
 
-impl All {
+impl<S: Taken> All<S> {
     fn keep_within(&mut self, most_bytes: u64) {
-        let bytes = |known: &Known| match &known.state {
+        let bytes = |known: &Known<S>| match &known.state {
             State::Ready(snapshot, _) => snapshot.size(),
             State::None | State::Taking => 0,
         };
@@ -96,11 +96,11 @@ impl All {
 }
 
 /// What is known of one deployment.
-struct Known {
+struct Known<S> {
     /// Its name and version.
     name: (String, String),
     revision: String,
-    state: State,
+    state: State<S>,
     /// How often its instances could not be restored.
     useless: u32,
     /// How many have ended since one was restored.
@@ -109,8 +109,8 @@ struct Known {
     used: Instant,
 }
 
-impl Known {
-    fn new(deployment: &Deployment) -> Known {
+impl<S> Known<S> {
+    fn new(deployment: &Deployment) -> Known<S> {
         Known {
             name: (deployment.name.clone(), deployment.version.clone()),
             revision: deployment.revision.clone(),
@@ -122,10 +122,10 @@ impl Known {
     }
 }
 
-enum State {
+enum State<S> {
     None,
     Taking,
-    Ready(Arc<Snapshot>, Option<Kept>),
+    Ready(Arc<S>, Option<Kept>),
 }
 
 /// One is taken at a time.
@@ -147,14 +147,15 @@ pub(crate) fn is_asked_for(deployment: &Deployment) -> bool {
     settings.snapshot || settings.snap_start && deployment.version != name::LATEST
 }
 
-impl Snapshots {
+impl<S: Taken> Snapshots<S> {
     /// None yet.
-    pub fn new(most_bytes: u64) -> Snapshots {
-        Snapshots { all: Mutex::default(), most_bytes }
+    pub fn new(most_bytes: u64) -> Snapshots<S> {
+        let all = All { known: HashMap::new(), deleted: HashSet::new() };
+        Snapshots { all: Mutex::new(all), most_bytes }
     }
 
     /// The snapshot of a deployment, if there is one.
-    pub fn of(&self, deployment: &Deployment) -> Option<Arc<Snapshot>> {
+    pub fn of(&self, deployment: &Deployment) -> Option<Arc<S>> {
         let mut all = lock(&self.all);
         let known = all.known.get_mut(&deployment.function)?;
         match &known.state {
@@ -199,11 +200,7 @@ impl Snapshots {
 
     /// It has been taken, and is a segment of the store, or it cannot be taken. A deployment that has changed
     /// or gone meanwhile has none.
-    pub fn taken(
-        &self,
-        deployment: &Deployment,
-        snapshot: Result<(Arc<Snapshot>, Option<Kept>), &anyhow::Error>,
-    ) {
+    pub fn taken(&self, deployment: &Deployment, snapshot: Result<(Arc<S>, Option<Kept>), &anyhow::Error>) {
         let mut all = lock(&self.all);
         let Some(known) = all.known.get_mut(&deployment.function) else { return };
         if known.revision == deployment.revision {
@@ -237,6 +234,12 @@ impl Snapshots {
     pub fn failed(&self, deployment: &Deployment, error: &anyhow::Error) -> bool {
         let mut all = lock(&self.all);
         let Some(known) = all.known.get_mut(&deployment.function) else { return true };
+        if error.is::<Gone>() {
+            if matches!(known.state, State::Ready(..)) {
+                known.state = State::None;
+            }
+            return false;
+        }
         if !error.is::<Fault>() && known.killed < KILLS {
             known.killed += 1;
             return false;
@@ -254,7 +257,7 @@ impl Snapshots {
     }
 
     /// A deployment has this one, or none, from an earlier worker.
-    pub fn loaded(&self, deployment: &Deployment, snapshot: Option<Arc<Snapshot>>) {
+    pub fn loaded(&self, deployment: &Deployment, snapshot: Option<Arc<S>>) {
         let mut all = lock(&self.all);
         if all.deleted.contains(&deployment.function) {
             return;
@@ -274,7 +277,7 @@ impl Snapshots {
     /// Bytes of all snapshots in memory that no store counts. Pages of those on the disk are, as a library's,
     /// their instances' memory.
     pub fn bytes(&self) -> u64 {
-        let bytes = |known: &Known| match &known.state {
+        let bytes = |known: &Known<S>| match &known.state {
             State::Ready(snapshot, None) if !snapshot.is_on_disk() => snapshot.size(),
             State::Ready(..) | State::None | State::Taking => 0,
         };
@@ -371,15 +374,8 @@ pub(super) async fn take(
         };
         let disk = disk.as_deref().map(AsFd::as_fd);
         let limits = Limits { bytes: most_bytes, own_folder: Some(Path::new("/tmp")), disk };
-        let began = Instant::now();
-        loop {
-            match worker_snapshot::take(runtime, waiting, limits) {
-                // It has sent its message, and enters the call.
-                Err(Error::Unsupported(why)) if why.contains("does not wait") && began.elapsed() < WAIT => {}
-                taken => return Ok(taken?),
-            }
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        // It has sent its message, and enters the call.
+        Ok(worker_snapshot::take_once_it_waits(runtime, waiting, limits, WAIT)?)
     });
     work.await.context("taking was cut short")?
 }

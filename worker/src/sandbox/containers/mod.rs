@@ -2,7 +2,7 @@
 
 mod preparing;
 mod ready;
-mod restoring;
+mod restored;
 mod taking;
 
 use std::net::TcpListener;
@@ -26,6 +26,7 @@ use crate::sandbox::interface::{BoxFuture, Kind, Maker, Order, Overall, SPARE, S
 use crate::sandbox::line::Line;
 use crate::sandbox::network::{self, Outside};
 use crate::sandbox::reach;
+use crate::sandbox::restoring;
 use crate::sandbox::saved_snapshots::SavedSnapshots;
 use crate::sandbox::snapshots::{self, Snapshots};
 use worker_container::cgroup::{Hierarchy, Limits};
@@ -327,7 +328,9 @@ impl Containers {
 
 impl Maker for Containers {
     fn start(self: Arc<Self>, order: Order) -> BoxFuture<'static, Result<Arc<dyn Sandbox>>> {
-        Box::pin(async move { Ok(Arc::new(self.start_or_restore(order).await?) as Arc<dyn Sandbox>) })
+        Box::pin(
+            async move { Ok(Arc::new(restoring::start_or_restore(self, order).await?) as Arc<dyn Sandbox>) },
+        )
     }
 
     fn prepare(self: Arc<Self>, version: Order) {
@@ -373,11 +376,11 @@ impl Maker for Containers {
     }
 
     fn close(&self) {
-        self.end_taking();
+        restoring::end_taking();
         self.ready.wait_until_ended();
     }
 
     fn kind(&self) -> Kind {
-        Kind { sandbox: "process", partitions: "none" }
+        Kind { sandbox: "process", partitions: "none", snapshots: true }
     }
 }

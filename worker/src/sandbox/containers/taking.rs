@@ -1,8 +1,7 @@
-//! Starts instances that are not restored, and takes snapshots. One instance that serves no request is
-//! started and taken, and another is restored on trial.
+//! Starts instances that are not restored, and takes snapshots ([`crate::sandbox::restoring`] says when). One
+//! instance that serves no request is started and taken, and another is restored on trial.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 
@@ -11,7 +10,7 @@ use crate::sandbox::callers::Callers;
 use crate::sandbox::container::Instance;
 use crate::sandbox::environment;
 use crate::sandbox::first_request::FirstRequest;
-use crate::sandbox::interface::{Order, SPARE, Sandbox};
+use crate::sandbox::interface::{Order, Sandbox};
 use crate::sandbox::snapshots;
 use worker_container::page_store::Kept;
 use worker_container::rights::no_snapshots;
@@ -38,46 +37,8 @@ impl Containers {
         Ok(made?.0)
     }
 
-    /// Starts an instance that serves no request, takes it, ends it, and restores another on trial.
-    pub(super) async fn snapshot(self: Arc<Self>, order: Order, after: Duration) {
-        let order = Order { id: SPARE, snap_start: true, ..order };
-        // An instance that merged before would keep pages of its own in place of the snapshot's.
-        let _held = self.stores.hold_merges(order.deployment.store());
-        tokio::time::sleep(after).await;
-        let Ok(_turn) = snapshots::TAKING.acquire().await else { return };
-        if *self.closing.borrow() {
-            return;
-        }
-        let (name, began) = (&order.deployment.name, Instant::now());
-        match self.take_and_try(&order).await {
-            Ok(snapshot) => {
-                // A store takes only memory that is sealed.
-                let is_offered = self.shares(&order) && !snapshot.is_on_disk();
-                let kept = if is_offered { self.offer(&order, &snapshot).await } else { None };
-                let (mib, mappings) = (snapshot.bytes() >> 20, snapshot.mappings());
-                let ms = began.elapsed().as_millis();
-                let copied = snapshot
-                    .why_copied()
-                    .map_or_else(String::new, |why| format!("; its pages are copied: {why}"));
-                tracing::info!(
-                    "[{name}] has a snapshot, from which its next instances are restored ({mib} MiB, {mappings} mappings, in {ms} ms{copied})"
-                );
-                self.snapshots.taken(&order.deployment, Ok((snapshot.clone(), kept)));
-                self.save(&order, &snapshot).await;
-            }
-            Err(error) => {
-                let line = format!("[{name}] starts as ever, without a snapshot: {error:#}");
-                match snapshots::is_asked_for(&order.deployment) {
-                    true => tracing::warn!("{line}"),
-                    false => tracing::info!("{line}"),
-                }
-                self.snapshots.taken(&order.deployment, Err(&error));
-            }
-        }
-    }
-
     /// A snapshot from which an instance was restored well: no request tries it.
-    async fn take_and_try(&self, order: &Order) -> Result<Arc<Snapshot>> {
+    pub(super) async fn take_and_try(&self, order: &Order) -> Result<Arc<Snapshot>> {
         let snapshot = Arc::new(self.take(order).await?);
         let restored = self.make(order, Start::Restored(snapshot.clone())).await;
         let (instance, _) = restored.context("it was not restored")?;
@@ -93,7 +54,7 @@ impl Containers {
     }
 
     /// Gives the snapshot's pages to the function's store, for the instances that were started.
-    async fn offer(&self, order: &Order, snapshot: &Snapshot) -> Option<Kept> {
+    pub(super) async fn offer_to_store(&self, order: &Order, snapshot: &Snapshot) -> Option<Kept> {
         let offered = async {
             let file = snapshot.pages().try_clone_to_owned().context("no descriptor is left")?;
             let pages = u32::try_from(snapshot.size() / 4096)?;
@@ -114,15 +75,6 @@ impl Containers {
     async fn until_closing(&self) {
         // The sender lives as long as this.
         let _ = self.closing.subscribe().wait_for(|closing| *closing).await;
-    }
-
-    /// Waits until the instance that serves no request has ended: no other starts once the worker ends.
-    /// Blocks.
-    pub(super) fn end_taking(&self) {
-        let began = Instant::now();
-        while snapshots::TAKING.try_acquire().is_err() && began.elapsed() < snapshots::RESTORE {
-            std::thread::sleep(Duration::from_millis(2));
-        }
     }
 
     async fn take(&self, order: &Order) -> Result<Snapshot> {

@@ -9,15 +9,20 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 
 use anyhow::{Context, Result};
+use tokio::sync::watch;
 use worker_page::data;
+use worker_pool::FunctionId;
 
 use super::code_disk::Disk;
-use super::{Host, Part, PartitionedVm, Plan, SLOWER, lifecycle};
+use super::snapshot::VmSnapshot;
+use super::{Host, InUse, Part, PartitionedVm, Plan, SLOWER};
+use crate::function::definition::Deployment;
 use crate::function::worker_options::Options;
 use crate::sandbox::history::History;
-use crate::sandbox::interface::{BoxFuture, Kind, Maker, Order, Overall, Sandbox};
+use crate::sandbox::interface::{BoxFuture, Kind, Maker, Order, Overall, Sandbox, SnapshotState};
 use crate::sandbox::network::Outside;
-use crate::sandbox::snapshots;
+use crate::sandbox::restoring;
+use crate::sandbox::snapshots::Snapshots;
 
 /// Functions that live in one VM.
 #[derive(Debug)]
@@ -32,11 +37,14 @@ pub struct VmDomain {
 
 /// The VMs.
 pub struct VmDomains {
-    plan: Plan,
-    host: Arc<Host>,
+    pub(super) plan: Plan,
+    pub(super) host: Arc<Host>,
     vms: Mutex<Vms>,
+    pub(super) snapshots: Snapshots<VmSnapshot>,
     /// Has the worker log only once that there are no snapshots.
-    no_snapshots: Once,
+    pub(super) no_snapshots: Once,
+    /// Whether the worker ends.
+    pub(super) closing: watch::Sender<bool>,
 }
 
 #[derive(Default)]
@@ -52,6 +60,8 @@ struct Vms {
 impl VmDomains {
     /// None yet. `folder` is the worker's own.
     pub fn new(plan: Plan, options: Arc<Options>, folder: &Path, history: Arc<History>) -> VmDomains {
+        // Together as much as those of containers at most; and each VM has room for some.
+        let snapshots = Snapshots::new((options.capacity.memory_mib << 20) / 4);
         let host = Host {
             options,
             folder: folder.into(),
@@ -59,7 +69,14 @@ impl VmDomains {
             outside: Outside::default(),
             long_heads: Arc::default(),
         };
-        VmDomains { plan, host: Arc::new(host), vms: Mutex::default(), no_snapshots: Once::new() }
+        VmDomains {
+            plan,
+            host: Arc::new(host),
+            vms: Mutex::default(),
+            snapshots,
+            no_snapshots: Once::new(),
+            closing: watch::Sender::new(false),
+        }
     }
 
     /// Provides a VM for each of these domains, and for no other. A VM that suits its domain stays; others
@@ -129,6 +146,11 @@ impl VmDomains {
         Ok(vm)
     }
 
+    /// The VM of this domain, for an instance.
+    pub(super) fn take(&self, domain: &Option<String>) -> Option<InUse> {
+        self.lock().now.get(domain).map(PartitionedVm::take)
+    }
+
     fn lock(&self) -> MutexGuard<'_, Vms> {
         self.vms.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -150,16 +172,17 @@ impl VmDomains {
 
 impl Maker for VmDomains {
     fn start(self: Arc<Self>, order: Order) -> BoxFuture<'static, Result<Arc<dyn Sandbox>>> {
-        if snapshots::is_wanted(&order.deployment) {
-            self.no_snapshots.call_once(|| {
-                tracing::warn!("{}: VMs have no snapshots: instances start as ever", order.label());
-            });
-        }
-        Box::pin(async move {
-            let vm = self.lock().now.get(&order.deployment.settings.vm).map(PartitionedVm::take);
-            let vm = vm.context("it has no VM: functions come from the template")?;
-            Ok(Arc::new(lifecycle::start(vm, order).await?) as Arc<dyn Sandbox>)
-        })
+        Box::pin(
+            async move { Ok(Arc::new(restoring::start_or_restore(self, order).await?) as Arc<dyn Sandbox>) },
+        )
+    }
+
+    fn snapshot_state(&self, deployment: &Deployment) -> SnapshotState {
+        self.snapshots.state(deployment)
+    }
+
+    fn deleted(&self, function: FunctionId) {
+        self.snapshots.forget(function);
     }
 
     fn slower(&self) -> u32 {
@@ -172,7 +195,7 @@ impl Maker for VmDomains {
     }
 
     fn kind(&self) -> Kind {
-        Kind { sandbox: "vm", partitions: self.plan.mode.name() }
+        Kind { sandbox: "vm", partitions: self.plan.mode.name(), snapshots: self.plan.merges() }
     }
 
     fn takes_code(&self) -> bool {
@@ -180,11 +203,13 @@ impl Maker for VmDomains {
     }
 
     fn closing(&self) {
+        self.closing.send_replace(true);
         self.all().iter().for_each(|vm| vm.closing());
     }
 
     /// Powers them off.
     fn close(&self) {
+        restoring::end_taking();
         self.each(PartitionedVm::close);
         self.host.outside.close();
     }
@@ -205,21 +230,37 @@ fn together(one: data::Vm, other: data::Vm) -> data::Vm {
 
 #[cfg(test)]
 mod tests {
+    use vm::protocol::Mode;
+
     use super::*;
+    use crate::function::worker_options::Libraries;
+
+    fn plan(folder: &Path, mode: Mode, partitions: u32) -> Plan {
+        let (kernel, initrd) = (folder.join("kernel"), folder.join("initrd"));
+        let append = String::new();
+        let image = vm::image::Image { kernel, initrd, disk: None, append, hotmem: false, linux: None };
+        Plan { mode, partitions, image }
+    }
+
+    #[test]
+    fn vms_with_snapshots_have_a_partition_for_the_instance_that_is_taken() {
+        let all = Libraries { merge: Some("m".into()), snapshot: true, ..Libraries::default() };
+        let partitions = |mode, count, libraries: &Libraries| {
+            plan(Path::new("/"), mode, count).partitions_of_each(libraries)
+        };
+        assert_eq!(partitions(Mode::Hotmem, 4, &all), 5);
+        assert_eq!(partitions(Mode::Ranges, 125, &all), 126);
+        assert_eq!(partitions(Mode::Hotmem, 126, &all), 126, "with the shared one there are no more");
+        assert_eq!(partitions(Mode::Nodes, 4, &all), 4);
+        for less in [Libraries { merge: None, ..all.clone() }, Libraries { snapshot: false, ..all }] {
+            assert_eq!(partitions(Mode::Hotmem, 4, &less), 4);
+        }
+    }
 
     #[test]
     fn nothing_stays_of_a_vm_that_does_not_come_up() {
         let folder = tempfile::tempdir().unwrap();
-        let (kernel, initrd) = (folder.path().join("kernel"), folder.path().join("initrd"));
-        let image = vm::image::Image {
-            kernel,
-            initrd,
-            disk: None,
-            append: String::new(),
-            hotmem: false,
-            linux: None,
-        };
-        let plan = Plan { mode: vm::protocol::Mode::Nodes, partitions: 1, image };
+        let plan = plan(folder.path(), Mode::Nodes, 1);
         let options = Arc::new(Options::of_tests(folder.path()));
         let history = Arc::new(History::new(std::time::Instant::now()));
         let own = folder.path().join("own");

@@ -9,7 +9,7 @@ use tokio::net::UnixStream;
 use tokio::net::unix::pipe;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use vm::protocol::{ErrorKind, ExitReason, PartitionNumber};
+use vm::protocol::{ErrorKind, ExitReason, PartitionNumber, Spawn};
 use vm::report::End;
 use vm::{Error, MemorySource};
 
@@ -17,6 +17,7 @@ use super::order::spawn_order;
 use super::output::{Fetching, Read};
 use super::partition::{ask, lock, plug, unplug};
 use super::relay::{Link, Listener};
+use super::snapshot::{self, Start, VmSnapshot};
 use super::tunnel::Tunnel;
 use super::{InUse, PartitionedVm, Running, SLOWER};
 use crate::base::process_memory::Memory;
@@ -42,6 +43,7 @@ pub struct Instance {
     running: Arc<Running>,
     partition: PartitionNumber,
     extensions: Vec<String>,
+    restored: bool,
     heads: Arc<Heads>,
     listener: tokio::sync::Mutex<Listener>,
     _link: Option<Link>,
@@ -57,12 +59,12 @@ pub struct Instance {
     ended: AtomicBool,
 }
 
-/// Plugs a partition and starts an instance in it. If the VM ends before it has started, it starts in the
-/// next one: nothing of it has run.
+/// Plugs a partition and starts or restores an instance in it. If the VM ends before it has started, it
+/// starts in the next one: nothing of it has run.
 ///
 /// # Errors
 /// It could not be started, and why. Its partition is unplugged then.
-pub async fn start(vm: InUse, order: Order) -> Result<Instance> {
+pub async fn start(vm: InUse, order: Order, start: Start) -> Result<Instance> {
     let name = format!("instance-{}", order.id);
     let deadline = Instant::now() + START_PATIENCE;
     loop {
@@ -70,7 +72,7 @@ pub async fn start(vm: InUse, order: Order) -> Result<Instance> {
         // Made first: a failure here leaves no process to end.
         let pipe = || pipe::pipe().context("no pipe for the instance's output");
         let (own, of_extensions) = (pipe()?, pipe()?);
-        match start_in(&vm, &running, &order, &name).await {
+        match start_in(&vm, &running, &order, &name, &start).await {
             Ok((partition, extensions, listener, link)) => {
                 let read: [(_, Read); 2] = [
                     (own, |vm, name, from| vm.output(name, from)),
@@ -93,6 +95,7 @@ pub async fn start(vm: InUse, order: Order) -> Result<Instance> {
                     running,
                     partition,
                     extensions,
+                    restored: start.is_restored(),
                     heads,
                     listener: tokio::sync::Mutex::new(listener),
                     _link: link,
@@ -117,7 +120,9 @@ async fn start_in(
     running: &Arc<Running>,
     order: &Order,
     name: &str,
+    start: &Start,
 ) -> Result<(PartitionNumber, Vec<String>, Listener, Option<Link>)> {
+    let beginning = start.beginning(order, running)?;
     let link = match order.reaches_out(&vm.host.options) {
         true => {
             let network = vm.host.outside.network().await?;
@@ -130,9 +135,13 @@ async fn start_in(
     let listener = running.relay.listen(name, order.connections());
     let address = link.as_ref().map(Link::address);
     let spawned = match spawn_order(vm, order, name, address) {
-        Ok(order) => ask(running, move |vm| vm.spawn(MemorySource::Partition(partition), order))
-            .await
-            .map_err(Into::into),
+        Ok(spawn) => {
+            let mut spawn = Spawn { beginning, ..spawn };
+            spawn.env.extend(start.variable(&order.deployment));
+            ask(running, move |vm| vm.spawn(MemorySource::Partition(partition), spawn))
+                .await
+                .map_err(snapshot::in_own_words)
+        }
         Err(error) => Err(error),
     };
     match spawned {
@@ -209,6 +218,14 @@ impl Instance {
         let _ = tokio::time::timeout(LAST_WORDS, fetch).await;
     }
 
+    /// Has the guest take it; it waits, or is about to.
+    pub(super) async fn take_snapshot(&self) -> Result<VmSnapshot> {
+        let (running, name, deployment) =
+            (self.running.clone(), self.name.clone(), self.order.deployment.clone());
+        let work = move || snapshot::take(&running, &name, &deployment.settings);
+        tokio::task::spawn_blocking(work).await.context("taking was cut short")?
+    }
+
     async fn connect_to(&self, port: u16) -> std::io::Result<UnixStream> {
         let waiting = self.running.relay.await_connection(&self.name)?;
         let (name, token) = (self.name.clone(), waiting.token);
@@ -257,6 +274,10 @@ impl Sandbox for Instance {
 
     fn extensions(&self) -> &[String] {
         &self.extensions
+    }
+
+    fn was_restored(&self) -> bool {
+        self.restored
     }
 
     fn ending(&self) -> BoxFuture<'_, Ended> {

@@ -17,6 +17,8 @@ mod order;
 mod output;
 mod partition;
 pub(crate) mod relay;
+mod restored;
+mod snapshot;
 mod tunnel;
 
 use std::collections::BTreeMap;
@@ -28,7 +30,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use tokio::sync::watch;
-use vm::protocol::{Layout, Mode, PartitionNumber};
+use vm::protocol::{Layout, MAX_PARTITIONS, Mode, PartitionNumber};
 use vm::{Settings, Vm};
 use worker_page::data::{self, Event};
 
@@ -39,7 +41,7 @@ use code_disk::Disk;
 use guest::Guest;
 use relay::Relay;
 
-use crate::function::worker_options::Options;
+use crate::function::worker_options::{Libraries, Options};
 use crate::http::heads::LongHeads;
 use crate::sandbox::history::{self, History};
 use crate::sandbox::network::Outside;
@@ -72,6 +74,21 @@ impl Plan {
     /// Whether the guest's kernel merges pages, and keeps those that it has merged out of the partitions.
     pub fn merges(&self) -> bool {
         self.mode.is_kernels()
+    }
+
+    /// Whether instances are restored from snapshots: these lie where merged pages lie.
+    fn restores(&self, libraries: &Libraries) -> bool {
+        self.merges() && libraries.snapshot && libraries.merge.is_some()
+    }
+
+    /// Partitions of each VM: with snapshots, one more than there may be instances, for the instance that is
+    /// taken or restored on trial. While absent it costs nothing.
+    fn partitions_of_each(&self, libraries: &Libraries) -> u32 {
+        match self.restores(libraries) {
+            // The shared one counts.
+            true => (self.partitions + 1).min(MAX_PARTITIONS - 1).max(self.partitions),
+            false => self.partitions,
+        }
     }
 }
 
@@ -149,7 +166,10 @@ impl PartitionedVm {
             name: vm_name(name.as_deref(), number),
             layout: Layout {
                 mode: plan.mode,
-                partition_bytes: vec![partition_mib << 20; plan.partitions as usize],
+                partition_bytes: vec![
+                    partition_mib << 20;
+                    plan.partitions_of_each(&host.options.libraries) as usize
+                ],
                 shared_bytes: (SHARED_MIB + if plan.merges() { partition_mib } else { 0 }) << 20,
             },
             boot_bytes: None,

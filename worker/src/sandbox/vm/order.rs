@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use vm::protocol::{Confinement, Limits, Network, Spawn};
+use vm::protocol::{Beginning, Confinement, Limits, Network, Spawn};
 
 use super::PartitionedVm;
 use crate::base::limits;
@@ -47,6 +47,7 @@ pub fn spawn_order(
         cpus: Vec::new(),
         vcpus_milli: settings.processors.map(|processors| (processors * 1000.0).ceil() as u32),
         waits_for_reader: false,
+        beginning: Beginning::Command,
         confinement: Some(Box::new(Confinement {
             user,
             port: RUNTIME_PORT,

@@ -1,5 +1,6 @@
 //! Restores instances: from the function's snapshot, or the one that an earlier worker has saved.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,47 +9,73 @@ use anyhow::Result;
 use super::{Containers, Start};
 use crate::sandbox::container::Instance;
 use crate::sandbox::interface::Order;
-use crate::sandbox::snapshots;
+use crate::sandbox::restoring::{self, Restores};
+use crate::sandbox::snapshots::Snapshots;
+use worker_container::page_store::Kept;
 use worker_snapshot::Snapshot;
 
 /// One is loaded at a time: its pages are read from the disk, and counted.
 static LOADING: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
-impl Containers {
-    /// Restores an instance, if there is a snapshot; starts it otherwise, or if it cannot be restored. After
-    /// the first start a snapshot is taken.
-    pub(super) async fn start_or_restore(self: Arc<Self>, order: Order) -> Result<Instance> {
-        let is_wanted = self.may_restore() && snapshots::is_wanted(&order.deployment);
-        if !(is_wanted && self.may_take()) {
-            return self.start_fresh(&order).await;
-        }
-        self.look_for_saved(&order).await;
-        // Once more, where the first was killed.
-        for _ in 0..2 {
-            let Some(snapshot) = self.snapshots.of(&order.deployment) else { break };
-            let restored = Order { snap_start: true, ..order.clone() };
-            match self.make(&restored, Start::Restored(snapshot)).await {
-                Ok((instance, _)) => {
-                    self.snapshots.restored(&order.deployment);
-                    tokio::spawn(self.clone().drop_unused(order.deployment.function));
-                    return Ok(instance);
-                }
-                Err(error) if self.snapshots.failed(&order.deployment, &error) => {
-                    tracing::warn!("{}: starts as ever, as it was not restored: {error:#}", order.label());
-                    if let Some(saved) = &self.saved {
-                        saved.remove(&order.deployment.name, &order.deployment.version);
-                    }
-                }
-                Err(error) => tracing::info!("{}: it was not restored: {error:#}", order.label()),
-            }
-        }
-        let instance = self.start_fresh(&order).await?;
-        if self.snapshots.begin(&order.deployment) {
-            tokio::spawn(self.clone().snapshot(order, snapshots::AFTER));
-        }
+impl Restores for Containers {
+    type Instance = Instance;
+    type Snapshot = Snapshot;
+
+    fn snapshots(&self) -> &Snapshots {
+        &self.snapshots
+    }
+
+    fn is_closing(&self) -> bool {
+        *self.closing.borrow()
+    }
+
+    fn can_restore(&self, _: &Order) -> bool {
+        self.may_restore() && self.may_take()
+    }
+
+    async fn start_new(&self, order: &Order) -> Result<Instance> {
+        self.start_fresh(order).await
+    }
+
+    async fn restore(&self, order: &Order, snapshot: Arc<Snapshot>) -> Result<Instance> {
+        let (instance, _) = self.make(order, Start::Restored(snapshot)).await?;
         Ok(instance)
     }
 
+    async fn take_tried(&self, order: &Order) -> Result<Arc<Snapshot>> {
+        self.take_and_try(order).await
+    }
+
+    async fn look_for_earlier(&self, order: &Order) {
+        self.look_for_saved(order).await;
+    }
+
+    fn was_restored(self: &Arc<Self>, order: &Order) {
+        tokio::spawn(self.clone().drop_unused(order.deployment.function));
+    }
+
+    fn was_not_restored(&self, order: &Order) {
+        if let Some(saved) = &self.saved {
+            saved.remove(&order.deployment.name, &order.deployment.version);
+        }
+    }
+
+    fn hold_merges(&self, order: &Order) -> Option<OwnedFd> {
+        self.stores.hold_merges(order.deployment.store())
+    }
+
+    async fn offer(&self, order: &Order, snapshot: &Arc<Snapshot>) -> Option<Kept> {
+        // A store takes only memory that is sealed.
+        let is_offered = self.shares(order) && !snapshot.is_on_disk();
+        if is_offered { self.offer_to_store(order, snapshot).await } else { None }
+    }
+
+    async fn save(&self, order: &Order, snapshot: &Arc<Snapshot>) {
+        self.save_for_next(order, snapshot).await;
+    }
+}
+
+impl Containers {
     /// Loads the snapshot of a published version, or takes it: it has begun.
     pub(super) async fn load_or_take(self: Arc<Self>, version: Order) {
         let turn = LOADING.lock().await;
@@ -56,7 +83,7 @@ impl Containers {
         drop(turn);
         match loaded {
             Some(snapshot) => self.snapshots.taken(&version.deployment, Ok((snapshot, None))),
-            None => self.snapshot(version, Duration::ZERO).await,
+            None => restoring::take(self, version, Duration::ZERO).await,
         }
     }
 
@@ -90,7 +117,7 @@ impl Containers {
     }
 
     /// Saves a snapshot from which an instance was restored well, for the next worker.
-    pub(super) async fn save(&self, order: &Order, snapshot: &Arc<Snapshot>) {
+    async fn save_for_next(&self, order: &Order, snapshot: &Arc<Snapshot>) {
         let Some(saved) = self.saved.as_ref().filter(|_| snapshot.is_on_disk() && !*self.closing.borrow())
         else {
             return;
