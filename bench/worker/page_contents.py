@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy
 
 from bench.compiled import compiled
+from bench.merge.environment import python_of_servers
 from bench.merge.machine import MIB, PAGE
-from bench.merge.serving import python
 from bench.outcome import BenchError
 from bench.processes import ask
 from bench.worker.experiments import VARIANTS
@@ -195,7 +195,9 @@ for path in json.loads(sys.argv[1]):
         pass
 print(1000 * (time.process_time() - begun))
 """
-    return min(float(ask([python(), "-c", program, json.dumps(paths)], "loading")) for _ in range(5))
+    return min(
+        float(ask([python_of_servers(), "-c", program, json.dumps(paths)], "loading")) for _ in range(5)
+    )
 
 
 def costs() -> Numbers:

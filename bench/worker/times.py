@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 
 from bench.compiled import compiled
-from bench.merge.serving import python
+from bench.merge.environment import python_of_servers
 from bench.outcome import BenchError, percentile
 from bench.processes import ask, free_port
 from bench.worker.experiments import VARIANTS
@@ -99,8 +99,8 @@ def gunicorn(name: str) -> Iterator[int]:
     threads = ["--threads", str(max(CONNECTIONS))] if name == "gunicorn threads" else []
     port = free_port()
     process = subprocess.Popen(
-        [python(), "-m", "gunicorn", "--workers", str(workers), *threads, "--bind", f"127.0.0.1:{port}",
-         "app:application"],
+        [python_of_servers(), "-m", "gunicorn", "--workers", str(workers), *threads,
+         "--bind", f"127.0.0.1:{port}", "app:application"],
         cwd=NOOP, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     try:
