@@ -38,15 +38,12 @@ def shown(flat: dict) -> list[Shown]:
         for method in ("pack", "process"):
             if ratio := flat.get(f"servers.{method}.{key}_ratio"):
                 found.append(at_most(f"gunicorn, {method}: {label} beside plain", limit, ratio, "x"))
-    for part, limit in (("tables", 0.35),):
-        for key, label, most in (("system", "memory", limit), ("p50", "P50", 1.02)):
-            if ratio := flat.get(f"{part}.process.{key}_ratio"):
-                found.append(at_most(f"{part}, process: {label} beside plain", most, ratio, "x"))
-        if p99 := flat.get(f"{part}.process.p99_ms"):
-            most = flat[f"{part}.plain.p99_ms_max"]
-            found.append(
-                at_most(f"{part}, process: P99 within the spread of plain's", round(most, 2), p99, " ms")
-            )
+    for key, label, most in (("system", "memory", 0.35), ("p50", "P50", 1.02)):
+        if ratio := flat.get(f"tables.process.{key}_ratio"):
+            found.append(at_most(f"tables, process: {label} beside plain", most, ratio, "x"))
+    if p99 := flat.get("tables.process.p99_ms"):
+        most = round(flat["tables.plain.p99_ms_max"], 2)
+        found.append(at_most("tables, process: P99 within the spread of plain's", most, p99, " ms"))
     for network, limit in (("resnet50-debian", 26), ("alexnet-debian", 55)):
         if (less := reduction_percent(flat, network, "pack")) is not None:
             found.append(at_least(f"{network}, parameters alone: memory less by", limit, less, "%"))
