@@ -68,8 +68,8 @@ enum Part {
     /// Advised, with this hash. Once more if not all of it is shared and it has not changed: a child may have
     /// shared it at the time.
     Shared { hash: u64, again: bool },
-    /// Written after it was shared.
-    Volatile,
+    /// Written after it was shared, or of a kind that sharing would change. Left alone from then on.
+    Excluded,
 }
 
 /// What one scan finds of a part.
@@ -85,8 +85,17 @@ struct Scanner {
     parts: HashMap<u64, Vec<Part>>,
     pages: File,
     buffer: Vec<u8>,
+    has_shared: bool,
+    /// Why some memory cannot be shared.
+    refusal: Option<String>,
     has_warned: bool,
 }
+
+/// Errors that concern this memory alone (locked, left out of core dumps, sealed, replaced by another
+/// mapping), or that last for all of the process.
+const OF_MEMORY: [i32; 3] = [libc::ENOTSUP, libc::EBUSY, libc::ENOMEM];
+/// A store may be started later; other errors last.
+const PASSING: [i32; 4] = [libc::ECONNREFUSED, libc::ECONNRESET, libc::ETIMEDOUT, libc::ENOSPC];
 
 fn run() {
     let pages = match page_map::open() {
@@ -99,7 +108,14 @@ fn run() {
             );
         }
     };
-    let mut scanner = Scanner { parts: HashMap::new(), pages, buffer: vec![0; PART], has_warned: false };
+    let mut scanner = Scanner {
+        parts: HashMap::new(),
+        pages,
+        buffer: vec![0; PART],
+        has_shared: false,
+        refusal: None,
+        has_warned: false,
+    };
     let mut list = blocks::empty_list();
     let mut pause = SHORTEST;
     loop {
@@ -111,15 +127,8 @@ fn run() {
             match scanner.scan(block) {
                 Ok(is_new) => changed |= is_new,
                 Err((errno, line)) => {
-                    if !scanner.has_warned {
-                        eprintln!("mayfly-merge: MAYFLY_MERGE_AUTO shares nothing: {line}");
-                        scanner.has_warned = true;
-                    }
-                    // A store may be started later; other errors last.
-                    if !matches!(
-                        errno,
-                        libc::ECONNREFUSED | libc::ECONNRESET | libc::ETIMEDOUT | libc::ENOSPC
-                    ) {
+                    scanner.warn(&line);
+                    if !PASSING.contains(&errno) {
                         return;
                     }
                     changed = false;
@@ -127,11 +136,24 @@ fn run() {
                 }
             }
         }
+        if let Some(line) = scanner.refusal.take()
+            && !scanner.has_shared
+        {
+            scanner.warn(&line);
+        }
         pause = if changed { SHORTEST } else { (pause * 2).min(LONGEST) };
     }
 }
 
 impl Scanner {
+    /// Says once why nothing is shared.
+    fn warn(&mut self, line: &str) {
+        if !self.has_warned {
+            eprintln!("mayfly-merge: MAYFLY_MERGE_AUTO shares nothing: {line}");
+            self.has_warned = true;
+        }
+    }
+
     /// Scans one block and advises unchanged parts. Returns whether a part has changed or was advised.
     fn scan(&mut self, block: &Block) -> Result<bool, (i32, String)> {
         let mut parts = self
@@ -156,7 +178,7 @@ impl Scanner {
                         ready.push(at);
                         continue;
                     }
-                    (Part::Volatile, _) | (Part::Shared { .. }, Look::Hash(_)) => Part::Volatile,
+                    (Part::Excluded, _) | (Part::Shared { .. }, Look::Hash(_)) => Part::Excluded,
                     (shared @ Part::Shared { .. }, _) => shared,
                     (_, Look::Absent) => Part::Unknown,
                     (_, Look::OfStore) => Part::Shared { hash: 0, again: true },
@@ -167,14 +189,23 @@ impl Scanner {
             }
             for run in runs(&ready) {
                 let whole = range_of(block, run.start).start..range_of(block, run.end - 1).end;
-                outcome = outcome.and_then(|()| library::advise(whole));
-                if outcome.is_ok() {
-                    for part in &mut parts[run] {
-                        if let Part::Seen(hash) = *part {
-                            *part = Part::Shared { hash, again: false };
+                match library::advise(whole) {
+                    Ok(()) => {
+                        for part in &mut parts[run] {
+                            if let Part::Seen(hash) = *part {
+                                *part = Part::Shared { hash, again: false };
+                            }
                         }
+                        (changed, self.has_shared) = (true, true);
                     }
-                    changed = true;
+                    Err((errno, line)) if OF_MEMORY.contains(&errno) => {
+                        parts[run].fill(Part::Excluded);
+                        self.refusal = Some(line);
+                    }
+                    Err(error) => {
+                        outcome = Err(error);
+                        break;
+                    }
                 }
             }
             if outcome.is_err() {

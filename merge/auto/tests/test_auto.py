@@ -178,6 +178,58 @@ def test_scanner_thread_receives_no_signals(store, tmp_path):
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
+LOCKED = """
+import ctypes, sys
+def block(mib):
+    return b"".join(number.to_bytes(8, "little") * 512 for number in range(mib << 8))
+locked, other = block(4), block(int(sys.argv[1]))
+if ctypes.CDLL(None).mlock(ctypes.c_void_p(id(locked)), ctypes.c_size_t(4 << 20)):
+    sys.exit("mlock")
+print("at rest", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_locked_memory_is_left_and_the_rest_shared(store):
+    """The refusal of one block says nothing of the next."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", LOCKED, str(SIZE_MIB)],
+        env=os.environ | store | PRELOAD | {"MAYFLY_MERGE_AUTO": "1M"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout.readline() == "at rest\n", process.stderr.read()
+        before, deadline = anonymous_mib(process), time.monotonic() + 60
+        while anonymous_mib(process) > before - 0.9 * SIZE_MIB:
+            assert time.monotonic() < deadline, (before, anonymous_mib(process))
+            time.sleep(0.1)
+        assert process.communicate("\n", timeout=60)[1] == ""
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_reports_a_line_if_all_memory_is_refused(store):
+    process = subprocess.Popen(
+        [sys.executable, "-c", LOCKED, "0"],
+        env=os.environ | store | PRELOAD | {"MAYFLY_MERGE_AUTO": "1M"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        line = process.stderr.readline()
+        assert "shares nothing" in line and "locked" in line
+        process.communicate("\n", timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_without_a_store_shares_nothing_and_reports_one_line(program, tmp_path):
     process = start(program, {"MAYFLY_SHARE_SOCKET": str(tmp_path / "none"), "MAYFLY_MERGE_PATH": "engine"})
     time.sleep(4)
