@@ -37,7 +37,8 @@ const PAUSE: Duration = Duration::from_millis(10);
 
 /// Where data from the host goes.
 pub enum Stream {
-    Bytes(Arc<Connection>),
+    /// To a connection of the instance, by this socket.
+    Bytes(Arc<Connection>, Arc<TcpStream>),
     Packets(Arc<File>),
 }
 
@@ -72,7 +73,7 @@ impl Drop for Running {
     fn drop(&mut self) {
         self.connections.end();
         for stream in self.relay.streams.lock().expect("not poisoned").values() {
-            if let Stream::Bytes(connection) = stream
+            if let Stream::Bytes(connection, _) = stream
                 && connection.is_of(&self.connections)
             {
                 connection.wake();
@@ -118,7 +119,7 @@ impl Streams {
             }
             if self.receive(header, bytes).is_err() {
                 eprintln!("vm-agent: the host exceeds a connection's window; closing it");
-                self.forget(header.stream);
+                self.cut(header.stream);
             }
         }
     }
@@ -126,13 +127,13 @@ impl Streams {
     fn receive(&self, header: Header, bytes: Vec<u8>) -> std::result::Result<(), Overrun> {
         let streams = self.streams.lock().expect("not poisoned");
         match (header.kind, streams.get(&header.stream)) {
-            (Kind::Data, Some(Stream::Bytes(connection))) => return connection.arrive(bytes),
-            (Kind::Grant, Some(Stream::Bytes(connection))) => return connection.granted(&bytes),
+            (Kind::Data, Some(Stream::Bytes(connection, _))) => return connection.arrive(bytes),
+            (Kind::Grant, Some(Stream::Bytes(connection, _))) => return connection.granted(&bytes),
             // A packet that cannot be written is lost, as packets may be.
             (Kind::Data, Some(Stream::Packets(device))) => drop((&**device).write(&bytes)),
             (Kind::Close, Some(_)) => {
                 drop(streams);
-                self.forget(header.stream);
+                drop(self.forget(header.stream));
             }
             // This end has just closed it.
             _ => {}
@@ -144,20 +145,29 @@ impl Streams {
     pub fn open_stream(&self, kind: Kind, payload: &[u8], stream: Stream) -> Result<u32> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         self.streams.lock().expect("not poisoned").insert(number, stream);
-        self.send(number, kind, payload).inspect_err(|_| self.forget(number))?;
+        self.send(number, kind, payload).inspect_err(|_| drop(self.forget(number)))?;
         Ok(number)
     }
 
     /// Closes a stream both ways.
     pub fn close_stream(&self, number: u32) {
-        self.forget(number);
+        drop(self.forget(number));
         let _ = self.send(number, Kind::Close, &[]);
     }
 
-    fn forget(&self, number: u32) {
+    /// Removes a stream. Its threads end once the instance has what the host sent.
+    fn forget(&self, number: u32) -> Option<Stream> {
         let stream = self.streams.lock().expect("not poisoned").remove(&number);
-        if let Some(Stream::Bytes(connection)) = stream {
+        if let Some(Stream::Bytes(connection, _)) = &stream {
             connection.close();
+        }
+        stream
+    }
+
+    /// Closes a stream that the host broke. Its threads end even if the instance never reads.
+    fn cut(&self, number: u32) {
+        if let Some(Stream::Bytes(_, socket)) = self.forget(number) {
+            let _ = socket.shutdown(Shutdown::Both);
         }
     }
 
@@ -203,21 +213,22 @@ impl Streams {
         connection: Arc<Connection>,
     ) -> Result<()> {
         let _ = socket.set_nodelay(true);
-        let to_instance = socket.try_clone()?;
-        let number = self.open_stream(kind, payload, Stream::Bytes(Arc::clone(&connection)))?;
-        let (writer, same) = (Arc::clone(self), Arc::clone(&connection));
+        let socket = Arc::new(socket);
+        let stream = Stream::Bytes(Arc::clone(&connection), Arc::clone(&socket));
+        let number = self.open_stream(kind, payload, stream)?;
+        let (writer, same, to_instance) = (Arc::clone(self), Arc::clone(&connection), Arc::clone(&socket));
         let writing = Builder::new()
             .stack_size(STACK_BYTES)
-            .spawn(move || writer.to_instance(number, &same, to_instance));
+            .spawn(move || writer.to_instance(number, &same, &to_instance));
         let relay = Arc::clone(self);
         let started = writing.and_then(|_| {
-            Builder::new().stack_size(STACK_BYTES).spawn(move || relay.to_host(number, &connection, socket))
+            Builder::new().stack_size(STACK_BYTES).spawn(move || relay.to_host(number, &connection, &socket))
         });
         started.map(drop).inspect_err(|_| self.close_stream(number))
     }
 
     /// Sends an instance's data to the host.
-    fn to_host(&self, number: u32, connection: &Connection, mut socket: TcpStream) {
+    fn to_host(&self, number: u32, connection: &Connection, mut socket: &TcpStream) {
         let mut bytes = vec![0; MOST_BYTES];
         while let Some(room) = connection.room()
             && let Ok(count @ 1..) = socket.read(&mut bytes[..room])
@@ -232,7 +243,7 @@ impl Streams {
     }
 
     /// Writes the host's data to an instance.
-    fn to_instance(&self, number: u32, connection: &Connection, mut socket: TcpStream) {
+    fn to_instance(&self, number: u32, connection: &Connection, mut socket: &TcpStream) {
         while let Some(part) = connection.next() {
             if socket.write_all(&part).is_err() {
                 break;

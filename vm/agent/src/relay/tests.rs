@@ -169,6 +169,27 @@ fn host_that_exceeds_a_window_loses_only_that_connection() {
 }
 
 #[test]
+fn host_that_exceeds_a_window_closes_it_though_the_instance_never_reads() {
+    let (mut host, _serving, connect) = instance();
+    let (number, mut unread) = connect(&mut host);
+    let mut credit = WINDOW_BYTES;
+    // Until the socket's buffers are full: then a thread waits in a write to it.
+    loop {
+        while credit >= MOST_BYTES {
+            host.send(number, Kind::Data, &[0; MOST_BYTES]);
+            credit -= MOST_BYTES;
+        }
+        let Some((_, kind, bytes)) = host.receive_within(SILENCE) else { break };
+        assert_eq!(kind, Kind::Grant);
+        credit += u32::from_le_bytes(bytes.try_into().unwrap()) as usize;
+    }
+    (0..2).for_each(|_| host.send(number, Kind::Data, &[0; MOST_BYTES]));
+    assert_eq!(host.receive(), (number, Kind::Close, vec![]));
+    // What it was sent before can be read, and then the end.
+    unread.read_to_end(&mut Vec::new()).unwrap();
+}
+
+#[test]
 fn drops_output_after_instance_end() {
     let (mut host, serving, connect) = instance();
     let (number, connection) = connect(&mut host);
