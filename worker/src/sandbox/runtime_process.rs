@@ -38,13 +38,30 @@ fn ids(process: &str, kind: &str) -> Option<Vec<i32>> {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
     fn processes_of_this_namespace_are_no_runtime() {
         assert!(ids("self", "NSpid").is_some());
-        assert!(!is_of_extensions("self"));
         let error = runtime_of(&[std::process::id() as i32, i32::MAX]).unwrap_err();
         assert_eq!(error.to_string(), "the process has ended");
+    }
+
+    #[test]
+    fn processes_that_began_a_session_are_not_of_extensions() {
+        // This process itself may be in a session of outside, if a container's engine has started it.
+        let mut child = Command::new("setsid").args(["sleep", "60"]).spawn().unwrap();
+        let name = child.id().to_string();
+        let begun = (0..1000).any(|_| {
+            std::thread::sleep(Duration::from_millis(10));
+            ids(&name, "NSsid").and_then(|ids| ids.last().copied()) == Some(child.id() as i32)
+        });
+        let is_of_extensions = is_of_extensions(&name);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(begun && !is_of_extensions);
     }
 }
