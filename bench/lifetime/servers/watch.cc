@@ -2,7 +2,7 @@
 // names. It only reads and interposes nothing, so that speed and calling contexts are the program's own.
 //
 // A line: CLOCK_MONOTONIC in ms, live bytes (rounded up to the allocator's sizes). The first line is the PID. An
-// allocator that does not count them has no other lines.
+// allocator that does not count them has no other lines, and one that does not yet has them later.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -32,32 +32,38 @@ template <typename Function> static void find(Function &function, const char *na
 
 static bool counts() { return mayfly_stats || tcmalloc_property || jemalloc_control || glibc_counts; }
 
-static size_t live_bytes() {
+static bool live_bytes(size_t &bytes) {
     if (mayfly_stats) {
         static char text[16384];
         mayfly_stats(text, sizeof text);
         const char *found = strstr(text, "\"heap.live_bytes\":");
-        return found ? strtoull(found + strlen("\"heap.live_bytes\":"), nullptr, 10) : 0;
+        bytes = found ? strtoull(found + strlen("\"heap.live_bytes\":"), nullptr, 10) : 0;
+        return found;
     }
-    size_t bytes = 0, size = sizeof bytes;
-    if (tcmalloc_property && tcmalloc_property("generic.current_allocated_bytes", &bytes)) return bytes;
+    // It answers no until the library's own constructor has run.
+    if (tcmalloc_property) return tcmalloc_property("generic.current_allocated_bytes", &bytes);
     if (jemalloc_control) {
         // jemalloc's counts are those of the last time that its epoch was advanced.
         uint64_t epoch = 1;
+        size_t size = sizeof bytes;
         jemalloc_control("epoch", nullptr, nullptr, &epoch, sizeof epoch);
-        return jemalloc_control("stats.allocated", &bytes, &size, nullptr, 0) ? 0 : bytes;
+        return !jemalloc_control("stats.allocated", &bytes, &size, nullptr, 0);
     }
     struct mallinfo2 info = glibc_counts();
-    return info.uordblks + info.hblkhd;
+    bytes = info.uordblks + info.hblkhd;
+    return true;
 }
 
 static void *watch(void *) {
     for (;;) {
         timespec now, pause{0, 100000000};
         clock_gettime(CLOCK_MONOTONIC, &now);
-        char line[64];
-        int length = snprintf(line, sizeof line, "%lld %zu\n", now.tv_sec * 1000ll + now.tv_nsec / 1000000, live_bytes());
-        if (write(file, line, size_t(length)) != length) return nullptr;
+        size_t bytes;
+        if (live_bytes(bytes)) {
+            char line[64];
+            int length = snprintf(line, sizeof line, "%lld %zu\n", now.tv_sec * 1000ll + now.tv_nsec / 1000000, bytes);
+            if (write(file, line, size_t(length)) != length) return nullptr;
+        }
         nanosleep(&pause, nullptr);
     }
 }
