@@ -149,7 +149,11 @@ def scanned(pagemap, one: Mapping) -> Iterator[tuple[int, int, bool]]:
         found = fcntl.ioctl(pagemap, SCAN, argument, True)
         for at in range(0, 3 * found, 3):
             yield regions[at], regions[at + 1], bool(regions[at + 2] & IS_HUGE)
-        start = struct.unpack_from("Q", argument, 32)[0]
+        if found < REGIONS:
+            return
+        # Not from where the kernel says that its walk ended: after a whole walk that may be an address before
+        # the last 512 regions (findings/pagemap-scan-walk-end.sh).
+        start = regions[3 * found - 2]
 
 
 def read(pagemap, one: Mapping) -> Iterator[tuple[int, int]]:

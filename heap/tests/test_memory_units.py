@@ -1,5 +1,6 @@
 """The units in which allocators are compared (bench/memory.py), on a process whose layout is known."""
 
+import mmap
 import os
 import subprocess
 
@@ -138,3 +139,15 @@ def test_the_parts_of_this_process_fit_together():
     assert PAGE < now.resident <= now.ranges
     assert now.huge <= now.resident < now.rss
     assert 0 < now.files < now.rss
+
+
+def test_parts_of_a_mapping_count_once_each(way):
+    """More parts than one call of PAGEMAP_SCAN returns, or the kernel gathers at a time."""
+    pages = 3 * memory.REGIONS
+    with mmap.mmap(-1, 2 * pages * PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as area:
+        area.madvise(mmap.MADV_NOHUGEPAGE)
+        before = memory.of(os.getpid()).resident
+        for page in range(0, 2 * pages, 2):
+            area[page * PAGE] = 1
+        added = memory.of(os.getpid()).resident - before
+    assert abs(added - pages * PAGE) <= 64 * PAGE
