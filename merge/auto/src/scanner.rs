@@ -81,6 +81,19 @@ enum Look {
     Hash(u64),
 }
 
+/// Of a part's pages.
+#[derive(PartialEq)]
+enum Kinds {
+    /// Not all of them are in memory.
+    Absent,
+    /// All are the store's.
+    OfStore,
+    /// A fork shares those that are not the store's.
+    Forked,
+    /// Some are this process's alone.
+    Own,
+}
+
 struct Scanner {
     parts: HashMap<u64, Vec<Part>>,
     pages: File,
@@ -191,9 +204,11 @@ impl Scanner {
                 let whole = range_of(block, run.start).start..range_of(block, run.end - 1).end;
                 match library::advise(whole) {
                     Ok(()) => {
-                        for part in &mut parts[run] {
-                            if let Part::Seen(hash) = *part {
-                                *part = Part::Shared { hash, again: false };
+                        for at in run {
+                            let Part::Seen(hash) = parts[at] else { continue };
+                            // A child made by clone since the part was looked at shares it: it waits, too.
+                            if self.kinds(&range_of(block, at)) != Some(Kinds::Forked) {
+                                parts[at] = Part::Shared { hash, again: false };
                             }
                         }
                         (changed, self.has_shared) = (true, true);
@@ -216,16 +231,14 @@ impl Scanner {
         outcome.map(|()| changed)
     }
 
-    /// Hashes a range, unless it is the store's. None if a fork shares what is not.
-    fn look(&mut self, range: &Range<usize>) -> Option<Look> {
+    /// What the pages of a range are. None if they cannot be read.
+    fn kinds(&self, range: &Range<usize>) -> Option<Kinds> {
         const PRESENT: u64 = 1 << 63;
         const OF_FILE: u64 = 1 << 61;
         const EXCLUSIVE: u64 = 1 << 56;
         let mut flags = [0u8; PART / PAGE * 8];
         let flags = &mut flags[..range.len() / PAGE * 8];
-        if self.pages.read_exact_at(flags, (range.start / PAGE * 8) as u64).is_err() {
-            return Some(Look::Absent);
-        }
+        self.pages.read_exact_at(flags, (range.start / PAGE * 8) as u64).ok()?;
         let (mut all_present, mut all_of_file, mut any_own) = (true, true, false);
         for entry in flags.chunks_exact(8) {
             let entry = u64::from_ne_bytes(entry.try_into().unwrap_or_default());
@@ -233,14 +246,21 @@ impl Scanner {
             all_of_file &= entry & (PRESENT | OF_FILE) == PRESENT | OF_FILE;
             any_own |= entry & (PRESENT | OF_FILE | EXCLUSIVE) == PRESENT | EXCLUSIVE;
         }
-        if !all_present {
-            return Some(Look::Absent);
-        }
-        if all_of_file {
-            return Some(Look::OfStore);
-        }
-        if !any_own {
-            return None;
+        Some(match (all_present, all_of_file, any_own) {
+            (false, ..) => Kinds::Absent,
+            (_, true, _) => Kinds::OfStore,
+            (_, _, true) => Kinds::Own,
+            _ => Kinds::Forked,
+        })
+    }
+
+    /// Hashes a range, unless it is the store's. None if a fork shares what is not.
+    fn look(&mut self, range: &Range<usize>) -> Option<Look> {
+        match self.kinds(range) {
+            None | Some(Kinds::Absent) => return Some(Look::Absent),
+            Some(Kinds::OfStore) => return Some(Look::OfStore),
+            Some(Kinds::Forked) => return None,
+            Some(Kinds::Own) => {}
         }
         // Copied by the kernel: other threads may be writing, so a plain read would be a data race.
         let bytes = range.len();

@@ -6,6 +6,7 @@ use std::fmt;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::path::Path;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -17,8 +18,10 @@ use ureq::{Agent, Error};
 
 /// The largest file.
 const LIMIT: u64 = 1 << 30;
-/// How often a file that a server broke off is asked for.
+/// How often a file is asked for that a server broke off, or that it did not answer for.
 const TRIES: usize = 3;
+/// How long until the second request; twice as long until the third.
+const PAUSE: Duration = Duration::from_millis(500);
 /// How long until a line says how far it is, and then the next.
 const PROGRESS: Duration = Duration::from_secs(5);
 
@@ -63,10 +66,13 @@ pub fn shown(url: &str) -> String {
 /// # Errors
 /// The server cannot be reached or refuses it, or it is another file.
 pub fn fetch(agent: &Agent, wanted: &Wanted, path: &Path) -> Result<()> {
+    let mut pause = PAUSE;
     for left in (0..TRIES).rev() {
         match attempt(agent, wanted, path) {
             Err(Failure::Passing(error)) if left > 0 => {
-                tracing::info!("{}: {error}; once more", shown(wanted.url));
+                tracing::info!("{}: {error:#}; once more", shown(wanted.url));
+                thread::sleep(pause);
+                pause *= 2;
             }
             Err(Failure::Passing(error) | Failure::Final(error)) => {
                 return Err(error).with_context(|| shown(wanted.url));
@@ -108,7 +114,11 @@ fn attempt(agent: &Agent, wanted: &Wanted, path: &Path) -> Result<(), Failure> {
         Error::StatusCode(status) => {
             Failure::Final(anyhow::anyhow!("the server answered with status {status}"))
         }
-        other => Failure::Final(anyhow::Error::new(other)),
+        // A connection that fails, of the hundreds that an installation makes, says little of the next one.
+        Error::Io(_) | Error::Timeout(_) | Error::HostNotFound | Error::ConnectionFailed => {
+            Failure::Passing(error.into())
+        }
+        other => Failure::Final(other.into()),
     })?;
     let all = response.body().content_length();
     let mut body = response.body_mut().with_config().limit(LIMIT).reader();
@@ -171,6 +181,9 @@ mod tests {
         (url, std::thread::spawn(serve))
     }
 
+    /// Closes the connection.
+    const SILENCE: &str = "";
+
     fn answer(status: &str, length: usize, body: &str) -> String {
         format!("HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}")
     }
@@ -188,12 +201,15 @@ mod tests {
         };
         let whole = || answer("200 OK", 5, "hello");
         let broken = || answer("200 OK", 5, "hel");
+        let (outcome, _) = get(vec![SILENCE.into(), SILENCE.into(), whole()], &hash);
+        assert_eq!(outcome, Ok(()));
         let (outcome, heads) = get(vec![broken(), answer("503 Busy", 0, ""), whole()], &hash);
         assert_eq!(outcome, Ok(()));
         assert!(heads[2].to_lowercase().contains("authorization: bearer key"), "{heads:?}");
         assert_eq!(std::fs::read(&path).unwrap(), b"hello");
         let refusal = |answers, integrity: &str| get(answers, integrity).0.unwrap_err();
         assert!(refusal(vec![broken(), broken(), broken()], &hash).contains("/a.tgz: "));
+        assert!(refusal(vec![SILENCE.into(); TRIES], &hash).contains("/a.tgz: "));
         assert!(refusal(vec![answer("404 Not Found", 0, "")], &hash).ends_with("status 404"));
         assert!(refusal(vec![answer("200 OK", 5, "other")], &hash).contains("it is another file"));
         assert!(refusal(vec![whole()], "md5-x").contains("no hash that can be checked"));
