@@ -5,15 +5,20 @@ mappings that appear while the block runs are those buffers, so `advising` advis
 """
 
 import contextlib
+import os
+from array import array
 from collections.abc import Iterator
+from mmap import PAGESIZE
 from pathlib import Path
 
 from mayfly import library, naming
 from mayfly.arena import HUGE
+from mayfly.packing import OF_FILE, PAGE_MAP, PRESENT
 from mayfly.regions import Region, without
 
 MAPS = Path("/proc/self/maps")
 PIECE = 16 << 20
+RELOCATED = 64 << 10  # a dozen libraries have most of it: shorter runs would cost a mapping each
 
 
 @contextlib.contextmanager
@@ -59,7 +64,7 @@ def advising(
 
 def advise_process(*, min_bytes: int = 256 << 10, required: bool = True) -> int:
     """Advises every anonymous mapping of `min_bytes` or more that the process has now, malloc's heap
-    included.
+    included, and what the loader has relocated in libraries.
 
     For an idle instance, such as a server after its first request. Other Python threads wait for a piece of
     16 MiB at a time; the caller must make sure that threads of other libraries unmap no memory meanwhile.
@@ -80,8 +85,8 @@ def advise_process(*, min_bytes: int = 256 << 10, required: bool = True) -> int:
     library.give_back_freed()
     with library.or_without(required):
         library.refuse_bypass()
-        large = (region for region in anonymous_mappings(heap=True) if region.size_bytes >= min_bytes)
-        all_pieces = (piece for region in large for piece in pieces(region))
+        large = [region for region in anonymous_mappings(heap=True) if region.size_bytes >= min_bytes]
+        all_pieces = (piece for region in [*large, *relocated()] for piece in pieces(region))
         shared = library.advise_possible(all_pieces, 0, by=library.alone)
         return sum(end - start for start, end in shared)
     return 0
@@ -103,6 +108,40 @@ def anonymous_mappings(heap: bool = False, maps: Path = MAPS) -> list[Region]:
         where, permissions, _, _, inode, *name = line.split(maxsplit=5)
         unnamed = not name or (heap and name == ["[heap]"])
         if permissions.startswith("rw") and permissions.endswith("p") and inode == "0" and unnamed:
+            start, end = (int(part, 16) for part in where.split("-"))
+            found.append(Region(start, end))
+    return found
+
+
+def relocated(min_bytes: int = RELOCATED) -> list[Region]:
+    """Runs of pages that the process has written in mappings of files that are private, and read-only by now:
+    tables of addresses, as the loader has filled them in. They are equal where the layout is. The other
+    pages of such a mapping are the file's, and all processes have them once."""
+    found: list[Region] = []
+    try:
+        page_map = os.open(PAGE_MAP, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:  # the process has changed its user; the library reports that
+        return found
+    try:
+        for start, end in read_only_files():
+            entries = array("Q", os.pread(page_map, (end - start) // PAGESIZE * 8, start // PAGESIZE * 8))
+            begin = 0
+            for at, entry in enumerate([*entries, 0]):
+                if entry & (PRESENT | OF_FILE) != PRESENT:
+                    if (at - begin) * PAGESIZE >= min_bytes:
+                        found.append(Region(start + begin * PAGESIZE, start + at * PAGESIZE))
+                    begin = at + 1
+    finally:
+        os.close(page_map)
+    return found
+
+
+def read_only_files(maps: Path = MAPS) -> list[Region]:
+    """Private read-only mappings of files, in order of address."""
+    found = []
+    for line in maps.read_text().splitlines():
+        where, permissions, _, _, inode, *_ = line.split(maxsplit=5)
+        if permissions == "r--p" and inode != "0":
             start, end = (int(part, 16) for part in where.split("-"))
             found.append(Region(start, end))
     return found
