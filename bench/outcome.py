@@ -58,7 +58,7 @@ def at_least(what: str, limit: float, value: float, unit: str) -> Shown:
     return Shown(what, f">= {limit:g}{unit}", f"{value:.3g}{unit}", value >= limit)
 
 
-def table(rows: Sequence[Sequence[str]], out=sys.stdout) -> None:
+def table(rows: Sequence[Sequence[str]], out=None) -> None:
     """The first row is the heading; the first column goes left, the others right."""
     widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
     for row in rows:

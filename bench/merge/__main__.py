@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from bench import command
-from bench.merge import environment, kernel, models, reads, regions, servers, serving, tables
+from bench.merge import environment, kernel, models, reads, regions, servers, serving, tables, torch_workers
 from bench.merge.goals import shown
 from bench.merge.machine import can_set_ksm
 from bench.merge.regions import METHODS, PATTERNS, Shape
@@ -18,6 +18,7 @@ PARTS = {
     "servers": "eight gunicorn workers with a forest, embeddings and a frame: memory, P99, start",
     "search": "four uvicorn workers, whose memory is mostly Python objects: memory, P99, start",
     "tables": "eight gunicorn workers with tables of pandas, Polars and DuckDB: memory, P50, P99, start",
+    "torch": "eight workers with one model of PyTorch, or of transformers: memory, P50, answers alike",
     "sizes": "time of the first and the second call by size (UPM Fig. 7)",
     "cold": "model instances: cold start, where the time goes (Fig. 8, Table I)",
     "models": "model instances: memory of each and of all, for 1 to 16 (Fig. 5, 6)",
@@ -36,6 +37,7 @@ methods  none; engine (mayfly share and libmayfly_merge.so), one instance after 
 examples
   bench/merge/run                           everything (15 minutes; the first run downloads PyTorch, 5 GB)
   bench/merge/run --quick --only regions    small, in seconds, without PyTorch
+  bench/merge/run --only torch --rounds 5   eight workers that have loaded one model, each for itself
   bench/merge/run --prepare                 makes the environment with PyTorch and the models, no more
 
 Every instance's contents, and every model's answers bit by bit, are checked: a difference fails the run.
@@ -52,6 +54,7 @@ def arguments() -> argparse.Namespace:
         EPILOG,
         "small sizes, few instances: a minute without PyTorch",
         "merge.json",
+        rounds=0,
     )
     parser.add_argument("--networks", metavar="NAME,...", help=f"of {', '.join(models.NETWORKS)}")
     parser.add_argument("--methods", metavar="NAME,...", help="these methods and no others")
@@ -111,6 +114,13 @@ class Run(command.Run):
     def tables(self) -> None:
         workers, starts, requests = (2, 1, 200) if self.options.quick else (8, 3, 1500)
         self.measure("tables", servers.compare, serving.TABLES, workers, starts, requests)
+
+    def torch(self) -> None:
+        quick = self.options.quick
+        workers, requests = (2, 5) if quick else (8, 20)
+        rounds = self.options.rounds or (1 if quick else 3)
+        for model in torch_workers.MODELS:
+            self.measure(f"torch.{model}", torch_workers.compare, model, workers, requests, rounds)
 
     def sizes(self) -> None:
         sizes = [16, 64] if self.options.quick else [16, 32, 64, 128, 256, 512, 1024, 2048]

@@ -91,7 +91,7 @@ def compile_package(network: str) -> None:
 
 def model_files(network: str = "") -> Path:
     """The folder with the models' files, written once; PyTorch 1 reads and writes its own."""
-    sources = [HERE / "model" / "networks.py", HERE / "model" / "prepare.py", *NEEDED]
+    sources = [*(HERE / "model" / f"{name}.py" for name in ("networks", "bert", "prepare")), *NEEDED]
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
     interpreter = python_of(network)
     is_debian = network.endswith(DEBIAN)

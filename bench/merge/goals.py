@@ -44,6 +44,10 @@ def shown(flat: dict) -> list[Shown]:
     if p99 := flat.get("tables.process.p99_ms"):
         most = round(flat["tables.plain.p99_ms_max"], 2)
         found.append(at_most("tables, process: P99 within the spread of plain's", most, p99, " ms"))
+    for model in ("resnet50", "bert"):
+        for key, label, most in (("system", "memory", 0.7), ("p50", "P50", 1.02)):
+            if ratio := flat.get(f"torch.{model}.process.{key}_ratio"):
+                found.append(at_most(f"workers of {model}, process: {label} beside plain", most, ratio, "x"))
     for network, limit in (("resnet50-debian", 26), ("alexnet-debian", 55)):
         if (less := reduction_percent(flat, network, "pack")) is not None:
             found.append(at_least(f"{network}, parameters alone: memory less by", limit, less, "%"))

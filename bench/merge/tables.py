@@ -1,6 +1,6 @@
 """The results as tables: one for each part, then the goals reached and missed."""
 
-from bench.merge import models
+from bench.merge import models, torch_workers
 from bench.merge.goals import reduction_percent
 from bench.merge.regions import METHODS, PATTERNS, PHASES
 from bench.outcome import figure, grid, table
@@ -22,6 +22,7 @@ def print_all(flat: dict) -> None:
     print_regions(flat)
     print_reads(flat)
     print_servers(flat)
+    print_torch(flat)
     print_sizes(flat)
     print_where(flat)
     print_kernel(flat)
@@ -94,6 +95,32 @@ def print_servers(flat: dict) -> None:
 SERVER_KEYS = (
     "system_mib", "system_ratio", "p50_ms", "p99_ms", "p99_ratio", "start_s", "start_ratio", "first_max_ms"
 )  # fmt: skip
+
+
+def print_torch(flat: dict) -> None:
+    for model, about in torch_workers.MODELS.items():
+        count = flat.get(f"torch.{model}.workers")
+        rows = {name: f"torch.{model}.{method}" for method, name in torch_workers.ROWS.items()}
+        title = f"{model}, {count} workers ({about}): MiB of all and the store; x: beside plain of the round"
+        grid(
+            title,
+            flat,
+            rows,
+            " | MiB | (min | max) | x | (min | max) | P50 ms | x | (min | max) | share ms",
+            "system_mib:0 system_mib_min:0 system_mib_max:0 system_ratio system_ratio_min system_ratio_max "
+            "p50_ms:1 p50_ratio p50_ratio_min p50_ratio_max share_ms:0",
+            2,
+        )
+        grid(
+            "Of it pages of files, which the page cache has once for all; without them; in the store; "
+            "and private, by kind",
+            flat,
+            rows,
+            " | files | without | x | store | anonymous | heap | libraries | written since | stacks",
+            "files_mib own_mib own_ratio:2 store_mib private.anonymous_mib private.heap_mib "
+            "private.libraries_mib private.written_mib private.stack_mib",
+            0,
+        )
 
 
 def print_sizes(flat: dict) -> None:

