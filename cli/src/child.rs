@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
 
 use anyhow::{Context, Result};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTTIN, SIGTTOU, SIGUSR1, SIGUSR2, SIGWINCH};
 use signal_hook::iterator::Signals;
 use tracing::debug;
 
@@ -97,20 +97,19 @@ impl Preloaded {
     }
 
     /// Starts the program and waits until it ends, calling `while_running` about ten times a second. Signals
-    /// that would stop this process are forwarded to the program.
+    /// that would end this process, or that servers are managed with, are forwarded to the program.
     ///
     /// # Errors
     /// The program cannot be started.
     pub fn run(mut self, mut while_running: impl FnMut(u32)) -> Result<Finished> {
-        let mut signals = Signals::new([SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2])
-            .context("cannot take signals")?;
+        let terminal = std::io::stdin().is_terminal();
+        let mut signals = Signals::new(forwarded(terminal)).context("cannot take signals")?;
         let mut child = self.command.spawn().map_err(|error| self.cannot_start(&error))?;
         let pid = child.id();
-        // A terminal sends Ctrl-C to the program as well: forwarding would send it twice.
-        let terminal = std::io::stdin().is_terminal();
         let handle = signals.handle();
         let forwarder = std::thread::spawn(move || {
             for signal in signals.forever() {
+                // A terminal sends Ctrl-C to the program as well: forwarding would send it twice.
                 if !(terminal && matches!(signal, SIGINT | SIGQUIT)) {
                     // SAFETY: while this thread runs, the child has not been waited for, or is being waited
                     // for: at worst the signal is for a process that has ended.
@@ -122,6 +121,25 @@ impl Preloaded {
         handle.close();
         forwarder.join().expect("the thread that forwards signals does not panic");
         Ok(Finished { pid, status: status.context("cannot wait for the program")? })
+    }
+}
+
+/// The signals that this process takes. It goes on ignoring those that it was started with ignored, by nohup:
+/// the program inherits that, and not a handler. Apache and gunicorn are managed by the last three, which a
+/// terminal sends itself.
+fn forwarded(terminal: bool) -> Vec<libc::c_int> {
+    let managing: &[libc::c_int] = if terminal { &[] } else { &[SIGWINCH, SIGTTIN, SIGTTOU] };
+    let ending = [SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2];
+    ending.iter().chain(managing).copied().filter(|&signal| !is_ignored(signal)).collect()
+}
+
+fn is_ignored(signal: libc::c_int) -> bool {
+    // SAFETY: plain numbers and pointers, for which zero is a value, and which the call fills; it changes
+    // nothing.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(signal, std::ptr::null(), &raw mut action) == 0
+            && action.sa_sigaction == libc::SIG_IGN
     }
 }
 

@@ -32,6 +32,8 @@ pub mod share;
 #[cfg(feature = "sim")]
 pub mod sim;
 #[cfg(feature = "objects")]
+pub mod sockets;
+#[cfg(feature = "objects")]
 pub mod statistics;
 #[cfg(feature = "objects")]
 pub mod trace;

@@ -11,6 +11,7 @@ use crate::libraries;
 use crate::model::bound;
 use crate::progress;
 use crate::settings::{HeapSettings, Lifetimes, Value};
+use crate::sockets;
 use crate::statistics;
 use crate::trace::oracle::Table;
 use crate::who::Watch;
@@ -97,7 +98,7 @@ impl RunArguments {
         if let Some(kept) = self.kept_table(model.or_else(|| self.model(&file)))? {
             program.set("MAYFLY_HEAP_TABLE", kept);
         }
-        if std::env::var_os("MAYFLY_HEAP_CONTROL").is_none() {
+        if std::env::var_os("MAYFLY_HEAP_CONTROL").is_none() && sockets::may_be_opened() {
             program.set("MAYFLY_HEAP_CONTROL", "on"); // for a later `mayfly profile --pid`
         }
         match self.stats {
@@ -110,7 +111,8 @@ impl RunArguments {
                     program.set("MAYFLY_HEAP_STATS", &file);
                     return Ok(program.run(|_| {})?.exit_code());
                 }
-                let finished = with_statistics(program, |text, _, _| {
+                let finished = with_statistics(program, |found, _| {
+                    let Some((text, _)) = found else { return Ok(()) };
                     std::fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))
                 })?;
                 Ok(finished.exit_code())
@@ -167,15 +169,22 @@ fn oracle_table(trace: &Path) -> Result<Table> {
 }
 
 fn show_statistics(program: Preloaded, json: bool) -> Result<i32> {
-    let finished = with_statistics(program, |text, origin, account| {
-        let mut statistics = statistics::parse(text, origin)?;
+    let finished = with_statistics(program, |found, account| {
+        let mut statistics = match found {
+            Some((text, origin)) => statistics::parse(text, origin)?,
+            None => serde_json::Map::new(),
+        };
         // Standard output belongs to the program.
         if json {
             statistics.extend(account.map(|account| account.as_json()).unwrap_or_default());
-            eprintln!("{}", serde_json::Value::Object(statistics));
+            if !statistics.is_empty() {
+                eprintln!("{}", serde_json::Value::Object(statistics));
+            }
         } else {
-            eprint!("{}", statistics::table(&statistics));
-            eprint!("{}", statistics::share_of_malloc(&statistics).unwrap_or_default());
+            if found.is_some() {
+                eprint!("{}", statistics::table(&statistics));
+                eprint!("{}", statistics::share_of_malloc(&statistics).unwrap_or_default());
+            }
             if let Some(account) = account {
                 eprint!("shortly before its end, {}", account.described());
             }
@@ -185,25 +194,27 @@ fn show_statistics(program: Preloaded, json: bool) -> Result<i32> {
     Ok(finished.exit_code())
 }
 
-/// Runs the program and passes its own process's statistics to `take`, and who had its memory shortly before
-/// its end. Processes that it starts write theirs beside it, under their own PIDs, and are not shown.
+/// Runs the program and passes its own process's statistics to `take`, if it wrote any, with their file, and
+/// who had its memory shortly before its end. Processes that it starts write theirs beside it, under their
+/// own PIDs, and are not shown.
 fn with_statistics(
     mut program: Preloaded,
-    take: impl FnOnce(&str, &Path, Option<Account>) -> Result<()>,
+    take: impl FnOnce(Option<(&str, &Path)>, Option<Account>) -> Result<()>,
 ) -> Result<Finished> {
     let folder = tempfile::Builder::new().prefix("mayfly-stats-").tempdir()?;
     program.set("MAYFLY_HEAP_STATS", folder.path().join("%p.json"));
     let mut watch = Watch::new();
     let finished = program.run(|pid| watch.look(pid))?;
     let path = folder.path().join(format!("{}.json", finished.pid));
-    match std::fs::read_to_string(&path) {
-        Ok(text) => take(&text, &path, watch.last())?,
-        Err(_) => match finished.signal() {
+    let text = std::fs::read_to_string(&path).ok();
+    if text.is_none() {
+        match finished.signal() {
             Some(signal) => eprintln!("mayfly: no statistics: the program was ended by signal {signal}"),
             None => {
                 eprintln!("mayfly: no statistics: the program ended without exit(), or never loaded the heap")
             }
-        },
+        }
     }
+    take(text.as_deref().map(|text| (text, path.as_path())), watch.last())?;
     Ok(finished)
 }

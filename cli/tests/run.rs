@@ -148,7 +148,8 @@ fn statistics_are_a_table_or_json() {
     assert!(statistics["heap.live_bytes"].is_u64());
 
     let output = run(folder.path(), &["run", "--stats", "--", "sh", "-c", "kill -KILL $$"]);
-    assert_eq!(text(&output.stderr), "mayfly: no statistics: the program was ended by signal 9\n");
+    let first = "mayfly: no statistics: the program was ended by signal 9";
+    assert_eq!(text(&output.stderr).lines().next(), Some(first));
 
     // A program that starts others: only its own statistics are written, or those of all. (dash exits by
     // _exit: none.)
@@ -164,23 +165,98 @@ fn statistics_are_a_table_or_json() {
 }
 
 #[test]
-fn forwards_a_stop_signal_to_the_program() {
+fn shows_the_owners_of_memory_of_a_program_without_statistics() {
     let folder = tempdir().unwrap();
-    let mut command = on_heap(folder.path());
-    command.args([
-        "run",
-        "--stats",
-        "--",
-        "sh",
-        "-c",
-        "trap 'exit 9' TERM; echo ready; while :; do sleep 0.1; done",
-    ]);
-    let mut child =
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-    let mut ready = [0; 6];
-    std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut ready).unwrap();
-    assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
-    assert_eq!(child.wait().unwrap().code(), Some(9));
+    let ended = ["sh", "-c", "sleep 2; kill -TERM $$"];
+    let output = run(folder.path(), &[&["run", "--stats", "--"], &ended[..]].concat());
+    let shown = text(&output.stderr);
+    let (first, rest) = shown.split_once('\n').unwrap();
+    assert_eq!(first, "mayfly: no statistics: the program was ended by signal 15");
+    assert!(rest.starts_with("shortly before its end, process "), "{shown}");
+    assert!(rest.contains("malloc, Mayfly's heap"), "{shown}");
+
+    let output = run(folder.path(), &[&["run", "--stats", "--json", "--"], &ended[..]].concat());
+    let shown = text(&output.stderr);
+    let account: Value = serde_json::from_str(shown.split_once('\n').unwrap().1).unwrap();
+    assert!(account["who.malloc_bytes"].is_u64(), "{shown}");
+}
+
+/// A filter that answers calls of socket(2) with the action of argument 1, for the program of the others.
+const FILTERS_SOCKETS: &str = "
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+int main(int count, char **arguments) {
+    struct sock_filter rules[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_socket, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, strtoul(arguments[1], NULL, 0)),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog filter = {4, rules};
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)) return 99;
+    if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter)) return 99;
+    execv(arguments[2], arguments + 2);
+    return 98;
+}
+";
+
+#[test]
+fn control_is_off_under_a_filter_that_kills_at_a_socket() {
+    let folder = tempdir().unwrap();
+    let filter = compiled(folder.path(), FILTERS_SOCKETS, &[]);
+    let control = |action: &str| {
+        let output = Command::new(&filter)
+            .arg(action)
+            .arg(mayfly().get_program())
+            .args(["run", "--", "sh", "-c", "echo $MAYFLY_HEAP_CONTROL"])
+            .env("MAYFLY_HEAP_LIB", heap_library())
+            .env_remove("MAYFLY_HEAP_CONTROL")
+            .env_remove("LD_PRELOAD")
+            .current_dir(folder.path())
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+        text(&output.stdout).trim().to_owned()
+    };
+    assert_eq!(control("0x80000000"), "", "SECCOMP_RET_KILL_PROCESS");
+    assert_eq!(control("0x00050001"), "on", "SECCOMP_RET_ERRNO, EPERM");
+}
+
+#[test]
+fn forwards_signals_to_the_program() {
+    let folder = tempdir().unwrap();
+    for signal in ["TERM", "USR1", "WINCH", "TTIN", "TTOU"] {
+        let traps = format!("trap 'exit 9' {signal}; echo ready; while :; do sleep 0.1; done");
+        let mut command = on_heap(folder.path());
+        command.args(["run", "--stats", "--", "sh", "-c", &traps]);
+        let mut child =
+            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut ready = [0; 6];
+        std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut ready).unwrap();
+        let sent = Command::new("kill").args([&format!("-{signal}"), &child.id().to_string()]).status();
+        assert!(sent.unwrap().success());
+        assert_eq!(child.wait().unwrap().code(), Some(9), "{signal}");
+    }
+}
+
+#[test]
+fn ignored_signals_stay_ignored_in_the_program() {
+    let folder = tempdir().unwrap();
+    let output = Command::new("nohup")
+        .arg(mayfly().get_program())
+        .args(["run", "--stats", "--", "sh", "-c", "kill -HUP $$; echo alive"])
+        .env("MAYFLY_HEAP_LIB", heap_library())
+        .env_remove("LD_PRELOAD")
+        .current_dir(folder.path())
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    assert_eq!(text(&output.stdout), "alive\n", "{}", text(&output.stderr));
 }
 
 /// 1000 objects of 12345 B, 100 of them never freed, and 10 reallocations.
