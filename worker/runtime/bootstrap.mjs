@@ -15,6 +15,8 @@ const env = process.env;
 const [host, port] = env.AWS_LAMBDA_RUNTIME_API.split(":");
 // So many requests run at once, in one thread: what one waits for lets the others go on.
 const atOnce = Number(env.AWS_LAMBDA_MAX_CONCURRENCY ?? 1);
+// From Node.js 24 on Lambda's handlers have an event and a context alone, and what they return is the answer.
+const hasCallbacks = Number(process.versions.node.split(".")[0]) < 24;
 const agent = new http.Agent({ keepAlive: true, maxSockets: atOnce === 1 ? 1 : 2 * atOnce });
 // The id of the request that code works on, of several.
 const ofRequest = atOnce === 1 ? { run: (_, work) => work(), getStore() {} } : new AsyncLocalStorage();
@@ -162,6 +164,10 @@ async function load(text) {
   const handler = within(module) ?? within(module.default);
   if (handler === undefined) throw new RuntimeError("HandlerNotFound", `${text} is undefined or not exported`);
   if (typeof handler !== "function") throw new RuntimeError("HandlerNotFound", `${text} is not a function`);
+  if (!hasCallbacks && handler.length > 2 && !handler[STREAMS]) {
+    const where = "declare it as (event, context), and return its answer or a promise";
+    throw new RuntimeError("CallbackHandlerDeprecated", `Lambda calls no handler with a callback from Node.js 24 on: ${text}: ${where}`);
+  }
   return handler;
 }
 
@@ -258,7 +264,7 @@ function contextOf(headers, ends) {
   // Node.js reads headers as Latin-1.
   const json = (name) => (headers[name] ? JSON.parse(Buffer.from(headers[name], "latin1")) : undefined);
   return {
-    callbackWaitsForEmptyEventLoop: true,
+    ...(hasCallbacks && { callbackWaitsForEmptyEventLoop: true }),
     functionVersion: env.AWS_LAMBDA_FUNCTION_VERSION,
     functionName: env.AWS_LAMBDA_FUNCTION_NAME,
     memoryLimitInMB: env.AWS_LAMBDA_FUNCTION_MEMORY_SIZE,
@@ -281,7 +287,15 @@ class Runtime {
   }
 }
 
-// The handler's answer: by the first of its promise, its callback and its context, or, without any, null once the event loop
+// The handler's answer from Node.js 24 on. If it never comes, and the event loop is empty, the process ends.
+function runReturning(runtime, event, headers) {
+  return new Promise((resolve, reject) => {
+    current = reject;
+    resolve(runtime.handler(event, contextOf(headers)));
+  });
+}
+
+// The handler's answer before: by the first of its promise, its callback and its context, or, without any, null once the event loop
 // is empty. Only the callback waits for that.
 function run(runtime, event, headers) {
   return new Promise((resolve, reject) => {
@@ -359,7 +373,7 @@ async function serveOne(runtime, id, headers, body) {
       await runStreaming(runtime, JSON.parse(body), headers, response);
       return;
     }
-    answer = answerOf(await run(runtime, JSON.parse(body), headers));
+    answer = answerOf(await (hasCallbacks ? run : runReturning)(runtime, JSON.parse(body), headers));
   } catch (thrown) {
     const { error, code } = thrown instanceof Fatal ? thrown : { error: thrown };
     if (code === undefined) logError("Invoke Error", error);

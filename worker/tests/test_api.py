@@ -168,3 +168,39 @@ def test_signatures_are_checked_when_credentials_are_configured():
         assert caught.value.headers["x-amzn-errortype"] == "MissingAuthenticationTokenException"
         assert running.get("/healthz") == "ok\n"
         assert running.stop(signal.SIGINT) == 0
+
+
+def test_lists_come_in_pages(worker):
+    client = worker.client()
+    create(client, "paged", zipped(app_py=FIRST))
+    versions = ["$LATEST"]
+    for text in ("one", "two", "three"):
+        client.update_function_configuration(FunctionName="paged", Description=text, Timeout=len(versions))
+        versions.append(client.publish_version(FunctionName="paged")["Version"])
+        client.create_alias(FunctionName="paged", Name=text, FunctionVersion=versions[-1])
+        client.publish_layer_version(LayerName="paged", Content={"ZipFile": zipped(text=text)})
+
+    def pages(operation, field, key, **named):
+        paginator = client.get_paginator(operation).paginate(PaginationConfig={"PageSize": 2}, **named)
+        return [[item[key] for item in page[field]] for page in paginator]
+
+    of = {"FunctionName": "paged"}
+    assert pages("list_versions_by_function", "Versions", "Version", **of) == [versions[:2], versions[2:]]
+    assert pages("list_aliases", "Aliases", "Name", **of) == [["one", "three"], ["two"]]
+    assert pages("list_layer_versions", "LayerVersions", "Version", LayerName="paged") == [[3, 2], [1]]
+    assert sum(len(page) for page in pages("list_layers", "Layers", "LayerName")) >= 1
+    unchecked = worker.client(parameter_validation=False)
+    refused = ("InvalidParameterValueException", 400)
+    assert error_of(unchecked.list_aliases, **of, MaxItems=10001) == refused
+
+
+def test_update_of_code_refuses_unsupported_settings(client):
+    made = create(client, "moved", zipped(app_py=FIRST))
+    code = {"FunctionName": "moved", "ZipFile": zipped(app_py=SECOND)}
+    refused = ("InvalidParameterValueException", 400)
+    assert error_of(client.update_function_code, **code, Architectures=["arm64"]) == refused
+    key = "arn:aws:kms:us-east-1:000000000000:key/k"
+    assert error_of(client.update_function_code, **code, SourceKMSKeyArn=key) == refused
+    assert client.get_function_configuration(FunctionName="moved")["RevisionId"] == made["RevisionId"]
+    client.update_function_code(**code, Architectures=["x86_64"], Publish=True)
+    assert invoke(client, "moved", 1) == (["second", 1], None)

@@ -51,9 +51,9 @@ def test_destination_receives_success_and_failure(running):
     record = received(running, request)
     context = record["requestContext"]
     assert (context["condition"], context["approximateInvokeCount"]) == ("Success", 1)
-    assert context["requestId"] == request and context["functionArn"] == ARN + "ours"
+    assert context["requestId"] == request and context["functionArn"] == ARN + "ours:$LATEST"
     assert record["requestPayload"] == {"a": 1} and record["responsePayload"] == {"seen": {"a": 1}}
-    assert "functionError" not in record["responseContext"]
+    assert record["responseContext"] == {"statusCode": 200, "executedVersion": "$LATEST"}
     record = received(running, send(client, "ours", {"fails": True}))
     assert record["requestContext"]["condition"] == "RetriesExhausted"
     assert record["responseContext"]["functionError"] == "Unhandled"
@@ -144,4 +144,4 @@ def test_template_sets_destinations(tmp_path):
     with Worker(str(tmp_path / "template.yaml")) as running:
         running.wait_for("OnSuccess of Type SQS is not supported and passed over")
         record = received(running, send(running.client(), "Ours", {"fails": 1}))
-        assert record["requestContext"]["functionArn"] == ARN + "Ours"
+        assert record["requestContext"]["functionArn"] == ARN + "Ours:$LATEST"

@@ -73,6 +73,7 @@ exports.exits = () => process.exit(3);
 WORDS = {"node_modules/words/index.js": "exports.word = 'of a package';", "src/index.js": COMMON}
 
 
+@pytest.mark.skipif(version() == "24", reason="Lambda calls no handler with a callback from Node.js 24 on")
 def test_callbacks_and_the_event_loop(node):
     made(node, "common", "src/index.later.handler", {"package.json": "{}", **WORDS})
     assert invoke(node, "common", {"waits": True, "leaves": 50}) == ("of a package", None)
@@ -137,7 +138,7 @@ import { createRequire } from 'node:module';
 import own from 'own';
 import { two } from 'two';
 export const handler = async () => [two, own, createRequire(import.meta.url)('two').two];
-export const nothing = (event, context, callback) => { setTimeout(() => {}, 5); };
+export const nothing = () => { setTimeout(() => {}, 5); };
 """
     own = {"node_modules/own/index.js": "module.exports = 'own';"}
     made(node, "importing", files={"index.mjs": code, **own}, Layers=[arn])

@@ -99,6 +99,31 @@ def test_a_caller_may_name_a_version_that_the_host_lacks(nodes):
     assert found["Runtime"] == "nodejs24.x"
 
 
+ENDS = """
+exports.plain = (event) => ({ plain: event });
+exports.promised = (event, context) => new Promise((done) => setTimeout(() => done(typeof context.done), 5));
+exports.called = (event, context, callback) => callback(null, 1);
+exports.streamed = awslambda.streamifyResponse(async (event, stream, context) => { stream.end('[1]'); });
+"""
+
+
+def test_nodejs_24_answers_by_the_returned_value_alone(nodes):
+    client = nodes.client()
+
+    def made(name, runtime):
+        settings = {"Runtime": runtime, "Handler": f"index.{name}", "MemorySize": 256, "Timeout": 60}
+        create(client, name + runtime[6:8], zipped(**{"index.js": ENDS}), **settings)
+        return invoke(client, name + runtime[6:8], 5)
+
+    assert made("plain", "nodejs24.x") == ({"plain": 5}, None)
+    assert made("promised", "nodejs24.x") == ("undefined", None)
+    assert made("streamed", "nodejs24.x") == ([1], None)
+    answer, error = made("called", "nodejs24.x")
+    assert (error, answer["errorType"]) == ("Unhandled", "Runtime.CallbackHandlerDeprecated")
+    assert "index.called" in answer["errorMessage"]
+    assert made("called", "nodejs22.x") == (1, None)
+
+
 class Registry(http.server.ThreadingHTTPServer):
     """One on this machine, which sends what `answer` makes of the true file."""
 

@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Api, Call};
+use super::{Api, Call, paging};
 use crate::base::error::ApiError;
 use crate::base::name::{self, Target};
 use crate::base::time::epoch_ms;
@@ -63,11 +63,11 @@ pub fn delete(api: &Api, target: &Target) -> Result<Answer, ApiError> {
 }
 
 /// Those of a function, its versions and aliases.
-pub fn list(api: &Api, name: &str) -> Result<Answer, ApiError> {
+pub fn list(api: &Api, call: &Call, name: &str) -> Result<Answer, ApiError> {
     let function = api.worker.function(name)?;
     let configs = function.attached.events.iter();
-    let configs: Vec<Value> = configs.map(|(key, known)| described(name, key, known)).collect();
-    Ok(http::json(200, &json!({ "FunctionEventInvokeConfigs": configs })))
+    let configs = configs.map(|(key, known)| (key.clone(), described(name, key, known))).collect();
+    paging::page(call, "FunctionEventInvokeConfigs", configs)
 }
 
 fn described(name: &str, qualifier: &str, known: &EventInvoke) -> Value {

@@ -20,7 +20,7 @@ use crate::code::Code;
 use crate::code::lambda_layers::OptMount;
 use crate::code::runtime::Runtime;
 use crate::function::definition::Deployment;
-use crate::function::settings::Settings;
+use crate::function::settings::{self, Settings};
 use crate::function::wanted::{self, Wanted};
 use crate::http::{self, Answer};
 
@@ -34,6 +34,9 @@ pub struct WantedCode {
     image_uri: Option<String>,
     #[serde(default)]
     dry_run: bool,
+    /// Others are refused, so that no caller believes to have them.
+    #[serde(flatten)]
+    other: BTreeMap<String, Value>,
 }
 
 /// In place of a bucket's name: the key is a folder of this host.
@@ -52,6 +55,7 @@ impl WantedCode {
         }
         let worker = api.worker.clone();
         let place = worker.code_folder().to_path_buf();
+        self.other.iter().try_for_each(|(name, value)| wanted::refuse(name, value))?;
         match (self.zip_file, self.s3_bucket.as_deref(), self.s3_key, self.image_uri) {
             (Some(zip), None, None, None) => {
                 blocking(&api.unpacking, move || {
@@ -200,8 +204,6 @@ struct Expected {
     revision_id: Option<String>,
     #[serde(default)]
     publish: bool,
-    #[serde(default)]
-    publish_to: Value,
 }
 
 pub async fn update_configuration(api: &Api, call: &Call, name: &str) -> Result<Answer, ApiError> {
@@ -229,8 +231,9 @@ pub async fn update_configuration(api: &Api, call: &Call, name: &str) -> Result<
 }
 
 pub async fn update_code(api: &Api, call: &Call, name: &str) -> Result<Answer, ApiError> {
-    let (wanted, expected): (WantedCode, Expected) = (call.json()?, call.json()?);
-    wanted::refuse("PublishTo", &expected.publish_to)?;
+    let (mut wanted, expected): (WantedCode, Expected) = (call.json()?, call.json()?);
+    wanted.other.retain(|name, _| !wanted::OF_THE_CALL.contains(&name.as_str()));
+    wanted.other.remove("Architectures").map_or(Ok(()), |given| settings::check_architectures(&given))?;
     let known = api.worker.function(name)?;
     check_revision(expected.revision_id.as_deref(), &known.deployment.revision)?;
     let dry_run = wanted.dry_run;
@@ -275,9 +278,8 @@ pub fn delete_concurrency(api: &Api, name: &str) -> Result<Answer, ApiError> {
 }
 
 pub fn get_concurrency(api: &Api, name: &str) -> Result<Answer, ApiError> {
-    let reserved = api.worker.function(name)?.reserved;
-    let answer = reserved.map_or(json!({}), |reserved| json!({ "ReservedConcurrentExecutions": reserved }));
-    Ok(http::json(200, &answer))
+    let answer = |reserved| json!({ "ReservedConcurrentExecutions": reserved });
+    Ok(http::json(200, &api.worker.function(name)?.reserved.map_or(json!({}), answer)))
 }
 
 /// The body of PutFunctionRecursionConfig.

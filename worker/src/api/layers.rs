@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::functions::WantedCode;
-use super::{Api, Call};
+use super::{Api, Call, paging};
 use crate::base::error::ApiError;
 use crate::base::name;
 use crate::code::lambda_layers::Layer;
@@ -85,15 +85,16 @@ pub fn list(api: &Api, call: &Call) -> Result<Answer, ApiError> {
             "LatestMatchingVersion": layer.summary(),
         })
     };
-    let list: Vec<Value> = layers.iter().filter(|layer| is_wanted(call, layer)).map(of).collect();
-    Ok(http::json(200, &json!({ "Layers": list })))
+    let chosen = layers.iter().filter(|layer| is_wanted(call, layer));
+    paging::page(call, "Layers", chosen.map(|layer| (layer.name.clone(), of(layer))).collect())
 }
 
 pub fn list_versions(api: &Api, call: &Call, layer: &str) -> Result<Answer, ApiError> {
     let versions = api.worker.layers(|layers| named(layer).map(|name| layers.versions(name)))?;
     let chosen = versions.iter().filter(|layer| is_wanted(call, layer));
-    let list: Vec<Value> = chosen.map(|layer| layer.summary()).collect();
-    Ok(http::json(200, &json!({ "LayerVersions": list })))
+    // The latest comes first.
+    let key = |layer: &Layer| paging::key_of(u64::MAX - layer.version);
+    paging::page(call, "LayerVersions", chosen.map(|layer| (key(layer), layer.summary())).collect())
 }
 
 fn none(what: &str) -> ApiError {

@@ -3,22 +3,13 @@
 use serde_json::{Value, json};
 
 use super::configuration::configuration;
-use super::{Api, Call};
+use super::{Api, Call, paging};
 use crate::base::error::ApiError;
 use crate::function::definition::Function;
 use crate::http::{self, Answer};
 
 pub fn list(api: &Api, call: &Call) -> Result<Answer, ApiError> {
-    const MOST: usize = 50;
-    let most = match call.query("MaxItems") {
-        None => MOST,
-        Some(text) => text
-            .parse::<usize>()
-            .ok()
-            .filter(|number| (1..=10_000).contains(number))
-            .ok_or_else(|| ApiError::invalid_parameter("MaxItems must be 1 to 10000"))?
-            .min(MOST),
-    };
+    let most = paging::most(call)?;
     // The marker is the name after which the next page begins.
     let after = call.query("Marker").unwrap_or_default();
     let all_versions = call.query("FunctionVersion").as_deref() == Some("ALL");

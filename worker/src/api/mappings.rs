@@ -5,7 +5,7 @@ use std::time::SystemTime;
 
 use serde_json::{Map, Value, json};
 
-use super::{Api, Call};
+use super::{Api, Call, paging};
 use crate::base::error::ApiError;
 use crate::base::name::Target;
 use crate::function::queue_source::{Given, Mapping};
@@ -138,12 +138,12 @@ pub fn list(api: &Api, call: &Call) -> Result<Answer, ApiError> {
     let function =
         function.map(|name| Target::new(&name, None)).transpose()?.map(|target| target.to_string());
     let source = call.query("EventSourceArn").filter(|arn| !arn.is_empty());
-    let list: Vec<Value> = api.worker.mappings(|known| {
+    let list = api.worker.mappings(|known| {
         let chosen = known.iter().filter(|(_, mapping)| {
             function.as_ref().is_none_or(|wanted| *wanted == mapping.target)
                 && source.as_ref().is_none_or(|wanted| *wanted == mapping.given.event_source_arn)
         });
-        chosen.map(|(id, mapping)| mapping.description(id, mapping.state())).collect()
+        chosen.map(|(id, mapping)| (id.clone(), mapping.description(id, mapping.state()))).collect()
     });
-    Ok(http::json(200, &json!({ "EventSourceMappings": list })))
+    paging::page(call, "EventSourceMappings", list)
 }

@@ -19,6 +19,7 @@ mod mappings;
 mod metrics;
 mod operations;
 mod page;
+mod paging;
 mod persist_change;
 mod policies;
 mod route;

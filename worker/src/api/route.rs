@@ -37,7 +37,7 @@ impl Api {
             Op::GetAccountSettings => functions::account(self),
 
             Op::PublishVersion => versions::publish(self, call, &name()?),
-            Op::ListVersionsByFunction => versions::list(self, &name()?),
+            Op::ListVersionsByFunction => versions::list(self, call, &name()?),
             Op::CreateAlias => versions::create_alias(self, call, &name()?),
             Op::GetAlias => versions::get_alias(self, &name()?, second),
             Op::UpdateAlias => versions::update_alias(self, call, &name()?, second),
@@ -61,7 +61,7 @@ impl Api {
             Op::UpdateFunctionEventInvokeConfig => event_configs::update(self, call, &target()?),
             Op::GetFunctionEventInvokeConfig => event_configs::get(self, &target()?),
             Op::DeleteFunctionEventInvokeConfig => event_configs::delete(self, &target()?),
-            Op::ListFunctionEventInvokeConfigs => event_configs::list(self, &name()?),
+            Op::ListFunctionEventInvokeConfigs => event_configs::list(self, call, &name()?),
 
             Op::AddPermission => policies::add(self, call, &target()?),
             Op::GetPolicy => policies::get(self, &target()?),

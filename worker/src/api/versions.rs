@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::configuration::configuration;
-use super::{Api, Call};
+use super::{Api, Call, paging};
 use crate::base::error::{ApiError, ErrorKind};
 use crate::base::name;
 use crate::function::definition::Alias;
@@ -22,10 +22,13 @@ struct Publish {
     publish_to: Value,
 }
 
-pub fn list(api: &Api, name: &str) -> Result<Answer, ApiError> {
+pub fn list(api: &Api, call: &Call, name: &str) -> Result<Answer, ApiError> {
     let function = api.worker.function(name)?;
-    let list: Vec<Value> = function.deployments().map(|version| configuration(api, version)).collect();
-    Ok(http::json(200, &json!({ "Versions": list })))
+    // $LATEST comes first.
+    let key = |version: &str| paging::key_of(version.parse().unwrap_or(0));
+    let versions = function.deployments();
+    let list = versions.map(|version| (key(&version.version), configuration(api, version))).collect();
+    paging::page(call, "Versions", list)
 }
 
 pub fn publish(api: &Api, call: &Call, name: &str) -> Result<Answer, ApiError> {
@@ -115,8 +118,8 @@ pub fn list_aliases(api: &Api, call: &Call, name: &str) -> Result<Answer, ApiErr
     let function = api.worker.function(name)?;
     let aliases = function.aliases.iter();
     let chosen = aliases.filter(|(_, alias)| wanted.as_ref().is_none_or(|wanted| alias.version == *wanted));
-    let list: Vec<Value> = chosen.map(|(alias, known)| describe(name, alias, known)).collect();
-    Ok(http::json(200, &json!({ "Aliases": list })))
+    let list = chosen.map(|(alias, known)| (alias.clone(), describe(name, alias, known))).collect();
+    paging::page(call, "Aliases", list)
 }
 
 pub fn create_alias(api: &Api, call: &Call, name: &str) -> Result<Answer, ApiError> {

@@ -5,11 +5,14 @@ use std::fs;
 use std::path::Path;
 use std::sync::LazyLock;
 
-use regex::bytes::Regex;
+use regex::bytes::{Captures, Regex};
 
-/// Names in quotes, as `import` and `require` have them.
-static NAMED: LazyLock<Regex> =
-    LazyLock::new(|| Regex::new(r#"["'`](@(?:aws-sdk|smithy)/[a-z0-9-]+)["'`/]"#).expect("it is one"));
+/// Names in quotes, as `import` and `require` have them. A bundle may hold a package.json, whose
+/// dependencies are keys: `{ "NAME": "^3.0.0"`.
+static NAMED: LazyLock<Regex> = LazyLock::new(|| {
+    let name = r#"["'`](@(?:aws-sdk|smithy)/[a-z0-9-]+)(?:["'`](\s*:)?|/)"#;
+    Regex::new(&format!(r"([{{,]\s*)?{name}")).expect("it is one")
+});
 const MODULES: &str = "node_modules";
 const SOURCES: [&str; 3] = ["js", "mjs", "cjs"];
 /// Larger files are data.
@@ -34,9 +37,9 @@ fn read(folder: &Path, depth: usize, named: &mut BTreeSet<String>) {
         let is_source = path.extension().is_some_and(|kind| SOURCES.iter().any(|source| kind == *source));
         if metadata.is_file() && is_source && metadata.len() <= LARGEST {
             let text = fs::read(&path).unwrap_or_default();
-            let names =
-                NAMED.captures_iter(&text).map(|found| String::from_utf8_lossy(&found[1]).into_owned());
-            named.extend(names);
+            let is_key = |found: &Captures| found.get(1).is_some() && found.get(3).is_some();
+            let found = NAMED.captures_iter(&text).filter(|found| !is_key(found));
+            named.extend(found.map(|found| String::from_utf8_lossy(&found[2]).into_owned()));
         }
     }
 }
@@ -55,10 +58,12 @@ mod tests {
         };
         write("a/index.mjs", "import { A } from '@aws-sdk/client-s3';\nimport b from \"@smithy/own/b\"");
         write("b.cjs", "require(`@aws-sdk/client-sqs`) // @aws-sdk/client-not");
+        let bundled = "{ \"@aws-sdk/types\": \"^3.4.1\",\n  '@smithy/not' : \"^2.0.4\" }";
+        write("bundle.mjs", &format!("var package_default = {bundled};\nimport '@aws-sdk/client-sns'"));
         write("c.txt", "'@aws-sdk/client-not'");
         write("node_modules/x/index.js", "require('@aws-sdk/client-not')");
         write("node_modules/@smithy/own/package.json", "{}");
         let names: Vec<String> = absent(code.path()).into_iter().collect();
-        assert_eq!(names, ["@aws-sdk/client-s3", "@aws-sdk/client-sqs"]);
+        assert_eq!(names, ["@aws-sdk/client-s3", "@aws-sdk/client-sns", "@aws-sdk/client-sqs"]);
     }
 }

@@ -271,7 +271,11 @@ impl Events {
             return None;
         }
         let of = invocation(event);
-        let payload = event_config::receipt(&of, condition, attempts, response.as_ref());
+        // The version that an alias named when it ran is not kept: that of now stands for it.
+        let deployment = name::parse(&event.function).and_then(|target| self.worker.target(&target));
+        let version = deployment.map_or_else(|_| name::LATEST.into(), |found| found.version.clone());
+        let response = response.as_ref().map(|response| (response, version.as_str()));
+        let payload = event_config::receipt(&of, condition, attempts, response);
         let next = Invocation::new(String::new(), payload.into(), None, Some(&event.trace_id));
         Some(StoredEvent::new(destination, next, event.hops + 1))
     }

@@ -133,7 +133,7 @@ pub fn receipt(
     invocation: &Invocation,
     condition: Condition,
     attempts: u32,
-    response: Option<&Outcome>,
+    response: Option<(&Outcome, &str)>,
 ) -> String {
     let mut record = record(invocation, condition, attempts, response);
     let whole = record.to_string();
@@ -147,27 +147,40 @@ pub fn receipt(
 }
 
 /// The record (Lambda's guide, "Capturing records of Lambda asynchronous invocations").
-fn record(invocation: &Invocation, condition: Condition, attempts: u32, response: Option<&Outcome>) -> Value {
+fn record(
+    invocation: &Invocation,
+    condition: Condition,
+    attempts: u32,
+    response: Option<(&Outcome, &str)>,
+) -> Value {
     let parsed = |payload: &[u8]| serde_json::from_slice(payload).unwrap_or(Value::Null);
     let mut record = json!({
         "version": "1.0",
         "timestamp": time::lambda_time(std::time::SystemTime::now()),
         "requestContext": {
             "requestId": invocation.id,
-            "functionArn": invocation.arn,
+            "functionArn": qualified(&invocation.arn),
             "condition": format!("{condition:?}"),
             "approximateInvokeCount": attempts,
         },
         "requestPayload": parsed(&invocation.payload),
     });
-    if let Some(response) = response {
-        record["responseContext"] = json!({ "statusCode": 200, "executedVersion": name::LATEST });
+    if let Some((response, version)) = response {
+        record["responseContext"] = json!({ "statusCode": 200, "executedVersion": version });
         if response.failed {
             record["responseContext"]["functionError"] = "Unhandled".into();
         }
         record["responsePayload"] = parsed(&response.payload);
     }
     record
+}
+
+/// The ARN that such records have: that of a version or an alias, else of `$LATEST`.
+fn qualified(arn: &str) -> String {
+    match name::parse(arn) {
+        Ok(Target { qualifier: None, .. }) => format!("{arn}:{}", name::LATEST),
+        _ => arn.into(),
+    }
 }
 
 #[cfg(test)]
@@ -201,6 +214,19 @@ mod tests {
         assert!(whole && length > 1000);
         let (length, whole) = record_of(limits::EVENT_PAYLOAD_BYTES);
         assert!(!whole && length < 1000);
+    }
+
+    #[test]
+    fn record_names_the_version() {
+        let outcome = Outcome { payload: "1".into(), failed: false, log_tail: Vec::new(), end: None };
+        let of = |function: &str| {
+            let invocation = Invocation::new(name::arn(function), "{}".into(), None, None);
+            record(&invocation, Condition::Success, 1, Some((&outcome, "7")))
+        };
+        let latest = of("f");
+        assert_eq!(latest["requestContext"]["functionArn"], name::arn("f:$LATEST"));
+        assert_eq!(of("f:live")["requestContext"]["functionArn"], name::arn("f:live"));
+        assert_eq!(latest["responseContext"]["executedVersion"], "7");
     }
 
     #[test]

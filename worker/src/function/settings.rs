@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 use crate::base::error::ApiError;
 use crate::base::limits;
@@ -174,9 +175,7 @@ impl Settings {
         if let Some(role) = &wanted.role {
             settings.role.clone_from(role);
         }
-        for architecture in wanted.architectures.iter().flatten() {
-            check(architecture == "x86_64", "Architectures", architecture, "be x86_64")?;
-        }
+        check_architectures(&json!(wanted.architectures))?;
         if let Some(arns) = &wanted.layers {
             lambda_layers::check(arns)?;
             settings.layers.clone_from(arns);
@@ -225,6 +224,16 @@ impl Settings {
     }
 }
 
+/// Refuses `Architectures` that this host is not.
+///
+/// # Errors
+/// It is none of this host's.
+pub fn check_architectures(given: &Value) -> Result<(), ApiError> {
+    let other = given.as_array().into_iter().flatten().find(|one| *one != "x86_64");
+    let other = other.map(|one| one.as_str().map_or_else(|| one.to_string(), str::to_string));
+    check(other.is_none(), "Architectures", &other.unwrap_or_default(), "be x86_64")
+}
+
 fn check_image_config(config: &ImageConfig) -> Result<(), ApiError> {
     for word in config.entry_point.iter().chain(&config.command).chain(&config.working_directory) {
         let fits = word.len() <= 1000 && !word.contains('\0');
@@ -243,8 +252,6 @@ fn check(fits: bool, what: &str, value: &str, must: &str) -> Result<(), ApiError
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
-
     use super::*;
     use crate::function::wanted::Environment;
 

@@ -55,7 +55,7 @@ pub struct Wanted {
 }
 
 /// The properties of the call, and not of the function.
-const OF_THE_CALL: [&str; 2] = ["Publish", "RevisionId"];
+pub const OF_THE_CALL: [&str; 2] = ["Publish", "RevisionId"];
 
 /// Settings that are not supported, and why. They are refused, as are unknown ones, so that no caller
 /// believes to have them; their default is accepted.

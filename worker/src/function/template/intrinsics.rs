@@ -316,6 +316,22 @@ mod tests {
     }
 
     #[test]
+    fn an_api_is_named_by_its_id_without_a_line() {
+        let template = "Resources:
+          Http: { Type: AWS::Serverless::HttpApi }
+          Rest: { Type: AWS::Serverless::Api }
+          Table: { Type: AWS::Serverless::SimpleTable }";
+        let scope =
+            Scope::new(yaml::read(template).unwrap(), Path::new("/"), "mayfly", &BTreeMap::new()).unwrap();
+        for id in ["Http", "Rest", "ServerlessRestApi", "ServerlessHttpApi"] {
+            assert_eq!(scope.resolve(&json!({ "Ref": id }), "here").unwrap(), Some(json!(id)));
+        }
+        assert_eq!(scope.take_notes(), Vec::<String>::new());
+        scope.resolve(&json!({ "Ref": "Table" }), "here").unwrap();
+        assert_eq!(scope.take_notes(), ["here: there is no Table here: its name stands for it"]);
+    }
+
+    #[test]
     fn unknown_values_are_left_out_and_wrong_uses_are_errors() {
         for value in ["!ImportValue x", "!FindInMap [M, a, c]", "!Ref AWS::NoValue", "!Transform x"] {
             assert_eq!(resolved(value).unwrap(), None, "{value}");

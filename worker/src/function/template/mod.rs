@@ -326,7 +326,9 @@ impl Reader<'_> {
             let Some(value) = raw.get(key).filter(|_| !matches!(key, "Events" | "FunctionName")) else {
                 continue;
             };
-            let value = scope.resolve(value, &format!("{place}.{key}"));
+            // A line about a value of all functions is logged once.
+            let at: &str = if own.contains_key(key) { &place } else { "Globals.Function" };
+            let value = scope.resolve(value, &format!("{at}.{key}"));
             let value = match value.with_context(|| key.to_string()).with_context(|| place.clone()) {
                 Err(error) if NEEDLESS.contains(&key) => {
                     scope.note(format!("{error:#}: it is passed over"));

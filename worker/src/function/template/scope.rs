@@ -13,6 +13,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Map, Value as Json, json};
 use sha2::{Digest, Sha256};
 
+use super::http_apis::is_api;
 use super::yaml::{measure, text_of, weight_of};
 use super::{LATEST_OF_LAYER, is_function, is_layer, kind_of, loops, parameters};
 use crate::base::{limits, name};
@@ -265,7 +266,10 @@ impl Scope {
                 Ok(Some(name::layer_arn(&format!("{layer}:{LATEST_OF_LAYER}")).into()))
             }
             // An API has this id here, too.
-            Some(resource) if kind_of(resource).starts_with(API) => Ok(Some(name.into())),
+            Some(resource) if kind_of(resource).starts_with(API) || is_api(kind_of(resource)) => {
+                Ok(Some(name.into()))
+            }
+            None if IMPLICIT.contains(&name) => Ok(Some(name.into())),
             Some(resource) if OF_FUNCTIONS.contains(&kind_of(resource)) => {
                 self.function_of(name, resource, place)
             }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::Value as Json;
+use serde_json::{Map, Value as Json};
 
 use super::{target_of, text_of};
 use crate::function::http_api::{Authorizer, AuthorizerEvent, Guard, HttpApi, Identity, Kind};
@@ -63,12 +63,19 @@ pub fn read(
             Err(reason) => drop(read.unsupported.insert(name.clone(), reason)),
         }
     }
-    for key in ["ApiKeyRequired", "ResourcePolicy", "UsagePlan"] {
-        if auth.get(key).is_some_and(|value| *value != Json::Bool(false)) {
-            notes.push(format!("{id}: Auth.{key} is not supported and passed over"));
-        }
+    for key in unsupported(auth.as_object()) {
+        notes.push(format!("{id}: Auth.{key} is not supported and passed over"));
     }
     (known, read)
+}
+
+/// The keys that the worker does not read, of an `Auth` or of a method: without them more callers may call.
+pub fn unsupported(own: Option<&Map<String, Json>>) -> impl Iterator<Item = &'static str> {
+    let is_on = move |key: &&str| {
+        let value = own.and_then(|own| own.get(*key));
+        value.is_some_and(|value| text_of(value) != "false")
+    };
+    ["ApiKeyRequired", "ResourcePolicy", "UsagePlan"].into_iter().filter(is_on)
 }
 
 fn authorizer(kind: Kind, own: &Json) -> Result<Authorizer, String> {

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value as Json};
 
 use super::super::scope::Scope;
-use super::{Declaration, is_api, parts};
+use super::{Declaration, definition_file, is_api, parts};
 
 /// All but the events of functions.
 pub fn declared(scope: &Scope) -> Declaration {
@@ -29,7 +29,8 @@ pub fn declared(scope: &Scope) -> Declaration {
             continue;
         }
         let own = resource.get("Properties").unwrap_or(&Json::Null);
-        let own = of_api(own, scope, &format!("Resources.{id}.Properties"));
+        let place = format!("Resources.{id}.Properties");
+        let own = of_api(&definition_file::included(own, scope, &place), scope, &place);
         match part {
             Some(part) => declaration.parts.push((id.clone(), part.into(), own)),
             None => declaration.resources.push((id.clone(), kind.into(), own)),

@@ -5,6 +5,7 @@
 mod authorizers;
 pub mod cors;
 mod declared;
+mod definition_file;
 mod openapi;
 pub mod parts;
 
@@ -211,6 +212,10 @@ impl Reader<'_> {
             }
         };
         let guard = auth.guard(properties.get("Auth"), api)?;
+        let own = properties.get("Auth").and_then(Json::as_object);
+        for key in authorizers::unsupported(own) {
+            self.notes.push(format!("{place}: Auth.{key} is not supported and passed over"));
+        }
         let timeout_ms = properties.get("TimeoutInMillis").and_then(|value| text_of(value).parse().ok());
         let route = Route { method, path, target: target.clone(), format, guard, timeout_ms };
         add(api, route, &mut self.notes);

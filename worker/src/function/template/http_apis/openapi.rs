@@ -9,6 +9,8 @@ use crate::function::http_api::{
 };
 
 const INTEGRATION: &str = "x-amazon-apigateway-integration";
+/// What kind of authoriser a scheme is.
+const AUTH_TYPE: &str = "x-amazon-apigateway-authtype";
 /// The extension that makes an authoriser of a scheme.
 pub const AUTHORIZER: &str = "x-amazon-apigateway-authorizer";
 
@@ -20,8 +22,11 @@ pub fn add_routes(api: &mut HttpApi, auth: &Auth, body: &Json, notes: &mut Vec<S
     }
     let types = body.get("x-amazon-apigateway-binary-media-types").and_then(Json::as_array);
     api.binary.extend(types.into_iter().flatten().map(text_of));
-    let schemes = body.get("securityDefinitions").or_else(|| body.get("components")?.get("securitySchemes"));
-    for (name, scheme) in schemes.and_then(Json::as_object).into_iter().flatten() {
+    for (name, scheme) in schemes(body).and_then(Json::as_object).into_iter().flatten() {
+        if api.kind == Kind::Rest && is_key(scheme) {
+            notes.push(format!("{}: the API keys of {name} are not supported and passed over", api.id));
+            continue;
+        }
         match authorizer(api.kind, scheme) {
             Some(read) => drop(api.authorizers.insert(name.clone(), read)),
             None => drop(auth.unsupported.insert(name.clone(), kind_of(scheme).into())),
@@ -37,6 +42,31 @@ pub fn add_routes(api: &mut HttpApi, auth: &Auth, body: &Json, notes: &mut Vec<S
             }
         }
     }
+}
+
+fn schemes(body: &Json) -> Option<&Json> {
+    body.get("securityDefinitions").or_else(|| body.get("components")?.get("securitySchemes"))
+}
+
+/// Whether a scheme asks for one of a REST API's keys. Other schemes of this type are authorisers.
+fn is_key(scheme: &Json) -> bool {
+    let is = |key: &str, wanted: &str| {
+        scheme.get(key).and_then(Json::as_str).is_some_and(|text| text.eq_ignore_ascii_case(wanted))
+    };
+    is("type", "apiKey")
+        && is("name", "x-api-key")
+        && scheme.get(AUTHORIZER).is_none()
+        && scheme.get(AUTH_TYPE).is_none()
+}
+
+/// What guards an operation that names this scheme; nothing, if it asks for a key.
+fn guard(name: &str, auth: &Auth, api: &HttpApi, body: &Json) -> Option<Result<Guard, String>> {
+    let scheme = schemes(body).and_then(|schemes| schemes.get(name));
+    if api.kind == Kind::Rest && scheme.is_some_and(is_key) {
+        return None;
+    }
+    let kind = scheme.and_then(|scheme| scheme.get(AUTH_TYPE)?.as_str());
+    Some(if kind == Some("awsSigv4") { Ok(Guard::Iam) } else { auth.named(name, api) })
 }
 
 /// What a scheme that is no Lambda authoriser asks for.
@@ -70,7 +100,8 @@ fn route(
         None => auth.guard(None, api)?,
         Some(list) => {
             let names = list.iter().filter_map(Json::as_object).flat_map(|one| one.keys());
-            let guards = names.map(|name| auth.named(name, api)).collect::<Result<Vec<_>, _>>()?;
+            let guards = names.filter_map(|name| guard(name, auth, api, body));
+            let guards = guards.collect::<Result<Vec<_>, _>>()?;
             guards.into_iter().next().unwrap_or(Guard::Open)
         }
     };

@@ -7,7 +7,7 @@ use serde_json::{Map, Value as Json, json};
 
 use super::super::scope::ROOT;
 use super::openapi::{self, AUTHORIZER};
-use super::{add, cors, method_of, path_of, target_of, text_of};
+use super::{add, authorizers, cors, method_of, path_of, target_of, text_of};
 use crate::function::http_api::{ANY, DEFAULT, Format, Guard, HttpApi, Kind, Options, Route};
 
 /// A resource: its id, its type after `AWS::`, its properties.
@@ -60,6 +60,11 @@ pub fn read(parts: &[Part], apis: &mut BTreeMap<String, HttpApi>, notes: &mut Ve
             ROUTE => route(api, own, parts).map(Some),
             _ => Ok(None),
         };
+        if found.as_ref().is_ok_and(Option::is_some) {
+            for key in authorizers::unsupported(Some(own)) {
+                notes.push(format!("{id}: {key} is not supported and passed over"));
+            }
+        }
         match found {
             Ok(found) => found.into_iter().for_each(|route| add(api, route, notes)),
             Err(reason) => notes.push(format!("{id}: {reason}: it is not served")),

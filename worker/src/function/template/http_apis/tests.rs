@@ -151,6 +151,48 @@ fn definitions_give_routes_of_functions() {
 }
 
 #[test]
+fn api_keys_are_passed_over_with_a_line_wherever_they_are_asked_for() {
+    let integration = json!({ "type": "aws_proxy", "uri": ARN });
+    let operation = |scheme: &str| {
+        let asked = json!([{ scheme: [] }]);
+        json!({ "x-amazon-apigateway-integration": integration, "security": asked })
+    };
+    let key = json!({ "type": "apiKey", "name": "x-api-key", "in": "header" });
+    let other = json!({ "type": "apiKey", "name": "X-Token", "in": "header" });
+    let iam = json!({ "type": "apiKey", "name": "Authorization", "in": "header",
+                      "x-amazon-apigateway-authtype": "awsSigv4" });
+    let body = json!({ "securityDefinitions": { "Key": key, "Other": other, "Iam": iam }, "paths": { "/a": {
+        "get": operation("Key"), "put": operation("Other"), "post": operation("Iam") } } });
+    let resources =
+        json!({ "Own": { "Type": "AWS::Serverless::Api", "Properties": { "DefinitionBody": body } } });
+    let events =
+        event("Api", &json!({ "Path": "/b", "Method": "GET", "Auth": { "ApiKeyRequired": "true" } }));
+    let mut declared = declaration(&resources, &events);
+    let method = json!({ "RestApiId": "Own", "HttpMethod": "GET", "ResourceId": "Own.RootResourceId",
+                         "ApiKeyRequired": true, "Integration": { "Type": "AWS_PROXY", "Uri": ARN } });
+    let method = method.as_object().unwrap().clone();
+    declared.parts.push(("Method".into(), "ApiGateway::Method".into(), method));
+    let (apis, notes) = read(&declared);
+    let own = apis.iter().find(|api| api.id == "Own").unwrap();
+    let guard = |key: (&str, &str)| {
+        let of = |route: &&Route| (route.method.as_str(), route.path.as_str()) == key;
+        own.routes.iter().find(of).map(|route| &route.guard)
+    };
+    assert_eq!(guard(("GET", "/a")), Some(&Guard::Open));
+    assert_eq!(guard(("POST", "/a")), Some(&Guard::Iam));
+    assert!(matches!(guard(("PUT", "/a")), Some(Guard::Unsupported(_))));
+    assert_eq!(guard(("GET", "/")), Some(&Guard::Open));
+    let notes = notes.join("\n");
+    for part in [
+        "Own: the API keys of Key are not supported",
+        "F.Events.Come: Auth.ApiKeyRequired is not supported",
+        "Method: ApiKeyRequired is not supported",
+    ] {
+        assert!(notes.contains(part), "{part}: {notes}");
+    }
+}
+
+#[test]
 fn unsupported_routes_are_notes() {
     let sockets = json!({ "Live": { "Type": "AWS::ApiGatewayV2::Api",
                                     "Properties": { "ProtocolType": "WEBSOCKET" } } });
