@@ -56,7 +56,7 @@ pub mod daemon {
     pub use metrics_http::answer_to;
     pub use page_budget::Charge;
     pub use server::{Configuration, Server};
-    pub use trust_domain::{Rule, cgroup_of_process};
+    pub use trust_domain::Rule;
 }
 
 pub mod client {

@@ -5,6 +5,8 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use cgroups::{Group, Membership};
+
 use crate::base::page::PAGE_BYTES;
 
 /// Pages that the daemon copies for one client: 8 MiB. Later offers become segments as they are.
@@ -76,20 +78,7 @@ fn reserve(from: &AtomicUsize, more: usize, most: usize) -> bool {
 
 /// The memory limit of this process's cgroup in bytes, if it has one.
 fn cgroup_limit() -> Option<usize> {
-    let all = std::fs::read_to_string("/proc/self/cgroup").ok()?;
-    let limits = all.lines().filter_map(|line| {
-        let mut fields = line.splitn(3, ':').skip(1);
-        let (controllers, path) = (fields.next()?, fields.next()?);
-        let file = match controllers {
-            "" => format!("/sys/fs/cgroup{path}/memory.max"),
-            names if names.split(',').any(|name| name == "memory") => {
-                format!("/sys/fs/cgroup/memory{path}/memory.limit_in_bytes")
-            }
-            _ => return None,
-        };
-        std::fs::read_to_string(file).ok()?.trim().parse::<usize>().ok()
-    });
-    limits.min()
+    Group::of_memory(Membership::of("self").ok()?.memory()?)?.memory_limit()?.try_into().ok()
 }
 
 /// Pages that the daemon has copied for a domain's clients. A page counts until its packed segment is freed.

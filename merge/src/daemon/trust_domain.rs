@@ -5,6 +5,8 @@ use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
 
+use cgroups::Membership;
+
 use crate::base::error::{Error, While};
 
 /// What two programs of one domain have in common.
@@ -100,7 +102,7 @@ fn cgroup_of(pid: i32, socket: impl AsFd) -> Result<String, Error> {
         let line = format!("domains by cgroup need Linux 6.5 (SO_PEERPIDFD): {error}");
         Error::new(number(&error, libc::ENOTSUP), line)
     })?;
-    let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).map_err(|error| {
+    let membership = Membership::of(pid).map_err(|error| {
         Error::new(number(&error, libc::ESRCH), format!("cgroup of process {pid}: {error}"))
     })?;
     // If the process lives now, the ID was still its own when the file was read.
@@ -112,7 +114,8 @@ fn cgroup_of(pid: i32, socket: impl AsFd) -> Result<String, Error> {
     if !lives {
         return Err(Error::new(libc::ESRCH, format!("process {pid} has ended")));
     }
-    cgroup_in(&text).ok_or_else(|| Error::new(libc::ENOTSUP, format!("process {pid} is in no memory cgroup")))
+    let none = || Error::new(libc::ENOTSUP, format!("process {pid} is in no memory cgroup"));
+    membership.memory().map(str::to_owned).ok_or_else(none)
 }
 
 /// Checks that a program is in a cgroup that the file names, or in one below it.
@@ -136,35 +139,9 @@ fn is_within(cgroup: &str, named: &str) -> bool {
     named.len() > 1 && rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// The memory cgroup of a process that lives, as a store beside the caller sees it.
-pub fn cgroup_of_process(pid: u32) -> Option<String> {
-    cgroup_in(&std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?)
-}
-
-/// The memory cgroup: the unified hierarchy's, unless the memory controller has a hierarchy of its own.
-fn cgroup_in(text: &str) -> Option<String> {
-    let fields = |line: &'_ str| {
-        let mut parts = line.splitn(3, ':');
-        let (_, controllers, path) = (parts.next()?, parts.next()?.to_owned(), parts.next()?.to_owned());
-        Some((controllers, path))
-    };
-    let all: Vec<_> = text.lines().filter_map(fields).collect();
-    let memory = all.iter().find(|(controllers, _)| controllers.split(',').any(|name| name == "memory"));
-    memory
-        .or_else(|| all.iter().find(|(controllers, _)| controllers.is_empty()))
-        .map(|(_, path)| path.clone())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn cgroup_is_the_memory_controllers() {
-        assert_eq!(cgroup_in("0::/user.slice/a:b\n").as_deref(), Some("/user.slice/a:b"));
-        assert_eq!(cgroup_in("9:name=systemd:/\n4:memory:/box\n0::/\n").as_deref(), Some("/box"));
-        assert_eq!(cgroup_in("9:name=systemd:/\n"), None);
-    }
 
     #[test]
     fn members_are_a_cgroup_and_those_below_it() {

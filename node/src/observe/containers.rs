@@ -7,6 +7,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use crate::base::cgroup;
 use crate::base::request::{Heap, Name};
 use crate::domains::trust_domain::TrustDomain;
 use crate::inject::artifacts::Artifacts;
@@ -78,7 +79,7 @@ pub fn with_cdi_devices(artifacts: &Artifacts) -> BTreeMap<String, CdiContainer>
         let Some(process) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
         let Ok(namespace) = fs::read_link(entry.path().join("ns/mnt")) else { continue };
         if *has_devices.entry(namespace).or_insert_with(|| mounts_stub_root(&entry.path(), artifacts)) {
-            let Some(cgroup) = merge::daemon::cgroup_of_process(process) else { continue };
+            let Some(cgroup) = cgroup::of_process(process) else { continue };
             let variables = fs::read(entry.path().join("environ")).unwrap_or_default();
             let (id, cgroup) = container_of(&cgroup);
             // A program that sets its process title may overwrite its variables; another process then has

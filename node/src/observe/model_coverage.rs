@@ -44,7 +44,7 @@ pub fn of_container(container: &InjectedContainer, artifacts: &Artifacts) -> Opt
     })
 }
 
-fn of_process(process: u32, artifacts: &Artifacts) -> Option<ModelCoverage> {
+fn of_process(process: i32, artifacts: &Artifacts) -> Option<ModelCoverage> {
     let maps = fs::read(format!("/proc/{process}/maps")).ok()?;
     let (start, inode) = library_in(&maps)?;
     // The agent takes the variable's address from its own file; from the untrusted program it reads only the

@@ -13,7 +13,7 @@ pub struct SharedMemory {
 }
 
 /// The sum over processes; one that has exited adds nothing.
-pub fn of_processes(processes: &[u32]) -> SharedMemory {
+pub fn of_processes(processes: &[i32]) -> SharedMemory {
     let mut sum = SharedMemory::default();
     for process in processes {
         if let Ok(file) = fs::File::open(format!("/proc/{process}/smaps")) {

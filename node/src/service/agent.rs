@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 
+use crate::base::cgroup;
 use crate::base::request::{Heap, InjectionRequest};
 use crate::domains::page_stores::{Members, PageStores};
 use crate::domains::trust_domain::TrustDomain;
@@ -252,7 +253,7 @@ impl Agent {
         domain: Option<TrustDomain>,
     ) {
         let process = (container.process != 0).then_some(container.process);
-        let cgroup = process.and_then(merge::daemon::cgroup_of_process);
+        let cgroup = process.and_then(cgroup::of_process);
         // A profile samples the heap, which then learns online.
         let heap = request.heap.clone().or_else(|| request.profile.map(|_| Heap::Online));
         let recorded = InjectedContainer {

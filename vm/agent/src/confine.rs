@@ -8,11 +8,11 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Mutex;
 
+use cgroups::Group;
 use rustix::fs::{CWD, MemfdFlags, Mode, OFlags};
 use rustix::mount::{MountFlags, mount};
 use vm_protocol::{Confinement, PartitionNumber, Spawn};
 
-use crate::cgroup::Group;
 use crate::plan::{Beginning, Identity, MemoryBinding, Plan, Report};
 use crate::relay::{self, Ends};
 use crate::user_namespaces;
@@ -71,7 +71,7 @@ pub fn start_tool(order: &Spawn, group: &Group, output: PipeWriter) -> io::Resul
     command.env("PATH", "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin").env("HOME", "/root").envs(&order.env);
     command.current_dir(order.cwd.as_deref().unwrap_or("/"));
     command.stdin(Stdio::piped()).stdout(output.try_clone()?).stderr(output);
-    let procs = group.procs()?;
+    let procs = group.entrance()?;
     let cpus = &order.cpus;
     let mut cpu_set = rustix::thread::CpuSet::new();
     cpus.iter().for_each(|&cpu| cpu_set.set(cpu as usize));
@@ -111,7 +111,7 @@ pub fn start(
         fchown(pipe, Some(identity.outside()), Some(identity.outside()))?;
     }
     let (reports, report) = io::pipe()?;
-    let procs = group.procs()?;
+    let procs = group.entrance()?;
     let memory = match &share.memory {
         OwnedMemoryBinding::Anywhere => MemoryBinding::Anywhere,
         OwnedMemoryBinding::Nodes(nodes) => MemoryBinding::Nodes(nodes.clone()),

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::Builder;
 use std::time::Duration;
 
+use cgroups::Membership;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use vm_protocol::{Event, FromAgent, PartitionNumber};
 
@@ -126,8 +127,9 @@ fn processes() -> Vec<i32> {
 /// "process 71 (python3) of a".
 fn describe(pid: i32) -> String {
     let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-    let group = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
-    let instance = group.trim().rsplit_once("/instances/").map(|(_, name)| format!(" of {name}"));
+    let groups = Membership::of(pid).ok();
+    let group = groups.as_ref().and_then(Membership::unified).unwrap_or_default();
+    let instance = group.rsplit_once("/instances/").map(|(_, name)| format!(" of {name}"));
     format!("process {pid} ({}){}", name.trim(), instance.unwrap_or_default())
 }
 

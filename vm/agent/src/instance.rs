@@ -8,11 +8,12 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
+use cgroups::Group;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 use vm_protocol::{ErrorKind, ExitReason, PartitionNumber, Refusal, Spawn};
 
 use crate::begin::Start;
-use crate::cgroup::Group;
+use crate::cgroup::{self, KILL_PATIENCE};
 use crate::confine::{self, Confined, Reports, Share};
 use crate::line::{Line, is_fault};
 use crate::output::Output;
@@ -20,8 +21,6 @@ use crate::packet_tunnel::PacketTunnel;
 use crate::refusal::{failed, refusal};
 use crate::relay::{Ends, Listener, Servers, Streams};
 
-/// How long killed processes may take to end: the kernel frees their memory in that time.
-pub const KILL_PATIENCE: Duration = Duration::from_secs(60);
 pub const STACK_BYTES: usize = 128 << 10;
 
 /// One instance, from its start until its last process has ended.
@@ -91,7 +90,7 @@ impl Instance {
         mut child: Child,
         reports: Option<Reports>,
         mut ended: impl FnMut(ExitReason),
-    ) -> (ExitReason, std::io::Result<()>) {
+    ) -> (ExitReason, Result<(), cgroups::Error>) {
         let mut first = None;
         for (status, extension) in reports.into_iter().flat_map(Reports::ends) {
             let reason = self.reason(status, extension);
@@ -131,7 +130,7 @@ impl Instance {
         let what = || refusal(ErrorKind::Failed, format!("instance {}: it is no function", self.name));
         let first = self.first.as_ref().ok_or_else(what)?;
         // Frozen processes do not handle SIGTERM. Errors do not matter: it may just have ended.
-        let _ = self.group.freeze(false);
+        let _ = self.group.thaw();
         let _ = pidfd_send_signal(first, Signal::TERM);
         Ok(())
     }
@@ -181,7 +180,7 @@ impl Instance {
         if !grace.is_zero() {
             // Frozen processes do not handle SIGTERM. Errors do not matter: the group may just have been
             // removed.
-            let _ = self.group.freeze(false);
+            let _ = self.group.thaw();
             for pid in self.group.processes() {
                 // Errors do not matter: the process may have ended.
                 let _ = Pid::from_raw(pid).map(|pid| kill_process(pid, Signal::TERM));
@@ -250,7 +249,7 @@ pub fn start(
     let (reader, writer) = std::io::pipe().map_err(failed("a pipe"))?;
     let (of_extensions, extensions_in) =
         order.confinement.is_some().then(std::io::pipe).transpose().map_err(failed("a pipe"))?.unzip();
-    let group = Group::create(&order.instance, bytes, apart.unwrap_or(false), order.vcpus_milli, weight)
+    let group = cgroup::create(&order.instance, bytes, apart.unwrap_or(false), order.vcpus_milli, weight)
         .map_err(failed("a control group"))?;
     let spawned = match &allowance.share {
         None => confine::start_tool(order, &group, writer).map(|child| (child, Own::default())),
@@ -260,7 +259,7 @@ pub fn start(
         Ok(spawned) => spawned,
         Err(error) => {
             let _ = group.kill().and_then(|()| group.wait_empty(KILL_PATIENCE));
-            let _ = group.remove();
+            let _ = group.remove_within(KILL_PATIENCE);
             let text = error.to_string();
             if is_fault(&error) {
                 return Err(refusal(ErrorKind::Fault, text));
@@ -279,7 +278,7 @@ pub fn start(
         Err(error) => {
             let _ = group.kill();
             let _ = child.wait();
-            let _ = group.wait_empty(KILL_PATIENCE).and_then(|()| group.remove());
+            let _ = group.wait_empty(KILL_PATIENCE).and_then(|()| group.remove_within(KILL_PATIENCE));
             return Err(failed("a thread")(error));
         }
     };

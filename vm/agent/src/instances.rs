@@ -13,8 +13,9 @@ use vm_protocol::{
     TakeSnapshot, Taken,
 };
 
+use crate::cgroup::KILL_PATIENCE;
 use crate::held_partitions::{HeldPartitions, move_file_pages};
-use crate::instance::{self, Allowance, Instance, KILL_PATIENCE, STACK_BYTES, StartedInstance};
+use crate::instance::{self, Allowance, Instance, STACK_BYTES, StartedInstance};
 use crate::memory;
 use crate::output::Output;
 use crate::port::SendQueue;
@@ -88,8 +89,10 @@ impl Instances {
     /// partition for ever.
     fn give_up(&self, instance: &Instance) {
         let group = &instance.group;
-        let removed =
-            group.kill().and_then(|()| group.wait_empty(KILL_PATIENCE)).and_then(|()| group.remove());
+        let removed = group
+            .kill()
+            .and_then(|()| group.wait_empty(KILL_PATIENCE))
+            .and_then(|()| group.remove_within(KILL_PATIENCE));
         if let Err(error) = removed {
             eprintln!("vm-agent: instance {}: not all of it could be removed: {error}", instance.name);
         }
@@ -137,7 +140,7 @@ impl Instances {
             group.reclaim();
             nodes.iter().for_each(|(_, node)| move_file_pages(*node, to));
         }
-        if let Err(error) = all_ended.and_then(|()| group.remove()) {
+        if let Err(error) = all_ended.and_then(|()| group.remove_within(KILL_PATIENCE)) {
             let message = format!("instance {}: not all of it could be removed: {error}", instance.name);
             self.to_host.send(FromAgent::Event(Event::Notice { message }));
         }
@@ -191,7 +194,9 @@ impl Instances {
 
     /// Freezes all processes of an instance, or thaws them.
     pub fn freeze(&self, name: &str, frozen: bool) -> Result<(), Refusal> {
-        self.find(name)?.group.freeze(frozen).map_err(failed("a control group"))
+        let instance = self.find(name)?;
+        let group = &instance.group;
+        if frozen { group.freeze() } else { group.thaw() }.map_err(failed("a control group"))
     }
 
     /// Kills all instances.

@@ -1,5 +1,7 @@
 //! Refusals: why a request was not carried out.
 
+use std::fmt::Display;
+
 use vm_protocol::{ErrorKind, Refusal};
 
 /// A refusal of this kind.
@@ -13,6 +15,6 @@ pub fn no_such(name: &str) -> Refusal {
 }
 
 /// For a request during which a system call failed.
-pub fn failed(what: &'static str) -> impl Fn(std::io::Error) -> Refusal {
+pub fn failed<E: Display>(what: &'static str) -> impl Fn(E) -> Refusal {
     move |error| refusal(ErrorKind::Failed, format!("{what}: {error}"))
 }

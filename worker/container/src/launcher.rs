@@ -10,6 +10,7 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
+use cgroups::{THREADS, Thawing};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use rustix::process::{
@@ -25,9 +26,7 @@ use worker_snapshot::{Entry, MappedFile};
 use super::proc::Proc;
 use super::rights::worker_is_root;
 use super::steps::Steps;
-use super::{
-    Beginning, INSIDE_USER, OPEN_FILES, Preparation, RUNTIME_PORT, Spec, freezer, order, root, syscalls,
-};
+use super::{Beginning, INSIDE_USER, OPEN_FILES, Preparation, RUNTIME_PORT, Spec, order, root, syscalls};
 
 /// The name of process 1 while its sandbox is empty.
 const WAITS: &CStr = c"mayfly-ready";
@@ -89,7 +88,7 @@ fn keep() -> Result<()> {
         // control socket.
         Some(folder) => {
             set_parent_process_death_signal(None)?;
-            Some(freezer::thawing(folder).with_context(|| format!("no freezer in {}", folder.display()))?)
+            Some(Thawing::open(folder).with_context(|| format!("no freezer in {}", folder.display()))?)
         }
         None => None,
     };
@@ -112,7 +111,7 @@ fn keep() -> Result<()> {
             if !obey_until_end(init, &control, commands)? {
                 let _ = kill_process(init, Signal::KILL);
                 if let Some(thawing) = thawing {
-                    freezer::thaw(&thawing).context("cannot thaw the sandbox")?;
+                    thawing.thaw().context("cannot thaw the sandbox")?;
                 }
             }
             // Process 1 can be waited for once everything in its namespace has ended.
@@ -210,7 +209,8 @@ fn enter_namespaces() -> Result<()> {
 /// comes.
 fn wait_inside(empty: &Preparation, orders: UnixStream, mut steps: Steps) -> Result<()> {
     if let Some(folder) = &empty.freezer {
-        freezer::enter(folder).with_context(|| format!("cannot enter the freezer {}", folder.display()))?;
+        std::fs::write(folder.join(THREADS), "0")
+            .with_context(|| format!("cannot enter the freezer {}", folder.display()))?;
     }
     network::loopback_up().context("cannot bring up the loopback device")?;
     let listener = TcpListener::bind(("127.0.0.1", RUNTIME_PORT)).context("cannot listen")?;

@@ -17,10 +17,8 @@
 pub mod cgroup;
 pub mod disk;
 mod ending;
-pub mod freezer;
 mod launcher;
 mod limits;
-mod mounts;
 mod order;
 pub mod page_out;
 pub mod page_store;

@@ -9,7 +9,6 @@ use tokio::net::unix::pipe;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use worker_container::cgroup::Cgroup;
-use worker_container::freezer::Freezer;
 use worker_container::page_out;
 use worker_container::page_store::PageStores;
 use worker_container::spawn::{Commands, Container};
@@ -132,12 +131,12 @@ impl Sandbox for Instance {
     }
 
     fn memory(&self) -> Memory {
-        let anonymous = || self.cgroup.anonymous_bytes();
-        Memory::of_processes(self.cgroup.processes(), self.user, anonymous)
+        let anonymous = || self.cgroup.group.anonymous_bytes();
+        Memory::of_processes(self.cgroup.group.processes(), self.user, anonymous)
     }
 
     fn counted_bytes(&self) -> Option<u64> {
-        self.cgroup.bytes()
+        self.cgroup.group.memory_bytes()
     }
 
     fn peak_bytes(&self) -> Option<u64> {
@@ -151,17 +150,16 @@ impl Sandbox for Instance {
     }
 
     fn freeze(&self) -> bool {
-        self.cgroup.freezer().is_some_and(Freezer::freeze)
+        self.cgroup.group.freeze().is_ok()
     }
 
     fn thaw(&self) {
-        if let Some(freezer) = self.cgroup.freezer() {
-            freezer.thaw();
-        }
+        // Fails only if the cgroup is removed, or where there is no freezer.
+        let _ = self.cgroup.group.thaw();
     }
 
     fn page_out(&self) -> BoxFuture<'_, u64> {
-        let (processes, user) = (self.cgroup.processes(), self.user);
+        let (processes, user) = (self.cgroup.group.processes(), self.user);
         let work = tokio::task::spawn_blocking(move || page_out::page_out(&processes, user));
         Box::pin(async { work.await.unwrap_or(0) })
     }

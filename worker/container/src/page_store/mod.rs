@@ -99,7 +99,7 @@ impl Running {
     fn end(mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
-        self.cgroup.remove();
+        let _ = self.cgroup.group.remove();
     }
 }
 
@@ -256,15 +256,15 @@ impl PageStores {
         let child = match self.spawner.run(command).await.context("cannot start a page store") {
             Ok(child) => child,
             Err(error) => {
-                cgroup.remove();
+                let _ = cgroup.group.remove();
                 return Err(error);
             }
         };
         let id = child.id();
         let running = Running { child, cgroup };
-        if let Err(error) = running.cgroup.take_in(id) {
+        if let Err(error) = running.cgroup.group.add(id) {
             running.end();
-            return Err(error);
+            return Err(error.into());
         }
         Ok(running)
     }

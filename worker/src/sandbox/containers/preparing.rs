@@ -7,7 +7,6 @@ use anyhow::{Context, Result};
 use super::Containers;
 use super::ready::{self, Prepared};
 use worker_container::Preparation;
-use worker_container::freezer::Freezer;
 
 impl Containers {
     /// Makes an empty sandbox, unless there are enough.
@@ -30,8 +29,8 @@ impl Containers {
             let preparation = Preparation {
                 worker: std::process::id(),
                 mount_point: mount_point.clone(),
-                cgroup_files: cgroup.entering_files(),
-                freezer: cgroup.freezer().and_then(Freezer::own_folder).cloned(),
+                cgroup_files: cgroup.group.entering_files(),
+                freezer: cgroup.group.freezer_folder().map(Into::into),
             };
             self.spawner.prepare(&preparation).await
         };

@@ -159,7 +159,7 @@ impl Ready {
     /// Their number and memory.
     pub fn figures(&self) -> data::Ready {
         let stock = lock(&self.0);
-        let bytes = stock.ready.iter().filter_map(|prepared| prepared.cgroup.bytes()).sum();
+        let bytes = stock.ready.iter().filter_map(|prepared| prepared.cgroup.group.memory_bytes()).sum();
         data::Ready { sandboxes: stock.ready.len() as u64, bytes }
     }
 }

@@ -102,9 +102,14 @@ impl Containers {
             }
             let most = u64::from(order.deployment.settings.memory_mib) << 20;
             let rest = environment::rest_library(order, &self.options);
-            let taken =
-                snapshots::take(instance.cgroup.processes(), first, most, self.disk_folder.clone(), rest)
-                    .await;
+            let taken = snapshots::take(
+                instance.cgroup.group.processes(),
+                first,
+                most,
+                self.disk_folder.clone(),
+                rest,
+            )
+            .await;
             drop(line);
             taken
         };
