@@ -1,32 +1,14 @@
-//! The line to a process that is to be taken, or that is restored: a socket, by which each tells the other
-//! how far it is. In a worker's own sandboxes the worker has the agent's end.
+//! The agent's end of the line to a process that is to be taken, or that is restored
+//! ([`worker_snapshot::line`]).
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use worker_snapshot::RUNS;
-
-/// First bytes of messages on the line, beside [`RUNS`]: it waits to be taken, an error.
-const WAITS: u8 = b'W';
-const FAILS: u8 = b'E';
-/// The longest message that is read.
-const MOST_BYTES: usize = 2048;
-
-/// What the process says is wrong, or that it says nothing in time. All other errors may be a kill's.
-#[derive(Debug)]
-pub struct Fault(String);
-
-impl fmt::Display for Fault {
-    fn fmt(&self, text: &mut fmt::Formatter<'_>) -> fmt::Result {
-        text.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Fault {}
+use worker_snapshot::line::{self, Fault, MESSAGE_BYTES, READY};
 
 /// Whether an error is a [`Fault`].
 pub fn is_fault(error: &io::Error) -> bool {
@@ -46,7 +28,7 @@ impl Line {
 
     /// Waits until the process waits.
     pub fn until_it_waits(&mut self, limit: Duration) -> io::Result<()> {
-        self.expect(WAITS, limit)
+        self.expect(READY, limit)
     }
 
     /// Tells a restored process its environment, and waits until it runs.
@@ -61,24 +43,21 @@ impl Line {
 
     fn expect(&mut self, wanted: u8, limit: Duration) -> io::Result<()> {
         self.0.set_read_timeout(some(limit))?;
-        let mut message = [0; MOST_BYTES];
-        let fault = |why: &[u8]| Err(io::Error::other(Fault(String::from_utf8_lossy(why).into_owned())));
+        let mut message = [0; MESSAGE_BYTES];
         let count = loop {
             match self.0.read(&mut message) {
                 Ok(count) => break count,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    return fault(format!("not done after {} s", limit.as_secs()).as_bytes());
+                    return Err(io::Error::other(Fault::late(limit)));
                 }
                 Err(error) => return Err(error),
             }
         };
-        match &message[..count] {
-            [] => Err(io::Error::other("the process has ended")),
-            [first, ..] if *first == wanted => Ok(()),
-            [FAILS, why @ ..] => fault(why),
-            why => fault(why),
-        }
+        line::check(&message[..count], wanted).map_err(|fault| match fault {
+            Some(fault) => io::Error::other(fault),
+            None => io::Error::other("the process has ended"),
+        })
     }
 }
 

@@ -31,6 +31,7 @@
 //! | [`function_call`] | a function of its own that it calls before it is taken |
 //! | [`threads`] | its threads, and the frames by which rt_sigreturn continues them |
 //! | [`plan`], [`program`], [`restorer`] | the list of system calls, and the program that makes them |
+//! | [`mod@line`] | what it writes to those who take or restore it |
 //! | [`saved`] | a snapshot that outlives the process that took it |
 
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
@@ -43,6 +44,7 @@ mod files;
 mod function_call;
 #[cfg(fuzzing)]
 pub mod fuzzing;
+pub mod line;
 mod memory;
 mod own_folder;
 mod plan;

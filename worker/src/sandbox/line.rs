@@ -1,32 +1,18 @@
-//! The line between the worker and a process that is to be taken, or that is restored: a socket, by which
-//! each tells the other how far it is.
+//! The worker's end of the line to a process that is to be taken, or that is restored
+//! ([`worker_snapshot::line`]).
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream as StdStream;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use worker_snapshot::RUNS;
+pub(crate) use worker_snapshot::line::Fault;
+use worker_snapshot::line::{self, MESSAGE_BYTES, READY};
 use worker_system::text::shown;
-
-/// First bytes of messages on the line, beside [`RUNS`]: it waits to be taken, an error.
-const WAITS: u8 = b'W';
-const FAILS: u8 = b'E';
-
-/// What the process says is wrong, or that it says nothing in time. All other failures may be a kill's.
-#[derive(Debug)]
-pub(crate) struct Fault(pub String);
-
-impl std::fmt::Display for Fault {
-    fn fmt(&self, text: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        text.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Fault {}
 
 /// The line between the worker and a process that is to be taken, or restored.
 pub(crate) struct Line(UnixStream);
@@ -53,7 +39,7 @@ impl Line {
     /// # Errors
     /// It has failed, ended, or takes too long.
     pub async fn until_it_waits(&mut self, limit: Duration) -> Result<()> {
-        self.expect(WAITS, limit).await
+        self.expect(READY, limit).await
     }
 
     /// Tells a restored process its environment, and waits until it runs.
@@ -78,18 +64,16 @@ impl Line {
     }
 
     async fn expect(&mut self, wanted: u8, limit: Duration) -> Result<()> {
-        let mut message = vec![0; 2048];
+        let mut message = vec![0; MESSAGE_BYTES];
         let received = tokio::time::timeout(limit, self.0.read(&mut message));
         let Ok(received) = received.await else {
-            bail!(Fault(format!("not done after {} s", limit.as_secs())));
+            bail!(Fault::late(limit));
         };
-        let fault = |why: &[u8]| Fault(shown(&String::from_utf8_lossy(why)).to_string());
-        match &message[..received.context("its line is broken")?] {
-            [] => bail!("the process has ended"),
-            [first, ..] if *first == wanted => Ok(()),
-            [FAILS, why @ ..] => bail!(fault(why)),
-            why => bail!(fault(why)),
-        }
+        let count = received.context("its line is broken")?;
+        line::check(&message[..count], wanted).map_err(|fault| match fault {
+            Some(Fault(why)) => Fault(shown(&why).to_string()).into(),
+            None => anyhow!("the process has ended"),
+        })
     }
 }
 
