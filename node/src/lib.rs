@@ -32,6 +32,8 @@ pub mod nri {
     mod crio_test;
     pub mod messages;
     pub mod plugin;
+    #[cfg(test)]
+    mod recorder;
     pub mod wire;
 }
 

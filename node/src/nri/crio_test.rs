@@ -1,7 +1,7 @@
 //! The agent under CRI-O, whose part a peer plays: it sends what CRI-O's sources send (server/nri-api.go,
 //! internal/nri, and the version of NRI in go.mod), in the same order. No CRI-O runs in the tests.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use prost::Message;
 use tokio::io::AsyncWriteExt;
@@ -9,50 +9,15 @@ use tokio::net::UnixListener;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
 use crate::nri::messages::{
-    AboutContainer, Adjustment, Configure, Configured, Container, Created, Event, Pod, RUNNING, Register,
-    StateChange, Synchronize, Synchronized, Variable,
+    AboutContainer, Configure, Configured, Container, Created, Event, Pod, RUNNING, Register, StateChange,
+    Synchronize, Synchronized,
 };
 use crate::nri::plugin::{RuntimeHandler, connect};
+use crate::nri::recorder::Recorder;
 use crate::nri::wire::{
     self, PLUGIN_SERVICE_CONNECTION, REQUEST, RESPONSE, RUNTIME_SERVICE_CONNECTION, Reader, Received,
     Request, Response,
 };
-
-/// Records the calls, and sets a variable in each container.
-#[derive(Default)]
-struct Recorder(Mutex<Vec<String>>);
-
-impl Recorder {
-    fn add(&self, call: String) {
-        self.0.lock().unwrap().push(call);
-    }
-}
-
-impl RuntimeHandler for Recorder {
-    fn configured(&self, runtime: &str, version: &str) {
-        self.add(format!("configured {runtime} {version}"));
-    }
-    fn synchronize(&self, pods: Vec<Pod>, containers: Vec<Container>) {
-        self.add(format!("synchronize {} {}", pods.len(), containers.len()));
-    }
-    fn create(&self, pod: &Pod, container: &Container) -> Adjustment {
-        self.add(format!("create {} {}", pod.annotations["mayfly.dev/heap"], container.process));
-        let variable = Variable { name: "LD_PRELOAD".into(), value: "x.so".into() };
-        Adjustment { environment: vec![variable], ..Adjustment::default() }
-    }
-    fn starting(&self, _: &Pod, container: &Container) {
-        self.add(format!("starting {}", container.process));
-    }
-    fn started(self: Arc<Self>, _: &Pod, container: &Container) {
-        self.add(format!("started {}", container.process));
-    }
-    fn stopped(&self, container: &Container) {
-        self.add(format!("stopped {}", container.id));
-    }
-    fn pod_removed(&self, pod: &Pod) {
-        self.add(format!("pod removed {}", pod.id));
-    }
-}
 
 /// CRI-O's end of the connection.
 struct Crio {
@@ -152,7 +117,7 @@ async fn calls_of(version: &str, has_calls: bool) -> Vec<String> {
     crio.writer.shutdown().await.unwrap();
     drop(crio);
     agent.await.unwrap().unwrap();
-    recorder.0.lock().unwrap().clone()
+    recorder.calls()
 }
 
 #[tokio::test]
@@ -165,8 +130,8 @@ async fn the_agent_sees_a_containers_life_under_crio() {
             configured.as_str(),
             "synchronize 1 1",
             "create online 0",
-            "starting 8",
-            "started 8",
+            "starting p c 8",
+            "started p c 8",
             "stopped c",
             "stopped c",
             "pod removed p",

@@ -254,41 +254,7 @@ fn refusal(what: String) -> Response {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// Records the calls.
-    #[derive(Default)]
-    struct Recorder(Mutex<Vec<String>>);
-
-    impl Recorder {
-        fn add(&self, call: String) {
-            self.0.lock().unwrap().push(call);
-        }
-    }
-
-    impl RuntimeHandler for Recorder {
-        fn configured(&self, runtime: &str, version: &str) {
-            self.add(format!("configured {runtime} {version}"));
-        }
-        fn synchronize(&self, pods: Vec<Pod>, containers: Vec<Container>) {
-            self.add(format!("synchronize {} {}", pods.len(), containers.len()));
-        }
-        fn create(&self, pod: &Pod, container: &Container) -> Adjustment {
-            self.add(format!("create {} {}", pod.id, container.id));
-            Adjustment::default()
-        }
-        fn starting(&self, pod: &Pod, container: &Container) {
-            self.add(format!("starting {} {}", pod.id, container.id));
-        }
-        fn started(self: Arc<Self>, pod: &Pod, container: &Container) {
-            self.add(format!("started {} {}", pod.id, container.id));
-        }
-        fn stopped(&self, container: &Container) {
-            self.add(format!("stopped {}", container.id));
-        }
-        fn pod_removed(&self, pod: &Pod) {
-            self.add(format!("pod removed {}", pod.id));
-        }
-    }
+    use crate::nri::recorder::Recorder;
 
     /// The responses' codes and the handler's calls of some requests, by method and message.
     fn outcome(requests: &[(&str, Vec<u8>)]) -> (Vec<i32>, Vec<String>) {
@@ -303,7 +269,7 @@ mod tests {
             };
             plugin.respond(&request).status.map_or(0, |status| status.code)
         });
-        (codes.collect(), recorder.0.lock().unwrap().clone())
+        (codes.collect(), recorder.calls())
     }
 
     fn pod_and_container() -> (Option<Pod>, Option<Container>) {
@@ -320,7 +286,7 @@ mod tests {
         let names =
             ["StartContainer", "PostStartContainer", "RemoveContainer", "RemovePodSandbox", "StopContainer"];
         let wanted =
-            ["starting p c", "started p c", "stopped c", "pod removed p", "stopped c"].map(str::to_owned);
+            ["starting p c 0", "started p c 0", "stopped c", "pod removed p", "stopped c"].map(str::to_owned);
         let (codes, calls) = outcome(&names.map(|name| (name, message.clone())));
         assert_eq!((codes, calls), (vec![0; 5], wanted.to_vec()));
         let changes = [Event::Starting, Event::Started, Event::Remove, Event::RemovePod].map(|event| {
