@@ -85,25 +85,13 @@ impl Group {
 #[cfg(test)]
 mod tests {
     use std::os::unix::process::ExitStatusExt;
-    use std::path::Path;
     use std::process::Command;
 
     use super::*;
+    use crate::plain_folders::{text, two};
     use crate::{Limits, THREADS};
 
     const PATIENCE: Duration = Duration::from_secs(10);
-
-    fn text(group: &Group, file: &str) -> String {
-        fs::read_to_string(group.folder().join(file)).unwrap()
-    }
-
-    /// A group of version 2 in plain folders, with these files.
-    fn two(folder: &Path, files: &[(&str, &str)]) -> Group {
-        let group = Group::two(folder);
-        group.create().unwrap();
-        files.iter().for_each(|(file, text)| fs::write(folder.join(file), text).unwrap());
-        group
-    }
 
     #[test]
     fn kill_reaches_all_processes_by_the_kernel_or_one_by_one() {

@@ -219,18 +219,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-
-    fn text(group: &Group, file: &str) -> String {
-        fs::read_to_string(group.folder().join(file)).unwrap()
-    }
-
-    /// A group of version 2 in plain folders, with these files.
-    fn two(folder: &Path, files: &[(&str, &str)]) -> Group {
-        let group = Group::two(folder);
-        group.create().unwrap();
-        files.iter().for_each(|(file, text)| fs::write(folder.join(file), text).unwrap());
-        group
-    }
+    use crate::plain_folders::{text, two};
 
     #[test]
     fn nothing_stays_of_a_group_that_cannot_be_made() {

@@ -13,6 +13,8 @@ mod group;
 mod limits;
 mod membership;
 mod own;
+#[cfg(test)]
+mod plain_folders;
 mod readings;
 
 use std::io;
