@@ -223,9 +223,11 @@ def refuse_bypass() -> None:
         )
 
 
-M_MMAP_THRESHOLD = -3  # mallopt
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # mallopt
 APART = 64 << 10
-GLIBC_MMAP_THRESHOLD = 128 << 10
+# glibc's threshold for mappings begins with the first, and grows to the largest mapping that was freed, up to
+# the other.
+GLIBC_MMAP_THRESHOLDS = (128 << 10, 32 << 20)
 
 
 @contextlib.contextmanager
@@ -235,24 +237,29 @@ def large_blocks_apart() -> Iterator[None]:
     In malloc's heap they would lie at another offset in each instance, since Python's earlier allocations
     differ a little from run to run, and pages with equal contents at unequal offsets do not merge. malloc
     would still use free room in its heap first: this trims the room at the heap's end and allocates the rest
-    meanwhile. Afterwards the threshold has its initial value, but no longer grows. Mayfly's heap ignores
+    meanwhile. Afterwards the threshold is what it was, or what the new blocks would have raised it to: with a
+    lower one, each large buffer of a request would be mapped anew. It no longer grows. Mayfly's heap ignores
     this.
     """
     set_limit = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_limit is None:
         yield
         return
+    free = ctypes.CDLL(None).free
+    free.argtypes = [c_void_p]
     give_back_freed()
+    threshold, mapped = mmap_threshold(), mapped_bytes()
     set_limit(M_MMAP_THRESHOLD, APART)
     taken = take_room()
     try:
         yield
     finally:
-        free = ctypes.CDLL(None).free
-        free.argtypes = [c_void_p]
         for block in taken:
             free(block)
-        set_limit(M_MMAP_THRESHOLD, GLIBC_MMAP_THRESHOLD)
+        grown = min(mapped_bytes() - mapped, GLIBC_MMAP_THRESHOLDS[1])
+        threshold = max(threshold, grown)
+        set_limit(M_MMAP_THRESHOLD, threshold)
+        set_limit(M_TRIM_THRESHOLD, 2 * threshold)  # as glibc does
 
 
 class MallocInfo(ctypes.Structure):
@@ -275,13 +282,42 @@ class MallocInfo(ctypes.Structure):
     ]
 
 
-def take_room() -> list[int]:
-    """Allocates all free room of glibc's heap in which a large block would fit; returns the blocks."""
+def allocator() -> ctypes.CDLL | None:
+    """glibc, if its malloc tells how much it has."""
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "mallinfo2"):
-        return []
+        return None
     libc.mallinfo2.restype = MallocInfo
-    libc.malloc.restype, libc.malloc.argtypes = c_void_p, [c_size_t]
+    libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = c_void_p, [c_size_t], [c_void_p]
+    return libc
+
+
+def mapped_bytes() -> int:
+    """Bytes of malloc's blocks that have mappings of their own."""
+    libc = allocator()
+    return libc.mallinfo2().hblkhd if libc else 0
+
+
+def mmap_threshold() -> int:
+    """The size from which glibc's malloc maps a block for itself, at most twice too large."""
+    least, most = GLIBC_MMAP_THRESHOLDS
+    libc = allocator()
+    while libc and least < most:
+        before = libc.mallinfo2().hblks
+        block = libc.malloc(least)
+        is_mapped = libc.mallinfo2().hblks > before
+        libc.free(block)
+        if is_mapped:
+            break
+        least *= 2
+    return least
+
+
+def take_room() -> list[int]:
+    """Allocates all free room of glibc's heap in which a large block would fit; returns the blocks."""
+    libc = allocator()
+    if libc is None:
+        return []
     before, taken = libc.mallinfo2(), []
     while len(taken) * APART < before.fordblks and libc.mallinfo2().hblks == before.hblks:
         taken += [libc.malloc(APART) for _ in range(16)]

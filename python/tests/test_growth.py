@@ -2,6 +2,9 @@
 
 import ctypes
 import mmap
+import subprocess
+import sys
+from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,6 +12,8 @@ from mayfly import library
 from mayfly.arena import HUGE
 from mayfly.growth import PIECE, anonymous_mappings, pieces
 from mayfly.regions import Region, regions_of, without
+
+PACKAGE = Path(__file__).parents[1]
 
 
 @st.composite
@@ -75,3 +80,27 @@ def test_a_large_block_of_malloc_begins_a_mapping_while_blocks_lie_apart():
     assert offset()[1]
     with library.large_blocks_apart():
         assert offset() == (16, False)  # neither at the heap's end nor in the hole
+    assert offset()[1]
+
+
+THRESHOLDS = """
+import ctypes
+from mayfly import library
+libc = library.allocator()
+libc.mallopt(library.M_MMAP_THRESHOLD, 128 << 10)
+before = library.mmap_threshold()
+with library.large_blocks_apart():
+    small = libc.malloc(1 << 20)
+after_a_small_one = library.mmap_threshold()
+with library.large_blocks_apart():
+    large = [libc.malloc(20 << 20) for _ in range(3)]
+print(before >> 10, after_a_small_one >> 10, library.mmap_threshold() >> 10)
+"""
+
+
+def test_buffers_as_large_as_the_model_are_served_by_mallocs_heap_afterwards():
+    """Or each request would have the pages of its buffers mapped anew."""
+    words = [sys.executable, "-c", THRESHOLDS]
+    ran = subprocess.run(words, cwd=PACKAGE, capture_output=True, text=True, check=True)
+    before, *after = ran.stdout.split()
+    assert int(before) < 1024 and after == ["2048", "32768"]

@@ -4,33 +4,20 @@
 //! *held* is being hashed or merged: it stays mapped, and `free` and its like wait until it is released.
 
 use std::cell::UnsafeCell;
-use std::ops::Range;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use mappings::per_process::PerProcess;
 
-pub const PAGE: usize = 4096;
+use crate::block::{Block, PAGE};
+use crate::freed::FreedBlocks;
+
 const MAX_BLOCKS: usize = 4096;
-
-/// One large allocation.
-#[derive(Clone, Copy)]
-pub struct Block {
-    pub start: usize,
-    /// Mapped, a multiple of the page size.
-    pub bytes: usize,
-    /// Distinguishes this block from a later one at the same address.
-    pub number: u64,
-}
-
-impl Block {
-    pub fn range(&self) -> Range<usize> {
-        self.start..self.start + self.bytes
-    }
-}
 
 struct Table {
     blocks: [Block; MAX_BLOCKS],
     count: usize,
+    freed: FreedBlocks,
     next_number: u64,
     held: Option<u64>,
     /// Threads that are about to fork: until they have, no block can be held.
@@ -47,14 +34,13 @@ struct Shared {
 // for sharing.
 unsafe impl Sync for Shared {}
 
-const NONE: Block = Block { start: 0, bytes: 0, number: 0 };
-
 static SHARED: Shared = Shared {
     lock: UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER),
     released: UnsafeCell::new(libc::PTHREAD_COND_INITIALIZER),
     table: UnsafeCell::new(Table {
-        blocks: [NONE; MAX_BLOCKS],
+        blocks: [Block::NONE; MAX_BLOCKS],
         count: 0,
+        freed: FreedBlocks::NONE,
         next_number: 1,
         held: None,
         forking: 0,
@@ -79,7 +65,10 @@ fn begin() {
                 *SHARED.released.get() = libc::PTHREAD_COND_INITIALIZER;
                 (*SHARED.table.get()).held = None;
                 (*SHARED.table.get()).forking = 0;
+                // The parent's would stay here when it takes or unmaps them.
+                (*SHARED.table.get()).freed.close();
             }
+            FREED.store(0, Ordering::Relaxed);
             word.store(HAS_BEGUN, Ordering::Release);
         } else {
             std::thread::yield_now();
@@ -134,14 +123,35 @@ impl Table {
     fn position(&mut self, start: usize) -> Option<usize> {
         self.blocks().iter().position(|block| block.start == start)
     }
+
+    fn add(&mut self, start: usize, bytes: usize) {
+        self.blocks[self.count] = Block { start, bytes, number: self.next_number, is_advised: false };
+        self.count += 1;
+        self.next_number += 1;
+    }
 }
 
-/// Maps a new block of zeros. None when the table is full or there is no memory.
-pub fn allocate(bytes: usize) -> Option<usize> {
+/// What an allocation finds in its memory.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Contents {
+    Any,
+    Zeros,
+}
+
+/// A block: one that was freed, or a new mapping. None when the table is full or there is no memory.
+pub fn allocate(bytes: usize, contents: Contents) -> Option<usize> {
     let bytes = bytes.checked_next_multiple_of(PAGE)?;
     let mut guard = Guard::take();
-    if guard.table().count == MAX_BLOCKS {
+    let table = guard.table();
+    if table.count == MAX_BLOCKS {
         return None;
+    }
+    if contents == Contents::Any
+        && let Some(block) = table.freed.take(bytes)
+    {
+        FREED.store(table.freed.count() as u32, Ordering::Relaxed);
+        table.add(block.start, block.bytes);
+        return Some(block.start);
     }
     let (rights, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
     // SAFETY: a new mapping at an address that the kernel chooses.
@@ -149,10 +159,7 @@ pub fn allocate(bytes: usize) -> Option<usize> {
     if start == libc::MAP_FAILED {
         return None;
     }
-    let table = guard.table();
-    table.blocks[table.count] = Block { start: start as usize, bytes, number: table.next_number };
-    table.count += 1;
-    table.next_number += 1;
+    guard.table().add(start as usize, bytes);
     Some(start as usize)
 }
 
@@ -166,21 +173,69 @@ pub fn find(start: usize) -> Option<Block> {
     table.position(start).map(|at| table.blocks[at])
 }
 
-/// Unmaps the block that begins at an address, once it is not held. False if there is none.
+/// Keeps or unmaps the block that begins at an address, once it is not held. False if there is none.
 pub fn release(start: usize) -> bool {
-    let Some(block) = find(start) else { return false };
+    let Some(Block { number, .. }) = find(start) else { return false };
     let mut guard = Guard::take();
     // Another thread may have unmapped it meanwhile.
-    guard.wait_while(|table| table.held == Some(block.number));
+    guard.wait_while(|table| table.held == Some(number));
     let table = guard.table();
     let Some(at) = table.position(start) else { return false };
+    let block = table.blocks[at];
     // In this order: a child may be forked in between by clone, and must know all other blocks.
     table.blocks[at] = table.blocks[table.count - 1];
     std::sync::atomic::compiler_fence(Ordering::SeqCst);
     table.count -= 1;
-    // SAFETY: the program frees the block, no thread holds it, and it is out of the table.
-    unsafe { libc::munmap(start as *mut libc::c_void, block.bytes) };
+    // Who wrote to what is the store's would copy it first.
+    if !block.is_advised && table.freed.keep(block) {
+        if FREED.swap(table.freed.count() as u32, Ordering::Relaxed) == 0 {
+            wake_waiting();
+        }
+    } else {
+        block.unmap();
+    }
     true
+}
+
+/// Keeps freed blocks for the next allocations until this is dropped.
+pub struct KeepsFreed(());
+
+/// The caller calls [`unmap_unused`] at intervals.
+pub fn keep_freed() -> KeepsFreed {
+    Guard::take().table().freed.open();
+    KeepsFreed(())
+}
+
+impl Drop for KeepsFreed {
+    fn drop(&mut self) {
+        Guard::take().table().freed.close();
+        FREED.store(0, Ordering::Relaxed);
+    }
+}
+
+/// How many freed blocks are kept, for [`wait_for_freed`].
+static FREED: AtomicU32 = AtomicU32::new(0);
+
+/// Waits until a freed block is kept, for at most so long. Returns whether one is.
+pub fn wait_for_freed(most: Duration) -> bool {
+    let timeout = libc::timespec { tv_sec: most.as_secs() as i64, tv_nsec: most.subsec_nanos().into() };
+    let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
+    // SAFETY: waits while the word, which lives for ever, is 0.
+    unsafe { libc::syscall(libc::SYS_futex, FREED.as_ptr(), operation, 0, &raw const timeout) };
+    FREED.load(Ordering::Relaxed) > 0
+}
+
+fn wake_waiting() {
+    // SAFETY: changes no memory.
+    unsafe { libc::syscall(libc::SYS_futex, FREED.as_ptr(), libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG, 1) };
+}
+
+/// Unmaps the freed blocks that were kept before the last call of this, and have not been taken since.
+pub fn unmap_unused() {
+    let mut guard = Guard::take();
+    let freed = &mut guard.table().freed;
+    freed.end_round();
+    FREED.store(freed.count() as u32, Ordering::Relaxed);
 }
 
 /// Lists the present blocks, in no order. Returns their number.
@@ -193,11 +248,25 @@ pub fn list(into: &mut [Block; MAX_BLOCKS]) -> usize {
 
 /// An empty list for [`list`].
 pub fn empty_list() -> Box<[Block; MAX_BLOCKS]> {
-    vec![NONE; MAX_BLOCKS].into_boxed_slice().try_into().unwrap_or_else(|_| unreachable!())
+    vec![Block::NONE; MAX_BLOCKS].into_boxed_slice().try_into().unwrap_or_else(|_| unreachable!())
 }
 
 /// A block that stays mapped until this is dropped.
 pub struct Held(());
+
+impl Held {
+    /// From now on some of it may be the store's.
+    pub fn will_be_advised(&self) {
+        let mut guard = Guard::take();
+        let table = guard.table();
+        let held = table.held;
+        table
+            .blocks()
+            .iter_mut()
+            .filter(|block| Some(block.number) == held)
+            .for_each(|b| b.is_advised = true);
+    }
+}
 
 /// Holds a block, if it still exists.
 pub fn hold(block: &Block) -> Option<Held> {

@@ -20,7 +20,9 @@
 //! A block cannot vanish while it is scanned or merged: `free` waits for that block, some milliseconds at
 //! most.
 
+mod block;
 mod blocks;
+mod freed;
 mod library;
 mod malloc;
 mod next_symbol;

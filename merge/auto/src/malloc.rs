@@ -4,9 +4,11 @@ use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::block::PAGE;
+use crate::blocks::Contents;
 use crate::next_symbol::{self, Next};
 use crate::settings::large_bytes;
-use crate::{blocks, blocks::PAGE, scanner};
+use crate::{blocks, scanner};
 
 static MALLOC: Next = Next::new(c"malloc");
 static CALLOC: Next = Next::new(c"calloc");
@@ -18,11 +20,11 @@ static POSIX_MEMALIGN: Next = Next::new(c"posix_memalign");
 static USABLE_SIZE: Next = Next::new(c"malloc_usable_size");
 
 /// A block for a large allocation; null if it is not large or no block can be made.
-fn block(bytes: usize, alignment: usize) -> *mut c_void {
+fn block(bytes: usize, alignment: usize, contents: Contents) -> *mut c_void {
     if bytes < large_bytes() || alignment > PAGE {
         return null_mut();
     }
-    let Some(start) = blocks::allocate(bytes) else { return null_mut() };
+    let Some(start) = blocks::allocate(bytes, contents) else { return null_mut() };
     scanner::begin();
     start as *mut c_void
 }
@@ -30,7 +32,7 @@ fn block(bytes: usize, alignment: usize) -> *mut c_void {
 /// malloc(3).
 #[unsafe(no_mangle)]
 pub extern "C" fn malloc(bytes: usize) -> *mut c_void {
-    let found = block(bytes, 1);
+    let found = block(bytes, 1, Contents::Any);
     if !found.is_null() {
         return found;
     }
@@ -53,7 +55,7 @@ pub extern "C" fn calloc(count: usize, each: usize) -> *mut c_void {
         FOUND.store(true, Ordering::Relaxed);
     }
     if let Some(bytes) = count.checked_mul(each) {
-        let found = block(bytes, 1);
+        let found = block(bytes, 1, Contents::Zeros);
         if !found.is_null() {
             return found;
         }
@@ -156,7 +158,7 @@ pub unsafe extern "C" fn cfree(pointer: *mut c_void) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn posix_memalign(into: *mut *mut c_void, alignment: usize, bytes: usize) -> c_int {
     if alignment.is_power_of_two() && alignment.is_multiple_of(size_of::<usize>()) {
-        let found = block(bytes, alignment);
+        let found = block(bytes, alignment, Contents::Any);
         if !found.is_null() {
             // SAFETY: the caller's pointer to a pointer.
             unsafe { *into = found };
@@ -170,7 +172,7 @@ pub unsafe extern "C" fn posix_memalign(into: *mut *mut c_void, alignment: usize
 /// memalign(3).
 #[unsafe(no_mangle)]
 pub extern "C" fn memalign(alignment: usize, bytes: usize) -> *mut c_void {
-    let found = block(bytes, alignment);
+    let found = block(bytes, alignment, Contents::Any);
     if !found.is_null() {
         return found;
     }

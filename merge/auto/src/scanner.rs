@@ -10,12 +10,13 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mappings::page_map;
 use twox_hash::XxHash3_64;
 
-use crate::blocks::{self, Block, PAGE};
+use crate::block::{Block, PAGE};
+use crate::blocks;
 use crate::{library, settings};
 
 const PART: usize = 64 << 10;
@@ -23,6 +24,8 @@ const PART: usize = 64 << 10;
 const MOST_AT_ONCE: usize = 16 << 20;
 const SHORTEST: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(60);
+/// How long freed blocks are kept, at least.
+const UNUSED: Duration = Duration::from_secs(1);
 
 static RUNNING: AtomicBool = AtomicBool::new(false);
 
@@ -131,8 +134,9 @@ fn run() {
     };
     let mut list = blocks::empty_list();
     let mut pause = SHORTEST;
+    let _keeps = blocks::keep_freed();
     loop {
-        std::thread::sleep(pause);
+        rest(pause);
         let count = blocks::list(&mut list);
         scanner.parts.retain(|number, _| list[..count].iter().any(|block| block.number == *number));
         let mut changed = false;
@@ -158,6 +162,21 @@ fn run() {
     }
 }
 
+/// Waits for the next scan. Meanwhile freed blocks are unmapped that the program does not take again.
+fn rest(pause: Duration) {
+    let end = Instant::now() + pause;
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return;
+        }
+        if blocks::wait_for_freed(left) {
+            std::thread::sleep(UNUSED.min(left));
+            blocks::unmap_unused();
+        }
+    }
+}
+
 impl Scanner {
     /// Says once why nothing is shared.
     fn warn(&mut self, line: &str) {
@@ -176,7 +195,7 @@ impl Scanner {
         let mut changed = false;
         let mut outcome = Ok(());
         for first in (0..parts.len()).step_by(MOST_AT_ONCE / PART) {
-            let Some(_held) = blocks::hold(block) else { return Ok(true) };
+            let Some(held) = blocks::hold(block) else { return Ok(true) };
             let some = first..(first + MOST_AT_ONCE / PART).min(parts.len());
             let mut ready = vec![];
             for at in some {
@@ -201,6 +220,7 @@ impl Scanner {
                 parts[at] = now;
             }
             for run in runs(&ready) {
+                held.will_be_advised();
                 let whole = range_of(block, run.start).start..range_of(block, run.end - 1).end;
                 match library::advise(whole) {
                     Ok(()) => {

@@ -1,5 +1,6 @@
 """Programs under the auto library, on the real store."""
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from bench.merge.store import running  # noqa: E402
 
 AUTO = Path(os.environ.get("MAYFLY_MERGE_AUTO_LIBRARY") or ROOT / "target/release/libmayfly_merge_auto.so")
 SIZE_MIB = 24
+ALLOCATED_MIB = 3 * SIZE_MIB + 4
 
 
 def compiled(name, folder):
@@ -41,17 +43,50 @@ def store():
 PRELOAD = {"LD_PRELOAD": str(AUTO), "MAYFLY_MERGE_LIBRARY": str(LIBRARY)}
 
 
-def start(program, environment, auto="1M", **more):
+@contextlib.contextmanager
+def running_under(words, environment, auto="1M", **more):
+    """A process with the library preloaded, and pipes to it. It ends with the block, if it has not."""
     process = subprocess.Popen(
-        [program, str(SIZE_MIB)],
+        words,
         env=os.environ | environment | PRELOAD | {"MAYFLY_MERGE_AUTO": auto} | more,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def at_rest(process):
     assert process.stdout.readline() == "at rest\n", process.stderr.read()
     return process
+
+
+@contextlib.contextmanager
+def started(program, environment, **more):
+    with running_under([program, str(SIZE_MIB)], environment, **more) as process:
+        yield at_rest(process)
+
+
+def until(condition, seen, seconds=60):
+    """Waits for a condition. If it never holds, the test fails with what `seen` returns then."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, seen()
+        time.sleep(0.1)
+
+
+def until_smaller(processes, mib, seconds=60):
+    """Waits until each process has less anonymous memory than that."""
+
+    def sizes():
+        return [anonymous_mib(process) for process in processes]
+
+    until(lambda: max(sizes()) <= mib, sizes, seconds)
 
 
 def anonymous_mib(process):
@@ -67,18 +102,21 @@ def finish(process):
 
 
 def test_shares_unchanging_blocks_and_keeps_their_contents(program, store):
-    both = [start(program, store) for _ in range(2)]
-    try:
-        allocated = 3 * SIZE_MIB + 4
-        deadline = time.monotonic() + 60
-        while any(anonymous_mib(process) > 0.2 * allocated for process in both):
-            assert time.monotonic() < deadline, [anonymous_mib(process) for process in both]
-            time.sleep(0.1)
-        assert [finish(process) for process in both] == ["", ""]
-    finally:
-        for process in both:
-            process.kill()
-            process.wait()
+    with started(program, store) as one, started(program, store) as other:
+        until_smaller([one, other], 0.2 * ALLOCATED_MIB)
+        assert [finish(one), finish(other)] == ["", ""]
+
+
+def test_freed_buffers_are_taken_again_and_unmapped_at_rest(store, tmp_path):
+    """What glibc's heap does for buffers that a program frees and allocates all the time. A hundred rounds
+    of 9 MiB would have 230,400 page faults."""
+    with running_under([compiled("reuse", tmp_path)], store) as process:
+        faults = process.stdout.readline()
+        assert faults, process.stderr.read()
+        assert int(faults) < 230400 / 4
+        at_rest(process)
+        until_smaller([process], 2)
+        assert finish(process) == ""
 
 
 @pytest.mark.parametrize("way", ["fork", "clone"])
@@ -122,53 +160,29 @@ def pss_mib(pids):
 
 def test_blocks_that_a_fork_shares_wait_for_the_childrens_end(store):
     """As in a server that loads its data before it forks: the store's copy would be one more."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", PRELOADED],
-        env=os.environ | store | PRELOAD | {"MAYFLY_MERGE_AUTO": "4M"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
+    with running_under([sys.executable, "-c", PRELOADED], store, auto="4M") as process:
         pids = process.stdout.readline().split()
         before = pss_mib(pids)
         time.sleep(5)
         assert pss_mib(pids) < before + SIZE_MIB / 4, before
         process.stdin.write("\n")
         process.stdin.flush()
-        alone, deadline = anonymous_mib(process), time.monotonic() + 60
-        while anonymous_mib(process) > alone - 0.9 * SIZE_MIB:
-            assert time.monotonic() < deadline, (alone, anonymous_mib(process))
-            time.sleep(0.1)
-        assert process.communicate("\n", timeout=60)[0] == "same\n"
-    finally:
-        process.kill()
-        process.wait()
+        until_smaller([process], anonymous_mib(process) - 0.9 * SIZE_MIB)
+        assert process.communicate("\n", timeout=60) == ("same\n", "")
 
 
 def test_small_blocks_and_many_mappings(program, store):
     """The table of mappings is itself a large block when blocks of 64K are: reading it must not deadlock."""
-    process = start(program, store, auto="64K")
-    try:
-        deadline = time.monotonic() + 60
-        while anonymous_mib(process) > 0.4 * (3 * SIZE_MIB + 4):
-            assert time.monotonic() < deadline, anonymous_mib(process)
-            time.sleep(0.1)
+    with started(program, store, auto="64K") as process:
+        until_smaller([process], 0.4 * ALLOCATED_MIB)
         assert finish(process) == ""
-    finally:
-        process.kill()
-        process.wait()
 
 
 def test_large_blocks_before_mayflys_heap(program, store):
     """The heap's own functions never get a block that the heap does not know: containers have both."""
     both = f"{AUTO}:{AUTO.with_name('libmayfly_heap.so')}"
-    process = start(program, store, LD_PRELOAD=both)
-    try:
+    with started(program, store, LD_PRELOAD=both) as process:
         finish(process)
-    finally:
-        process.kill()
-        process.wait()
 
 
 def test_scanner_thread_receives_no_signals(store, tmp_path):
@@ -192,49 +206,25 @@ sys.stdin.readline()
 
 def test_locked_memory_is_left_and_the_rest_shared(store):
     """The refusal of one block says nothing of the next."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", LOCKED, str(SIZE_MIB)],
-        env=os.environ | store | PRELOAD | {"MAYFLY_MERGE_AUTO": "1M"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout.readline() == "at rest\n", process.stderr.read()
-        before, deadline = anonymous_mib(process), time.monotonic() + 60
-        while anonymous_mib(process) > before - 0.9 * SIZE_MIB:
-            assert time.monotonic() < deadline, (before, anonymous_mib(process))
-            time.sleep(0.1)
+    with running_under([sys.executable, "-c", LOCKED, str(SIZE_MIB)], store) as process:
+        at_rest(process)
+        until_smaller([process], anonymous_mib(process) - 0.9 * SIZE_MIB)
         assert process.communicate("\n", timeout=60)[1] == ""
-    finally:
-        process.kill()
-        process.wait()
 
 
 def test_reports_a_line_if_all_memory_is_refused(store):
-    process = subprocess.Popen(
-        [sys.executable, "-c", LOCKED, "0"],
-        env=os.environ | store | PRELOAD | {"MAYFLY_MERGE_AUTO": "1M"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
+    with running_under([sys.executable, "-c", LOCKED, "0"], store) as process:
         line = process.stderr.readline()
         assert "shares nothing" in line and "locked" in line
         process.communicate("\n", timeout=60)
-    finally:
-        process.kill()
-        process.wait()
 
 
 def test_without_a_store_shares_nothing_and_reports_one_line(program, tmp_path):
-    process = start(program, {"MAYFLY_SHARE_SOCKET": str(tmp_path / "none"), "MAYFLY_MERGE_PATH": "engine"})
-    time.sleep(4)
-    assert anonymous_mib(process) > 3 * SIZE_MIB
-    said = finish(process)
+    nowhere = {"MAYFLY_SHARE_SOCKET": str(tmp_path / "none"), "MAYFLY_MERGE_PATH": "engine"}
+    with started(program, nowhere) as process:
+        time.sleep(4)
+        assert anonymous_mib(process) > 3 * SIZE_MIB
+        said = finish(process)
     assert "shares nothing" in said and "mayfly share" in said
     assert len(set(said.splitlines())) == 1  # its forked child reports the same
 
@@ -328,30 +318,11 @@ def test_shares_buffers_of_node(store, tmp_path):
     if not node:
         pytest.skip("node is not installed")
     (tmp_path / "table.js").write_text(NODE)
-    both = [
-        subprocess.Popen(
-            [node, tmp_path / "table.js"],
-            env=os.environ | store | PRELOAD | {"MAYFLY_MERGE_AUTO": "1M"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(2)
-    ]
-    try:
-        for process in both:
-            assert process.stdout.readline() == "at rest\n", process.stderr.read()
-        deadline = time.monotonic() + 120
-        while any(anonymous_mib(process) > 40 for process in both):
-            assert time.monotonic() < deadline, [anonymous_mib(process) for process in both]
-            time.sleep(0.1)
-        for process in both:
+    words = [node, tmp_path / "table.js"]
+    with running_under(words, store) as one, running_under(words, store) as other:
+        until_smaller([at_rest(one), at_rest(other)], 40, seconds=120)
+        for process in (one, other):
             assert "V8 maps its heap" in finish(process)
-    finally:
-        for process in both:
-            process.kill()
-            process.wait()
 
 
 def test_reports_no_other_programs(tmp_path):

@@ -1,0 +1,97 @@
+//! Blocks that the program has freed, kept for its next allocations of the same size. A program that frees
+//! and allocates its large buffers over and over would else have all their pages mapped anew each time; glibc
+//! raises its threshold for mappings then, and serves such buffers from its heap. The scanner unmaps what the
+//! program has not taken for a second.
+
+use std::sync::atomic::{Ordering, compiler_fence};
+
+use crate::block::Block;
+
+const MOST_BLOCKS: usize = 64;
+/// Of one block, and of all: as much as glibc's heap serves, and keeps at its end.
+const LARGEST_BYTES: usize = 32 << 20;
+const MOST_BYTES: usize = 64 << 20;
+
+#[derive(Clone, Copy)]
+struct Freed {
+    block: Block,
+    /// The scanner's round in which it was freed.
+    round: u64,
+}
+
+/// A list of them. A child may be forked by clone amid any of these: a block is then missing in the child's
+/// list, which costs it memory, or is in it twice, and is never in it once the program has it again.
+pub struct FreedBlocks {
+    list: [Freed; MOST_BLOCKS],
+    count: usize,
+    round: u64,
+    is_open: bool,
+}
+
+impl FreedBlocks {
+    /// An empty list, which takes none yet.
+    pub const NONE: FreedBlocks = FreedBlocks {
+        list: [Freed { block: Block::NONE, round: 0 }; MOST_BLOCKS],
+        count: 0,
+        round: 0,
+        is_open: false,
+    };
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// From now on it takes blocks. The caller ends rounds at intervals.
+    pub fn open(&mut self) {
+        self.is_open = true;
+    }
+
+    /// Unmaps all blocks; from now on it takes none.
+    pub fn close(&mut self) {
+        self.is_open = false;
+        while self.count > 0 {
+            self.remove(self.count - 1).unmap();
+        }
+    }
+
+    /// Takes a block into the list. False if it does not.
+    pub fn keep(&mut self, block: Block) -> bool {
+        let bytes: usize = self.list[..self.count].iter().map(|freed| freed.block.bytes).sum();
+        let has_room = self.count < MOST_BLOCKS && bytes + block.bytes <= MOST_BYTES;
+        if !self.is_open || !has_room || block.bytes > LARGEST_BYTES {
+            return false;
+        }
+        self.list[self.count] = Freed { block, round: self.round };
+        compiler_fence(Ordering::SeqCst);
+        self.count += 1;
+        true
+    }
+
+    /// The smallest block of at least so many bytes, unless it is larger by more than an eighth: what the
+    /// program does not use of it would stay resident.
+    pub fn take(&mut self, bytes: usize) -> Option<Block> {
+        let fits = |freed: &Freed| freed.block.bytes >= bytes && freed.block.bytes - bytes <= bytes / 8;
+        let list = &self.list[..self.count];
+        let at = (0..list.len()).filter(|&at| fits(&list[at])).min_by_key(|&at| list[at].block.bytes)?;
+        Some(self.remove(at))
+    }
+
+    /// Ends a round: unmaps what was freed before it began.
+    pub fn end_round(&mut self) {
+        for at in (0..self.count).rev() {
+            if self.list[at].round < self.round {
+                self.remove(at).unmap();
+            }
+        }
+        self.round += 1;
+    }
+
+    fn remove(&mut self, at: usize) -> Block {
+        let block = self.list[at].block;
+        self.list[at] = self.list[self.count - 1];
+        compiler_fence(Ordering::SeqCst);
+        self.count -= 1;
+        block
+    }
+}

@@ -1,0 +1,79 @@
+/* A program that frees and allocates its large buffers over and over, as numerical ones do for each request. Prints
+ * "at rest" after its rounds, and reads a line before it ends, so that the test can read its memory. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { MIB = 1 << 20, PAGE = 4096, BUFFERS = 3, ROUNDS = 100, MOST_WAIT_S = 30 };
+
+#define CHECK(condition) \
+    do { \
+        if (!(condition)) { \
+            fprintf(stderr, "reuse.c:%d: not so: %s (%s)\n", __LINE__, #condition, strerror(errno)); \
+            _exit(1); \
+        } \
+    } while (0)
+
+static long faults(void) {
+    struct rusage usage;
+    CHECK(!getrusage(RUSAGE_SELF, &usage));
+    return usage.ru_minflt;
+}
+
+/* Allocates, writes and frees buffers of 2, 3 and 4 MiB; returns the page faults of it. */
+static long one_round(int seed) {
+    long before = faults();
+    char *buffers[BUFFERS];
+    for (int i = 0; i < BUFFERS; i++) {
+        size_t bytes = (i + 2) * (size_t)MIB;
+        if (seed & 1) CHECK(buffers[i] = malloc(bytes));
+        else CHECK(!posix_memalign((void **)&buffers[i], 64, bytes));
+        memset(buffers[i], seed + i, bytes);
+    }
+    for (int i = 0; i < BUFFERS; i++) {
+        for (size_t at = 0; at < (i + 2) * (size_t)MIB; at += PAGE) CHECK(buffers[i][at] == (char)(seed + i));
+        free(buffers[i]);
+    }
+    return faults() - before;
+}
+
+static void check_zeros(void) {
+    char *zeros = calloc(3, MIB);
+    CHECK(zeros);
+    for (size_t at = 0; at < 3 * (size_t)MIB; at += 64) CHECK(!zeros[at]);
+    free(zeros);
+}
+
+int main(void) {
+    const long pages = 9 * (long)MIB / PAGE;
+    time_t end = time(NULL) + MOST_WAIT_S;
+    /* Buffers are kept as soon as the scanner runs. */
+    while (one_round(1) > pages / 4) CHECK(time(NULL) < end);
+    long all = 0;
+    for (int round = 0; round < ROUNDS; round++) {
+        all += one_round(round);
+        check_zeros();
+    }
+    printf("%ld\n", all);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (!child) {
+        check_zeros();
+        for (int round = 0; round < 3; round++) one_round(round);
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    puts("at rest");
+    fflush(stdout);
+    getchar();
+    puts("done");
+    return 0;
+}
