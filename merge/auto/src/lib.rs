@@ -26,6 +26,7 @@ mod freed;
 mod library;
 mod malloc;
 mod next_symbol;
+mod own_sandbox;
 mod scanner;
 mod settings;
 mod unsupported_runtimes;
@@ -37,6 +38,7 @@ extern "C" fn loaded() {
     // its calls, which may allocate, then the table is locked.
     blocks::survive_forks();
     if settings::is_on() {
+        own_sandbox::note();
         unsupported_runtimes::warn();
         library::load();
         mappings::page_map::open_early();

@@ -192,6 +192,15 @@ def test_scanner_thread_receives_no_signals(store, tmp_path):
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
+def test_a_program_that_has_forbidden_itself_files_reads_no_line(store, tmp_path):
+    """xz does so. What it forbids the scanner is its own decision."""
+    with running_under([compiled("sandboxed", tmp_path)], store) as process:
+        said, errors = process.communicate(timeout=60)
+    if process.returncode == 77:
+        pytest.skip("this kernel has no Landlock")
+    assert (process.returncode, said, errors) == (0, "done\n", "")
+
+
 LOCKED = """
 import ctypes, sys
 def block(mib):
