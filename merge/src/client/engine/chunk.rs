@@ -91,15 +91,18 @@ impl Engine {
             counts.search_ns += clock.lap();
         }
         fault::point("client.hashed");
+        let mut last = None;
         for i in 0..count {
             let unchanged = is_candidate(&work.entries[i]) && work.pages[i] == Page::Same;
             counts.unchanged_pages += unchanged as u64;
             if let Page::Stored { segment, .. } = work.pages[i]
+                && last.replace(segment) != Some(segment)
                 && !self.connection.segments.contains_key(&segment)
                 && !self.connection.attach(segment)?
             {
                 // Dropped since: no client had it mapped any more.
                 work.pages[i] = Page::New;
+                last = None;
             }
         }
         plan::decide(&mut work.pages[..count], kind == Kind::Store);

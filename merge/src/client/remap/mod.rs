@@ -1,6 +1,7 @@
 //! Replaces private pages by shared ones. An extent of the store is mapped aside and its page table filled.
 //! Then, batch by batch, this thread holds writers off, compares the bytes, copies over what differs, and
-//! moves the batch into place by one mremap (UPM §V-D, V-E).
+//! moves the batch into place by one mremap (UPM §V-D, V-E). To hold writers off it moves the pages aside.
+//! Where the kernel does not move all of them, it write-protects them first.
 //!
 //! While a batch is frozen this thread writes to nothing but its stack and the mapping aside: the frozen
 //! pages may be the program's heap, its thread-local storage, or errno. Therefore it makes system calls
@@ -216,18 +217,22 @@ unsafe fn replace_batch(
 ) -> rustix::io::Result<Outcome> {
     let mut clock = Clock::start();
     let from = aside.left.start;
-    match site.freeze(batch) {
+    let held = match site.take_aside(batch) {
+        Ok(false) => site.freeze(batch).map(|()| false),
+        other => other,
+    };
+    let is_aside = match held {
         // Another thread has put other memory there since.
         Err(Errno::NOENT) => {
             site.thaw(batch);
             counts.busy += pages.len() as u64;
             return aside.drop_front(batch.len()).map(|()| Outcome::Left);
         }
-        result => result?,
-    }
+        other => other?,
+    };
     fault::point("client.frozen");
     counts.freeze_ns = clock.lap();
-    let elsewhere = site.mapped_elsewhere(batch);
+    let elsewhere = if is_aside { PageSet::EMPTY } else { site.mapped_elsewhere(batch) };
     let address = |i: usize| batch.start + i * PAGE_BYTES;
     let mut compare = |i: usize, old: usize| {
         let (new, is_shared) = (from + i * PAGE_BYTES, is_shared(&pages[i]));
@@ -245,7 +250,7 @@ unsafe fn replace_batch(
     };
     (0..pages.len()).filter(|&i| elsewhere.contains(address(i))).for_each(|i| compare(i, address(i)));
     // Before the others are compared: until then a device may have written to them.
-    let verdict = site.exclude_devices(batch, &elsewhere);
+    let verdict = if is_aside { Verdict::Aside } else { site.exclude_devices(batch, &elsewhere) };
     if let Verdict::Busy = verdict {
         (counts.busy, counts.shared) = (0, 0);
         return Ok(Outcome::Busy);

@@ -7,6 +7,7 @@ use rustix::mm::{Advice, ProtFlags, madvise};
 
 use super::pointer;
 use crate::base::page::PAGE_BYTES;
+use crate::client::address_space;
 use crate::client::device_writers;
 use crate::client::freeze::Registered;
 use crate::client::interpose;
@@ -68,6 +69,34 @@ impl Site<'_> {
     pub fn end_and_register(&self, piece: &Range<usize>) -> rustix::io::Result<()> {
         self.end(piece);
         self.writers.map_or(Ok(()), |writers| writers.register_again(piece))
+    }
+
+    /// Moves a piece aside that is not frozen. No thread can write what is aside, and one that touches it
+    /// waits. True if all of it is aside; from here to [`Site::end`] this thread must not touch it. Else it
+    /// is as it was, or its first page is frozen: some pages cannot be moved at once, or other memory may be
+    /// there.
+    pub fn take_aside(&self, piece: &Range<usize>) -> rustix::io::Result<bool> {
+        let (Devices::Moved(room), Some(writers)) = (self.devices, self.writers) else { return Ok(false) };
+        // If the first page of a mapping is registered, all of it is: nothing else has taken its place.
+        self.freeze(&(piece.start..piece.start + PAGE_BYTES))?;
+        if !self.is_one_mapping(piece) || writers.hold_absent(piece).is_err() {
+            return Ok(false);
+        }
+        if room.take(writers, piece, &PageSet::EMPTY).is_ok() {
+            return Ok(true);
+        }
+        room.put_back(writers, piece);
+        // While absent pages are held this thread must not read: if another drops some, it waits for itself.
+        let _ = self.end_and_register(piece); // if that fails, freezing does
+        Ok(false)
+    }
+
+    fn is_one_mapping(&self, piece: &Range<usize>) -> bool {
+        let mut is_whole = false;
+        let found = address_space::each(piece, |view| {
+            is_whole = view.range.start <= piece.start && piece.end <= view.range.end && view.file.is_none();
+        });
+        found.is_ok() && is_whole
     }
 
     /// Determines whether a device may write to a piece, which is frozen. From here to [`Site::end`] this
