@@ -9,6 +9,8 @@
 
 #![cfg(loom)]
 
+#[path = "loom_remote/one_by_one.rs"]
+mod one_by_one;
 #[allow(dead_code)]
 #[path = "../src/span/remote.rs"]
 mod remote;
@@ -87,6 +89,8 @@ impl Home for Heap {
             cells.collected += marked.count_ones();
             assert!(!cells.taken_out, "it is in no bin, from which it could go");
         });
+    }
+    fn place(&'static self, span: &'static Span) {
         remote::settle(span);
     }
     fn lock(&self) -> MutexGuard<'static, ()> {

@@ -2,7 +2,7 @@
 //!
 //! The freeing thread sets the cell's bit in the span's *remote bits* (one atomic instruction), and puts the
 //! span into its owner's list of such spans, unless it is in a list. When the owner next needs memory, it
-//! takes the list and clears the cells.
+//! takes the list and clears the cells, of all spans or until it has found what it needs.
 //!
 //! The flag of the link means "in a list". It is set before the span is pushed and cleared before its bits
 //! are read, so a thread that sets a bit later finds the flag clear and pushes the span again. An owner that
@@ -107,17 +107,21 @@ impl Link {
     }
 }
 
-/// The list of one owner: any thread pushes, the owner takes all.
+/// The list of one owner: any thread pushes, one thread at a time takes, the owner or another on its behalf.
+/// That one takes all spans by one exchange, and may collect them one by one: the others wait in a chain that
+/// no other thread changes.
 #[derive(Default)]
 pub struct RemoteList {
     head: AtomicUsize,
+    /// The first span that was taken and is not collected yet.
+    taken: AtomicUsize,
 }
 
 impl RemoteList {
     /// The empty list.
     #[cfg(not(loom))]
     pub const fn new() -> Self {
-        Self { head: AtomicUsize::new(0) }
+        Self { head: AtomicUsize::new(0), taken: AtomicUsize::new(0) }
     }
 
     /// Adds a span, given as its address and its claimed link.
@@ -135,13 +139,32 @@ impl RemoteList {
     /// Whether there is something to take.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.head.load(SeqCst) == 0
+        self.taken.load(Relaxed) == 0 && self.head.load(SeqCst) == 0
     }
 
-    /// Takes all spans: the first one's address, the others by [`Link::next`]; 0 for none.
-    pub fn take(&self) -> usize {
-        self.head.swap(0, SeqCst)
+    /// Takes one span; its link stays claimed.
+    #[inline]
+    fn take<S: RemoteSpan>(&self) -> Option<&'static S> {
+        let mut address = self.taken.load(Relaxed);
+        if address == 0 && self.head.load(SeqCst) != 0 {
+            address = self.head.swap(0, SeqCst);
+        }
+        let span = span_at::<S>(address)?;
+        self.taken.store(span.link().next(), Relaxed);
+        Some(span)
     }
+
+    /// Takes all spans, in two chains: the address of the first of each, the others by [`Link::next`].
+    fn take_all(&self) -> [usize; 2] {
+        let taken = self.taken.load(Relaxed);
+        self.taken.store(0, Relaxed);
+        [taken, if self.head.load(SeqCst) == 0 { 0 } else { self.head.swap(0, SeqCst) }]
+    }
+}
+
+fn span_at<S: RemoteSpan>(address: usize) -> Option<&'static S> {
+    // SAFETY: 0, or a span that was pushed, and its metadata is never unmapped.
+    unsafe { (address as *const S).as_ref() }
 }
 
 /// Whether a running thread owns the heap; the list of a vacant heap is collected by threads that free in it.
@@ -201,8 +224,10 @@ pub trait Home: 'static {
     fn tenancy(&self) -> &Tenancy;
     /// Whether it owns the span.
     fn owns(&self, span: &Self::Span) -> bool;
-    /// Collects the marked cells of an own span, and moves the span to where it belongs now.
+    /// Collects the marked cells of an own span, which stays where it is.
     fn collect_marked(&'static self, span: &'static Self::Span);
+    /// Moves an own span whose marked cells were collected to where it belongs now.
+    fn place(&'static self, span: &'static Self::Span);
     /// The lock for vacating heaps, collecting in vacant ones and adopting their spans.
     fn lock(&self) -> Self::Guard;
 }
@@ -236,41 +261,50 @@ fn deliver<H: Home>(owner: &'static H, span: &'static H::Span, locked: bool) {
 /// Collects what other threads freed in a heap's spans. Its thread calls this, or a thread that holds the
 /// lock (`locked`) while the heap is vacant.
 pub fn collect<H: Home>(home: &'static H, locked: bool) {
-    if home.list().is_empty() {
-        return;
-    }
-    let mut address = home.list().take();
-    while address != 0 {
-        // SAFETY: only spans, whose metadata is never unmapped, are pushed.
-        let span = unsafe { &*(address as *const H::Span) };
-        address = span.link().next();
-        if home.owns(span) {
-            span.link().release();
-            home.collect_marked(span);
-        } else {
+    collect_until::<H, ()>(home, locked, |_| None);
+}
+
+/// As [`collect`], but one span after another, until `find` finds something in one whose cells were just
+/// collected. That span was not moved, so it is not given up though it may be empty. The spans after it wait.
+pub fn collect_until<H: Home, T>(
+    home: &'static H,
+    locked: bool,
+    find: impl Fn(&'static H::Span) -> Option<T>,
+) -> Option<T> {
+    while let Some(span) = home.list().take::<H::Span>() {
+        if !home.owns(span) {
             forward(span, locked);
+            continue;
         }
+        span.link().release();
+        home.collect_marked(span);
+        let found = find(span);
+        if found.is_some() {
+            return found;
+        }
+        home.place(span);
     }
+    None
 }
 
 /// As [`collect`], for spans that `wanted` accepts; the others stay in the list. For the maintenance thread,
 /// which may not touch what the heap's thread uses on its fast paths, while that thread cannot take its list.
 /// `wanted` is called for own spans only.
 pub fn collect_if<H: Home>(home: &'static H, locked: bool, wanted: impl Fn(&H::Span) -> bool) {
-    let mut address = if home.list().is_empty() { 0 } else { home.list().take() };
-    while address != 0 {
-        // SAFETY: as in `collect`.
-        let span = unsafe { &*(address as *const H::Span) };
-        let next = span.link().next();
-        if !home.owns(span) {
-            forward(span, locked);
-        } else if wanted(span) {
-            span.link().release();
-            home.collect_marked(span);
-        } else {
-            home.list().push(address, span.link()); // its link stays claimed
+    for mut address in home.list().take_all() {
+        while let Some(span) = span_at::<H::Span>(address) {
+            let next = span.link().next();
+            if !home.owns(span) {
+                forward(span, locked);
+            } else if wanted(span) {
+                span.link().release();
+                home.collect_marked(span);
+                home.place(span);
+            } else {
+                home.list().push(address, span.link()); // its link stays claimed
+            }
+            address = next;
         }
-        address = next;
     }
 }
 

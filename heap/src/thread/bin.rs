@@ -176,6 +176,11 @@ impl Bin {
         Some(self.base.get() + offset as usize)
     }
 
+    /// Whether its spans have few cells: then it has notes.
+    pub fn has_few_cells(&self) -> bool {
+        usize::from(self.size_class.get()) >= size_class::FIRST_OF_FEW
+    }
+
     /// Allocates a noted cell; none are pending, and the fork guard is held: else another thread may give the
     /// span or its memory back. `heap/malloc` repeats it in assembly.
     pub fn allocate_freed(&self, owner: u32) -> Option<usize> {
@@ -202,8 +207,7 @@ impl Bin {
     /// are sampled, and in bins without notes.
     pub fn allow_freed(&self) {
         let is_sampled = self.before_sample.get() != sample::NEVER || sample::sampling();
-        let has_notes = usize::from(self.size_class.get()) >= size_class::FIRST_OF_FEW;
-        if !has_notes || is_sampled {
+        if !self.has_few_cells() || is_sampled {
             return;
         }
         let used = CELLS_BETWEEN_VISITS - self.unvisited.replace(CELLS_BETWEEN_VISITS);

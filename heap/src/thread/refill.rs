@@ -2,6 +2,10 @@
 //!
 //! An empty bin takes, in this order: another word of its open span; cells that other threads freed; a queued
 //! span with room; a span of a vacant heap; a cached empty span; a block span from the global allocator.
+//!
+//! Of spans with few cells a bin opens the first in which other threads freed enough. It does not collect
+//! from the spans after it before it needs them: most would become empty, and it would give them up and
+//! acquire others in their place.
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -38,9 +42,7 @@ pub fn refill(heap: &'static Heap, bin: &Bin) -> Refill {
         if bin.advance(room) {
             return Refill { cell: bin.allocate(), new_span };
         }
-        bin.close();
-        remote::collect(heap, false);
-        let queued = bin.next_queued(room);
+        let queued = close_and_find(heap, bin, room).map(|(span, ..)| span);
         if queued.is_none()
             && let Some(cell) = borrow(heap, bin)
         {
@@ -63,12 +65,39 @@ pub fn refill(heap: &'static Heap, bin: &Bin) -> Refill {
 /// Allocates a cell of the next queued span with room; `None` if none has room.
 #[inline]
 pub fn from_queue(heap: &'static Heap, bin: &Bin) -> Option<usize> {
-    let room = room();
-    bin.close();
-    remote::collect(heap, false);
-    let (span, word, free) = bin.next_queued_word(room)?;
+    let (span, word, free) = close_and_find(heap, bin, room())?;
     open(bin, span);
     bin.take(span, word, free).then(|| bin.allocate()).flatten()
+}
+
+/// Closes the bin's open span, and takes one with room out of its queue, with its first word that has room
+/// and that word's free cells. Before a search the thread collects what others freed.
+#[inline]
+fn close_and_find(heap: &'static Heap, bin: &Bin, room: Room) -> Option<(&'static Span, usize, u64)> {
+    bin.close();
+    let freed = if heap.remote.is_empty() { None } else { collect_for(heap, bin, room) };
+    freed.or_else(|| bin.next_queued_word(room))
+}
+
+/// Collects what other threads freed; for a bin whose spans have few cells until one of those has room.
+#[inline(never)]
+fn collect_for(heap: &'static Heap, bin: &Bin, room: Room) -> Option<(&'static Span, usize, u64)> {
+    if !bin.has_few_cells() || room == Room::Any {
+        remote::collect(heap, false);
+        return None;
+    }
+    let is_of_bin = |span: &Span| {
+        span.size_class.load(Relaxed) == bin.size_class.get()
+            && span.class.load(Relaxed) == bin.class.get()
+            && span.role() == Role::Queued
+    };
+    let with_room = |span: &'static Span| {
+        let (word, free) = span.word_with(room).filter(|_| is_of_bin(span))?;
+        Some((span, word, free))
+    };
+    let found = remote::collect_until(heap, false, with_room)?;
+    bin.queue.remove(found.0);
+    Some(found)
 }
 
 fn room() -> Room {
@@ -196,23 +225,21 @@ impl remote::Home for Heap {
         span.owner() == self.id.get()
     }
     fn collect_marked(&'static self, span: &'static Span) {
-        collect_marked(self, span);
+        let result = span.clear_remote_frees(|| events::count(Event::RemoteCollected));
+        if let Err(cell) = result {
+            let cell_bytes = span.cell_bytes.load(Relaxed) as usize;
+            misuse("double free, seen late", span.address() + cell * cell_bytes, cell_bytes, 0);
+        }
+    }
+    fn place(&'static self, span: &'static Span) {
+        if keeps(self, span) {
+            bin_of(self, span).patience.set(MAX_PATIENCE);
+        } else {
+            settle(self, span);
+        }
     }
     fn lock(&self) -> Guard<'static> {
         registry::lock().lock()
-    }
-}
-
-fn collect_marked(heap: &'static Heap, span: &'static Span) {
-    let result = span.clear_remote_frees(|| events::count(Event::RemoteCollected));
-    if let Err(cell) = result {
-        let cell_bytes = span.cell_bytes.load(Relaxed) as usize;
-        misuse("double free, seen late", span.address() + cell * cell_bytes, cell_bytes, 0);
-    }
-    if keeps(heap, span) {
-        bin_of(heap, span).patience.set(MAX_PATIENCE);
-    } else {
-        settle(heap, span);
     }
 }
 
@@ -290,12 +317,13 @@ pub fn empty_span_caches(heap: &Heap) {
     heap.span_caches.iter().for_each(SpanCache::empty);
 }
 
-/// Releases cached and open empty spans; with `all`, closes every open span.
+/// Releases cached and open empty spans, and collects what other threads freed; with `all`, closes every open
+/// span.
 pub fn flush(heap: &'static Heap, all: bool) {
     heap.large.flush(heap.id.get());
     heap.remote_free_buffer.flush(false);
+    remote::collect(heap, false);
     if all {
-        remote::collect(heap, false);
         lines::close_all(&heap.lines);
     }
     let borrowed = heap.span_caches.iter().flat_map(|cache| &cache.borrowed);

@@ -2,7 +2,7 @@
 // variants: test_wrong_frees.py starts this program once for each case
 // sized: double double_after_other pressure remote_twice own_then_remote remote_then_own interior misaligned halfway past_end realloc_freed realloc_interior
 // others: stack global text mapped mapped_inside unmapped not_canonical tiny_address realloc_stack
-// late: remote_then_own_reused-small remote_then_own_reused-few remote_then_own_reused-medium remote_then_own_reused-block
+// late: remote_then_own_reused-small remote_then_own_reused-few remote_then_own_reused-medium remote_then_own_reused-block many_remote_then_own_reused-few many_remote_then_own_reused-medium many_remote_then_own_reused-block
 // headers: header_zero-small header_ones-small header_letters-small header_zero-medium header_letters-medium
 // Invalid frees. `errors CASE` prints `pointer 0x...` and `text START END`, then does what CASE names. The
 // heap must end the program with SIGABRT and one line on stderr that names the pointer and the caller;
@@ -39,6 +39,12 @@ static void in_thread(void *(*body)(void *), void *argument) {
     pthread_t thread;
     pthread_create(&thread, NULL, body, argument);
     pthread_join(thread, NULL);
+}
+
+enum { REMOTE = 60 };
+static void *free_remote(void *objects) {
+    for (int i = 0; i < REMOTE; i++) free(((void **)objects)[i]);
+    return NULL;
 }
 
 // The owner may detect a double free through its list of remote frees only when it takes that list. Allocates
@@ -111,6 +117,19 @@ int main(int argc, char **argv) {
             if (next == p) printf("reused\n"), fflush(stdout), exit(3);
             if (i % 2) free(next);
         }
+    } else if (strncmp(name, "many_remote_then_own_reused-", 28) == 0) {
+        // The owner takes one of the spans in which the other thread freed, and the others wait. One of their
+        // places is freed again, and so is the first to be reused.
+        void *objects[REMOTE];
+        for (int i = 0; i < 10000; i++) free(from_one_place(size));
+        for (int i = 0; i < REMOTE; i++) objects[i] = from_one_place(size);
+        in_thread(free_remote, objects);
+        char *next = from_one_place(size);
+        for (int i = 0; i < REMOTE; i++)
+            if (((uintptr_t)objects[i] ^ (uintptr_t)next) >= 16384) p = objects[i];
+        wrong_free(p);
+        for (int i = 0; i < 2000; i++)
+            if (from_one_place(size) == p) printf("reused\n"), fflush(stdout), exit(3);
     } else if (strncmp(name, "remote_then_own-", 16) == 0) {
         in_thread(free_in_thread, p);
         wrong_free(p);
