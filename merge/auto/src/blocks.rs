@@ -5,7 +5,6 @@
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
 
 use mappings::per_process::PerProcess;
 
@@ -187,13 +186,12 @@ pub fn release(start: usize) -> bool {
     std::sync::atomic::compiler_fence(Ordering::SeqCst);
     table.count -= 1;
     // Who wrote to what is the store's would copy it first.
-    if !block.is_advised && table.freed.keep(block) {
-        if FREED.swap(table.freed.count() as u32, Ordering::Relaxed) == 0 {
-            wake_waiting();
-        }
-    } else {
+    let is_kept = !block.is_advised && table.freed.keep(block);
+    if !is_kept {
         block.unmap();
+        return true;
     }
+    FREED.store(table.freed.count() as u32, Ordering::SeqCst);
     true
 }
 
@@ -213,22 +211,12 @@ impl Drop for KeepsFreed {
     }
 }
 
-/// How many freed blocks are kept, for [`wait_for_freed`].
+/// How many freed blocks are kept.
+pub fn freed() -> u32 {
+    FREED.load(Ordering::SeqCst)
+}
+
 static FREED: AtomicU32 = AtomicU32::new(0);
-
-/// Waits until a freed block is kept, for at most so long. Returns whether one is.
-pub fn wait_for_freed(most: Duration) -> bool {
-    let timeout = libc::timespec { tv_sec: most.as_secs() as i64, tv_nsec: most.subsec_nanos().into() };
-    let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
-    // SAFETY: waits while the word, which lives for ever, is 0.
-    unsafe { libc::syscall(libc::SYS_futex, FREED.as_ptr(), operation, 0, &raw const timeout) };
-    FREED.load(Ordering::Relaxed) > 0
-}
-
-fn wake_waiting() {
-    // SAFETY: changes no memory.
-    unsafe { libc::syscall(libc::SYS_futex, FREED.as_ptr(), libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG, 1) };
-}
 
 /// Unmaps the freed blocks that were kept before the last call of this, and have not been taken since.
 pub fn unmap_unused() {

@@ -13,7 +13,8 @@
 //! |---|---|
 //! | [`malloc`] | the C library's allocation functions, which pass small sizes on |
 //! | [`blocks`] | the table of large allocations, and how the scanner holds a block |
-//! | [`scanner`] | the thread that finds unchanged parts and advises them |
+//! | [`scanner`] | finds unchanged parts and advises them |
+//! | [`scanner_thread`] | its thread, which ends before the program restricts itself ([`restrictions`]) |
 //! | [`unsupported_runtimes`] | runtimes that allocate past malloc: one line of warning |
 //! | [`library`] | libmayfly_merge.so, which merges, and keeps the semantics of shared memory |
 //!
@@ -22,17 +23,21 @@
 
 mod block;
 mod blocks;
+mod event;
 mod freed;
 mod library;
 mod malloc;
 mod next_symbol;
 mod own_sandbox;
+mod restrictions;
 mod scanner;
+mod scanner_thread;
 mod settings;
 mod unsupported_runtimes;
 
 /// Runs when the library is loaded.
 extern "C" fn loaded() {
+    restrictions::find_next();
     settings::read();
     // Handlers registered first run last before a fork: the scanner pauses, then libmayfly_merge.so waits for
     // its calls, which may allocate, then the table is locked.
@@ -43,7 +48,7 @@ extern "C" fn loaded() {
         library::load();
         mappings::page_map::open_early();
     }
-    scanner::survive_forks();
+    scanner_thread::survive_forks();
 }
 
 #[used]

@@ -8,7 +8,7 @@ use crate::block::PAGE;
 use crate::blocks::Contents;
 use crate::next_symbol::{self, Next};
 use crate::settings::large_bytes;
-use crate::{blocks, scanner};
+use crate::{blocks, scanner, scanner_thread};
 
 static MALLOC: Next = Next::new(c"malloc");
 static CALLOC: Next = Next::new(c"calloc");
@@ -70,7 +70,10 @@ pub extern "C" fn calloc(count: usize, each: usize) -> *mut c_void {
 /// As for the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn free(pointer: *mut c_void) {
-    if blocks::release(pointer as usize) || next_symbol::is_early(pointer) {
+    if blocks::release(pointer as usize) {
+        return scanner_thread::note_freed();
+    }
+    if next_symbol::is_early(pointer) {
         return;
     }
     // SAFETY: not a block, so the next library's, as the caller promises.

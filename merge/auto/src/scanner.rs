@@ -1,4 +1,4 @@
-//! The scanner thread: advises the parts of a block that have the same bytes at two scans.
+//! The scanner: advises the parts of a block that have the same bytes at two scans.
 //!
 //! A scan hashes every 64 KiB. A part that changes between scans is scanned again later; a part that changes
 //! after it was shared is left alone for good. A part that a fork shares waits until it does so no longer:
@@ -9,57 +9,20 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use mappings::page_map;
 use twox_hash::XxHash3_64;
 
 use crate::block::{Block, PAGE};
 use crate::blocks;
-use crate::{library, own_sandbox, settings};
+use crate::{library, own_sandbox, scanner_thread};
 
 const PART: usize = 64 << 10;
 /// Shared at once, so that a `free` of the block does not wait long.
 const MOST_AT_ONCE: usize = 16 << 20;
 const SHORTEST: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(60);
-/// How long freed blocks are kept, at least.
-const UNUSED: Duration = Duration::from_secs(1);
-
-static RUNNING: AtomicBool = AtomicBool::new(false);
-
-/// Starts the thread if it is not running.
-pub fn begin() {
-    if RUNNING.swap(true, Ordering::Relaxed) {
-        return;
-    }
-    // The program's signals are for its own threads, which may wait for them: this thread starts with all of
-    // them blocked.
-    // SAFETY: both sets are initialised by the calls; this thread's mask is as it was afterwards.
-    unsafe {
-        let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
-        libc::sigfillset(&mut all);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
-        // Without a thread the program runs as before; nothing is shared.
-        let _ = std::thread::Builder::new().name("mayfly-merge".to_owned()).spawn(run);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
-    }
-}
-
-/// Pauses the scanner during a fork. A child has no scanner; its next large allocation starts one. (One that
-/// was forked by clone gets none at all: a program that clones may need to be one thread, for a namespace.)
-pub fn survive_forks() {
-    extern "C" fn in_child() {
-        blocks::begin_in_child();
-        RUNNING.store(false, Ordering::Relaxed);
-        if settings::is_on() {
-            page_map::open_early();
-        }
-    }
-    // SAFETY: the handlers are functions of this library, which is never unloaded.
-    unsafe { libc::pthread_atfork(Some(blocks::pause), Some(blocks::resume), Some(in_child)) };
-}
 
 /// The state of 64 KiB.
 #[derive(Clone, Copy, PartialEq)]
@@ -113,6 +76,11 @@ const OF_MEMORY: [i32; 3] = [libc::ENOTSUP, libc::EBUSY, libc::ENOMEM];
 /// A store may be started later; other errors last.
 const PASSING: [i32; 4] = [libc::ECONNREFUSED, libc::ECONNRESET, libc::ETIMEDOUT, libc::ENOSPC];
 
+/// Starts to scan, if this process does not yet.
+pub fn begin() {
+    scanner_thread::begin(run);
+}
+
 fn run() {
     let pages = match page_map::open() {
         Ok(pages) => pages,
@@ -136,8 +104,12 @@ fn run() {
     let mut list = blocks::empty_list();
     let mut pause = SHORTEST;
     let _keeps = blocks::keep_freed();
+    let mut round_ends = None;
     loop {
-        rest(pause);
+        scanner_thread::rest(pause, &mut round_ends);
+        if scanner_thread::is_over() {
+            return;
+        }
         let count = blocks::list(&mut list);
         scanner.parts.retain(|number, _| list[..count].iter().any(|block| block.number == *number));
         let mut changed = false;
@@ -163,21 +135,6 @@ fn run() {
     }
 }
 
-/// Waits for the next scan. Meanwhile freed blocks are unmapped that the program does not take again.
-fn rest(pause: Duration) {
-    let end = Instant::now() + pause;
-    loop {
-        let left = end.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return;
-        }
-        if blocks::wait_for_freed(left) {
-            std::thread::sleep(UNUSED.min(left));
-            blocks::unmap_unused();
-        }
-    }
-}
-
 impl Scanner {
     /// Says once why nothing is shared.
     fn warn(&mut self, line: &str) {
@@ -196,10 +153,16 @@ impl Scanner {
         let mut changed = false;
         let mut outcome = Ok(());
         for first in (0..parts.len()).step_by(MOST_AT_ONCE / PART) {
+            if scanner_thread::is_over() {
+                break;
+            }
             let Some(held) = blocks::hold(block) else { return Ok(true) };
             let some = first..(first + MOST_AT_ONCE / PART).min(parts.len());
             let mut ready = vec![];
             for at in some {
+                if parts[at] == Part::Excluded {
+                    continue;
+                }
                 let Some(seen) = self.look(&range_of(block, at)) else { continue };
                 let now = match (parts[at], seen) {
                     (Part::Seen(before), Look::Hash(hash)) if before == hash => {
@@ -211,7 +174,7 @@ impl Scanner {
                         ready.push(at);
                         continue;
                     }
-                    (Part::Excluded, _) | (Part::Shared { .. }, Look::Hash(_)) => Part::Excluded,
+                    (Part::Shared { .. }, Look::Hash(_)) => Part::Excluded,
                     (shared @ Part::Shared { .. }, _) => shared,
                     (_, Look::Absent) => Part::Unknown,
                     (_, Look::OfStore) => Part::Shared { hash: 0, again: true },

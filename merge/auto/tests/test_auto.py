@@ -201,6 +201,22 @@ def test_a_program_that_has_forbidden_itself_files_reads_no_line(store, tmp_path
     assert (process.returncode, said, errors) == (0, "done\n", "")
 
 
+@pytest.mark.parametrize("how", ["seccomp", "unshare"])
+def test_the_scanner_ends_before_the_program_restricts_itself(store, tmp_path, how):
+    """A filter of system calls would end the process at the scanner's next one, and a namespace of its own
+    wants a process of one thread."""
+    ran = subprocess.run(
+        [compiled("restricted", tmp_path), how],
+        env=os.environ | store | PRELOAD | {"MAYFLY_MERGE_AUTO": "1M"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    if ran.returncode == 77:
+        pytest.skip(f"no {how} here")
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "done\n", "")
+
+
 LOCKED = """
 import ctypes, sys
 def block(mib):
