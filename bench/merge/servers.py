@@ -90,9 +90,8 @@ def compare(kind: Kind, workers: int, starts: int, requests: int) -> Numbers:
         take_and_return(len(METHODS) * MAX_WORKER_MIB * workers)
         servers = {method: stack.enter_context(serving(kind, method, workers)) for method in METHODS}
         first = warmed(servers)
-        blocks = [
-            batch_of_each(servers, begin) for begin in range(len(first["plain"]), requests + BATCH, BATCH)
-        ]
+        begun = len(first["plain"])
+        blocks = [batch_of_each(servers, begin) for begin in range(begun, begun + requests, BATCH)]
         for method, server in servers.items():
             numbers[f"{method}.system_mib"] = system_mib(server)
     for method in METHODS:

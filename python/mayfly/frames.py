@@ -62,7 +62,9 @@ def stream_of(thing: Any) -> memoryview | None:
     """A frame or a column of Polars as a stream of Arrow's, in one buffer. None where `of_stream` would not
     make an equal one of it, or pyarrow is not installed."""
     polars = sys.modules["polars"]
-    file, frame = io.BytesIO(), thing.to_frame() if is_of(thing, "polars", "Series") else thing
+    # Polars locks a frame while it writes it, and takes the GIL for each piece: a thread that has the GIL and
+    # reads the frame would wait for ever. A clone has the same columns and a lock of its own.
+    file, frame = io.BytesIO(), thing.to_frame() if is_of(thing, "polars", "Series") else thing.clone()
     try:
         frame.write_ipc_stream(file, compat_level=polars.CompatLevel.newest())
         again = of_stream(file.getbuffer())

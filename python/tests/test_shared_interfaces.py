@@ -4,6 +4,7 @@ import datetime
 
 import mayfly
 import pytest
+from mayfly import frames
 from mayfly.regions import regions_of, whole_pages
 
 numpy = pytest.importorskip("numpy")
@@ -23,6 +24,23 @@ def test_polars_gives_its_own_memory():
     assert sorted(regions_of(frame)) == sorted(regions_of(frame)), "copies would lie elsewhere"
     first = frame["x"].to_numpy().__array_interface__["data"][0]
     assert [region.start for region in regions_of(frame["x"])] == [first]
+
+
+def test_a_clone_of_a_frame_of_polars_is_written(monkeypatch):
+    """The frame itself stays free for the program's other threads."""
+    polars = pytest.importorskip("polars")
+    pytest.importorskip("pyarrow")
+    written = []
+    real = polars.DataFrame.write_ipc_stream
+
+    def noted(frame, *places, **names):
+        written.append(frame)
+        return real(frame, *places, **names)
+
+    monkeypatch.setattr(polars.DataFrame, "write_ipc_stream", noted)
+    frame = polars.DataFrame({"x": [1, 2, 3]})
+    assert frames.stream_of(frame) is not None
+    assert len(written) == 1 and written[0] is not frame
 
 
 def test_pack_lays_out_frames_of_polars():
