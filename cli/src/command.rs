@@ -43,7 +43,7 @@ Hardware: a CPU that allocates objects and pages itself, simulated
 
 Functions: AWS Lambda's interfaces on one machine
   mayfly up template.yaml
-  mayfly report -o report.html                the worker's run so far in one file
+  mayfly report --worker 127.0.0.1:8080 -o run.html     a worker's run so far in one file
 
 `mayfly VERB --help` explains each verb with examples.";
 
