@@ -6,7 +6,7 @@
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use crate::lifetime::sites;
-use crate::pages::{memory_pressure, open_page, page_life, sparse};
+use crate::pages::{direct, memory_pressure, open_page, page_life, sparse};
 use crate::system::{clock, observers};
 use crate::thread::local::Heap;
 use crate::thread::{compact, current, fork_guard, lines, refill, registry};
@@ -117,6 +117,7 @@ pub fn run(heap: &'static Heap) {
     observers::tick(tick, now_ms);
     if tick.is_multiple_of(CLOSE_TICKS) {
         open_page::close_idle(now_ms);
+        direct::consider(tick / CLOSE_TICKS);
         page_life::return_idle_pages();
     }
     // With one heap, no other thread is on a slow path; with more, the maintenance thread does it.

@@ -6,14 +6,16 @@
 //! there the free memory is worth more than huge pages. So a page is *cold* if no block was taken from it for
 //! [`DECAY_MS`] and at least half of it is free. The heap discards its free blocks. khugepaged would fill the
 //! page again (one used part in 512 is enough), so the heap advises against huge pages there. A small heap
-//! begins on small pages: a program that allocates next to nothing does not pay for a huge page.
+//! begins on small pages: a program that allocates next to nothing does not pay for a huge page. In a heap of
+//! up to 64 MiB so does a page that an object of 1.5 MiB or more takes first: programs allocate tables of
+//! which they use a few entries. A small page becomes huge once three quarters of it are live and touched.
 
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use crate::pages::huge_page::{HugePage, State};
 use crate::pages::region;
 use crate::system::events::{self, Event};
-use crate::system::{clock, os};
+use crate::system::{clock, filtered, os};
 use crate::units::bits::{self, Bits};
 use crate::units::geometry::*;
 
@@ -29,6 +31,11 @@ const MOST_LIVE: usize = BLOCKS_PER_HUGE_PAGE / 2;
 const ENOUGH_LIVE: usize = BLOCKS_PER_HUGE_PAGE / 4 * 3;
 /// Pages in use from which new pages are huge at once.
 const SMALL_HEAP_PAGES: usize = 4;
+/// The same for pages of objects of at least [`SPARSE_BLOCKS`].
+const YOUNG_HEAP_PAGES: usize = 32;
+const SPARSE_BLOCKS: usize = ENOUGH_LIVE;
+/// Small pages of a whole one that were touched, from which it is worth a huge page.
+const ENOUGH_TOUCHED: usize = HUGE_PAGE_BYTES / SMALL_PAGE_BYTES / 4 * 3;
 /// The most small pages at one time: each takes up to two of the process' 65,530 mappings.
 const MOST_SMALL: usize = 8192;
 const SMALL_PAGE_BYTES: usize = 4096;
@@ -49,14 +56,17 @@ pub fn heap_is_small() -> bool {
     is_on() && events::pages() < SMALL_HEAP_PAGES
 }
 
-/// Prepares a page that comes into use: huge, or small while the heap is small. A retained page is resident,
-/// and keeps its size.
-pub fn begin(page: &HugePage, address: usize, retained: bool) {
-    if is_on() && events::pages() < SMALL_HEAP_PAGES {
+/// Prepares a page that comes into use for an object of so many blocks, or for a span: huge, or small while
+/// the heap is small. A retained page is resident, and keeps its size.
+pub fn begin(page: &HugePage, address: usize, blocks: usize, retained: bool) {
+    let may_be_sparse = blocks >= SPARSE_BLOCKS && !filtered::is_possible();
+    let most = if may_be_sparse { YOUNG_HEAP_PAGES } else { SMALL_HEAP_PAGES };
+    if is_on() && events::pages() < most {
         if retained {
             return;
         }
         make_small(page, address);
+        os::advise_small(address, HUGE_PAGE_BYTES); // it may have been unmapped since it was small
     } else {
         make_huge(page, address);
     }
@@ -94,9 +104,11 @@ pub fn consider(page: &HugePage, address: usize, now_ms: u64) {
     let live = bits::count(&page.live.load());
     let is_small = page.small.load(Relaxed) != 0;
     let is_whole = live >= ENOUGH_LIVE && page.given_back.load(Relaxed) == 0;
-    if is_small && is_whole && events::pages() > SMALL_HEAP_PAGES {
+    if is_small && is_whole && events::pages() > SMALL_HEAP_PAGES && is_touched(page, address, now_ms) {
         let _guard = page.lock.lock();
-        make_huge(page, address);
+        if matches!(page.state(), State::Open | State::Active) {
+            make_huge(page, address);
+        }
         return;
     }
     let is_cold = now_ms.saturating_sub(page.taken_ms.load(Relaxed)) >= after_ms();
@@ -106,6 +118,13 @@ pub fn consider(page: &HugePage, address: usize, now_ms: u64) {
             discard_free(page, address);
         }
     }
+}
+
+/// Whether most of a page was touched, as far as the kernel tells. Looks once a second.
+fn is_touched(page: &HugePage, address: usize, now_ms: u64) -> bool {
+    let second = (now_ms >> 10) as u8;
+    page.looked.swap(second, Relaxed) != second
+        && os::resident_pages(address, HUGE_PAGE_BYTES).is_none_or(|count| count >= ENOUGH_TOUCHED)
 }
 
 /// Notes that blocks of a page are taken now. The caller holds the page's lock.

@@ -3,10 +3,16 @@
 //!
 //! They begin at 16 MiB, eight huge pages: there sharing the last page would save little, and the kernel can
 //! grow and move them by their page tables (mremap) instead of copying.
+//!
+//! Programs allocate tables of this size of which they use little, and others that they fill. So an object
+//! begins on the pages that the system gives, as other allocators' do, unless the last one of its size was
+//! filled or 128 MiB are on such pages. [`consider`] asks for huge ones once it is filled.
 
 use core::ops::Range;
-use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
+use crate::pages::decay;
+use crate::system::filtered;
 use crate::system::lock::Lock;
 use crate::system::os;
 use crate::units::geometry::{HUGE_PAGE_BYTES, PAGE_BYTES, round_up};
@@ -15,11 +21,31 @@ const FIRST_CAPACITY: usize = 256;
 
 static LOCK: Lock = Lock::new();
 /// Address of the table, and its capacity, a power of two. An entry has two words: the address, and the
-/// mapped bytes with the object's lifetime class in the bits that whole pages leave free.
+/// mapped bytes, with notes in the bits that whole pages leave free.
 static TABLE: AtomicUsize = AtomicUsize::new(0);
 static CAPACITY: AtomicUsize = AtomicUsize::new(0);
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 static BYTES: AtomicUsize = AtomicUsize::new(0);
+/// The sizes, by their logarithm, of which the last object seen was filled.
+static FILLED: AtomicU64 = AtomicU64::new(0);
+/// Counts objects of these sizes: of every 16th it is seen whether that still holds.
+static OF_FILLED: AtomicU32 = AtomicU32::new(1);
+const SEEN_AGAIN: u32 = 16;
+
+/// Mapped bytes of objects that began on the system's pages, and the most: more would take long to touch.
+static SMALL_BYTES: AtomicUsize = AtomicUsize::new(0);
+const MOST_SMALL_BYTES: usize = 128 << 20;
+
+/// The notes of an entry: the object's class, how often it was looked at, and whether the heap has not asked
+/// for huge pages yet.
+const CLASS: usize = 0xFF;
+const A_LOOK: usize = 0x100;
+const LOOKS: usize = 0x700;
+const SMALL: usize = 0x800;
+/// Smaller objects are here for their alignment.
+const LEAST_SMALL_BYTES: usize = 8 * HUGE_PAGE_BYTES;
+/// Huge pages of an object that are examined at a time.
+const EXAMINED: usize = 32;
 
 type Entry = [AtomicUsize; 2];
 
@@ -40,7 +66,7 @@ fn bytes_of(entry: &Entry) -> usize {
     entry[1].load(Relaxed) & !(PAGE_BYTES - 1)
 }
 
-fn class_of(entry: &Entry) -> usize {
+fn notes_of(entry: &Entry) -> usize {
     entry[1].load(Relaxed) & (PAGE_BYTES - 1)
 }
 
@@ -59,7 +85,7 @@ fn find(address: usize) -> Option<usize> {
     }
 }
 
-fn insert(address: usize, bytes: usize, class: usize) -> bool {
+fn insert(address: usize, bytes: usize, notes: usize) -> bool {
     if (COUNT.load(Relaxed) + 1) * 2 > CAPACITY.load(Relaxed) && !grow() {
         return false;
     }
@@ -69,10 +95,15 @@ fn insert(address: usize, bytes: usize, class: usize) -> bool {
         i = (i + 1) & (entries.len() - 1);
     }
     entries[i][0].store(address, Relaxed);
-    entries[i][1].store(bytes | class, Relaxed);
+    entries[i][1].store(bytes | notes, Relaxed);
     COUNT.fetch_add(1, Relaxed);
     BYTES.fetch_add(bytes, Relaxed);
+    SMALL_BYTES.fetch_add(small_bytes(bytes, notes), Relaxed);
     true
+}
+
+fn small_bytes(bytes: usize, notes: usize) -> usize {
+    if notes & SMALL != 0 { bytes } else { 0 }
 }
 
 fn grow() -> bool {
@@ -83,9 +114,10 @@ fn grow() -> bool {
     CAPACITY.store(capacity, Relaxed);
     COUNT.store(0, Relaxed);
     BYTES.store(0, Relaxed);
+    SMALL_BYTES.store(0, Relaxed);
     for entry in old {
         if entry[0].load(Relaxed) != 0 {
-            insert(entry[0].load(Relaxed), bytes_of(entry), class_of(entry));
+            insert(entry[0].load(Relaxed), bytes_of(entry), notes_of(entry));
         }
     }
     if old_table != 0 {
@@ -94,10 +126,10 @@ fn grow() -> bool {
     true
 }
 
-/// Removes entry `i`; displaced entries behind it move up.
-fn remove(mut i: usize) -> usize {
+/// Removes entry `i`; displaced entries behind it move up. Returns the mapped bytes and the notes.
+fn remove(mut i: usize) -> (usize, usize) {
     let entries = entries();
-    let bytes = bytes_of(&entries[i]);
+    let (bytes, notes) = (bytes_of(&entries[i]), notes_of(&entries[i]));
     let mut next = i;
     loop {
         next = (next + 1) & (entries.len() - 1);
@@ -115,7 +147,71 @@ fn remove(mut i: usize) -> usize {
     entries[i][0].store(0, Relaxed);
     COUNT.fetch_sub(1, Relaxed);
     BYTES.fetch_sub(bytes, Relaxed);
-    bytes
+    SMALL_BYTES.fetch_sub(small_bytes(bytes, notes), Relaxed);
+    (bytes, notes)
+}
+
+/// Whether an object of this size begins without huge pages.
+fn begins_small(bytes: usize) -> bool {
+    let was_filled = FILLED.load(Relaxed) & size_bit(bytes) != 0;
+    let is_seen_again = || OF_FILLED.fetch_add(1, Relaxed).is_multiple_of(SEEN_AGAIN);
+    let has_room = bytes >= LEAST_SMALL_BYTES && SMALL_BYTES.load(Relaxed) + bytes <= MOST_SMALL_BYTES;
+    has_room && decay::is_on() && !filtered::is_possible() && (!was_filled || is_seen_again())
+}
+
+fn size_bit(bytes: usize) -> u64 {
+    1 << bytes.ilog2()
+}
+
+/// Whether an object is filled: three quarters of those of its huge pages that were touched are. `None` if
+/// none was, or the kernel does not tell.
+fn is_filled(address: usize, bytes: usize) -> Option<bool> {
+    let pages = bytes.div_ceil(HUGE_PAGE_BYTES);
+    let (mut touched, mut resident) = (0, 0);
+    for at in (0..pages).step_by(pages.div_ceil(EXAMINED)).map(|page| page * HUGE_PAGE_BYTES) {
+        let examined = HUGE_PAGE_BYTES.min(bytes - at);
+        let count = os::resident_pages(address + at, examined)?;
+        resident += count;
+        touched += if count > 0 { examined / PAGE_BYTES } else { 0 };
+    }
+    (touched > 0).then_some(resident * 4 >= touched * 3)
+}
+
+/// Notes of what an object's size was.
+fn learn(bytes: usize, filled: Option<bool>) {
+    match filled {
+        Some(true) => FILLED.fetch_or(size_bit(bytes), Relaxed),
+        Some(false) => FILLED.fetch_and(!size_bit(bytes), Relaxed),
+        None => return,
+    };
+}
+
+/// Asks for huge pages in objects that are filled by now; looks at each ever more rarely. Called in turn, by
+/// one thread; `turn` counts the calls.
+pub fn consider(turn: u32) {
+    if COUNT.load(Relaxed) == 0 {
+        return;
+    }
+    let _guard = LOCK.lock();
+    for entry in entries().iter().filter(|entry| entry[0].load(Relaxed) != 0) {
+        let (address, bytes, notes) = (entry[0].load(Relaxed), bytes_of(entry), notes_of(entry));
+        let looks = (notes & LOOKS) / A_LOOK;
+        if notes & SMALL == 0 || !turn.is_multiple_of(1 << looks) {
+            continue;
+        }
+        let filled = is_filled(address, bytes);
+        if looks == 0 || filled == Some(true) {
+            learn(bytes, filled);
+        }
+        let notes = if filled == Some(true) || filtered::is_possible() {
+            os::advise_huge(address, bytes);
+            SMALL_BYTES.fetch_sub(bytes, Relaxed);
+            notes & !(SMALL | LOOKS)
+        } else {
+            notes & !LOOKS | ((looks + 1).min(LOOKS / A_LOOK) * A_LOOK)
+        };
+        entry[1].store(bytes | notes, Relaxed);
+    }
 }
 
 /// Allocates fresh zeroed memory; `None` if memory or address space ran out.
@@ -127,9 +223,12 @@ pub fn allocate(class: usize, size: usize, alignment: usize) -> Option<usize> {
     let address = mapping.next_multiple_of(alignment);
     os::unmap(mapping, address - mapping);
     os::unmap(address + bytes, mapping + whole - address - bytes);
-    os::advise_huge(address, bytes);
+    let is_small = begins_small(bytes);
+    if !is_small {
+        os::advise_huge(address, bytes);
+    }
     let _guard = LOCK.lock();
-    if !insert(address, bytes, class) {
+    if !insert(address, bytes, class | if is_small { SMALL } else { 0 }) {
         os::unmap(address, bytes);
         return None;
     }
@@ -155,12 +254,25 @@ pub fn size_around(address: usize) -> Option<usize> {
 
 /// Frees the object at `address`; returns its size, or `None` if there is none.
 pub fn free(address: usize) -> Option<usize> {
-    let bytes = {
+    let (bytes, notes) = {
         let _guard = LOCK.lock();
         remove(find(address)?)
     };
+    if notes & SMALL != 0 {
+        learn(bytes, is_filled(address, bytes));
+    }
     os::unmap(address, bytes);
     Some(bytes)
+}
+
+/// Changes an entry. One that has grown beyond the bound of [`SMALL_BYTES`] gets huge pages.
+fn put_back(i: usize, address: usize, bytes: usize, mut notes: usize) {
+    remove(i);
+    if SMALL_BYTES.load(Relaxed) + small_bytes(bytes, notes) > MOST_SMALL_BYTES {
+        os::advise_huge(address, bytes);
+        notes &= !(SMALL | LOOKS);
+    }
+    insert(address, bytes, notes); // has room: one was just removed
 }
 
 /// Changes the size, moving the pages if necessary; returns the new address, or `None` if nothing changed.
@@ -168,10 +280,9 @@ pub fn resize(address: usize, size: usize) -> Option<usize> {
     let bytes = round_up(size, PAGE_BYTES)?;
     let _guard = LOCK.lock();
     let i = find(address)?;
-    let (old_bytes, class) = (bytes_of(&entries()[i]), class_of(&entries()[i]));
+    let (old_bytes, notes) = (bytes_of(&entries()[i]), notes_of(&entries()[i]));
     let moved = os::remap(address, old_bytes, bytes)?;
-    remove(i);
-    insert(moved, bytes, class); // has room: one was just removed
+    put_back(i, moved, bytes, notes);
     Some(moved)
 }
 
@@ -180,11 +291,10 @@ pub fn resize_unmoved(address: usize, size: usize) -> bool {
     let Some(bytes) = round_up(size, PAGE_BYTES) else { return false };
     let _guard = LOCK.lock();
     let Some(i) = find(address) else { return false };
-    let (old_bytes, class) = (bytes_of(&entries()[i]), class_of(&entries()[i]));
+    let (old_bytes, notes) = (bytes_of(&entries()[i]), notes_of(&entries()[i]));
     let resized = os::resize_mapping(address, old_bytes, bytes);
     if resized {
-        remove(i);
-        insert(address, bytes, class); // has room: one was just removed
+        put_back(i, address, bytes, notes);
     }
     resized
 }
@@ -192,7 +302,9 @@ pub fn resize_unmoved(address: usize, size: usize) -> bool {
 /// Passes the range of each object of `class` to `found`, which must neither allocate nor free.
 pub fn each(class: usize, mut found: impl FnMut(Range<usize>)) {
     let _guard = LOCK.lock();
-    for entry in entries().iter().filter(|entry| entry[0].load(Relaxed) != 0 && class_of(entry) == class) {
+    for entry in
+        entries().iter().filter(|entry| entry[0].load(Relaxed) != 0 && notes_of(entry) & CLASS == class)
+    {
         let start = entry[0].load(Relaxed);
         found(start..start + bytes_of(entry));
     }

@@ -93,6 +93,8 @@ pub struct HugePage {
     pub given_back: AtomicU16,
     /// Not 0 if the page consists of small pages, see [`crate::pages::decay`].
     pub small: AtomicU8,
+    /// The second in which the page was last examined for a change of its size, modulo 256.
+    pub looked: AtomicU8,
     /// When blocks of the page were last taken, ms of the heap's clock.
     pub taken_ms: AtomicU64,
     /// Blocks of the page's last object, if it extends over the following pages (LLAMA §8); else 0.

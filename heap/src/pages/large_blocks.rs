@@ -24,7 +24,7 @@ pub fn acquire(class: usize, count: usize, alignment: usize) -> Option<usize> {
 /// page. The rest of the last page is free for others at once.
 fn acquire_pages(class: usize, count: usize) -> Option<usize> {
     let pages = count.div_ceil(BLOCKS_PER_HUGE_PAGE);
-    let address = page_life::take_pages(class, pages)?;
+    let address = page_life::take_pages(class, pages, count)?;
     for i in 0..pages {
         let page_address = address + i * HUGE_PAGE_BYTES;
         let page = region::huge_page(page_address);

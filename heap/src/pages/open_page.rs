@@ -56,7 +56,7 @@ pub(crate) fn take(request: &Request, extra: &mut Extra) -> Option<usize> {
             return Some(blocks);
         }
         if open.address.load(Relaxed) == 0 {
-            open.address.store(begin(from, open)?, Release);
+            open.address.store(begin(from, open, request.blocks)?, Release);
         }
     }
 }
@@ -132,8 +132,8 @@ fn page_to_share(request: &Request) -> usize {
 /// Huge pages in use for each open one.
 const PAGES_TO_OPEN: usize = 8;
 
-fn begin(class: usize, open: &OpenPage) -> Option<usize> {
-    let address = page_life::take_pages(class, 1)?;
+fn begin(class: usize, open: &OpenPage, blocks: usize) -> Option<usize> {
+    let address = page_life::take_pages(class, 1, blocks)?;
     let page = region::huge_page(address);
     let _guard = page.lock.lock();
     page.set_class(class);

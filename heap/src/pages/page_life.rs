@@ -95,12 +95,13 @@ fn set_deadline(page: &HugePage) {
     page.deadline_ms.store(deadline, Relaxed);
 }
 
-/// Takes free adjacent pages and resets their metadata; retained ones first.
-pub(crate) fn take_pages(class: usize, count: usize) -> Option<usize> {
+/// Takes free adjacent pages for an object of so many blocks, or for a span, and resets their metadata;
+/// retained ones first.
+pub(crate) fn take_pages(class: usize, count: usize, blocks: usize) -> Option<usize> {
     if count == 1
         && let Some(address) = retained::take()
     {
-        decay::begin(region::huge_page(address), address, true);
+        decay::begin(region::huge_page(address), address, blocks, true);
         events::pages_in_use(1);
         return Some(address);
     }
@@ -110,7 +111,7 @@ pub(crate) fn take_pages(class: usize, count: usize) -> Option<usize> {
         let _guard = page.lock.lock();
         page.reset();
         page.high_water.store(0, Relaxed);
-        decay::begin(page, address + i * HUGE_PAGE_BYTES, false);
+        decay::begin(page, address + i * HUGE_PAGE_BYTES, blocks, false);
     }
     events::pages_in_use(count as isize);
     Some(address)

@@ -4,9 +4,10 @@
 
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering::Relaxed};
 
+use crate::system::filtered;
 use crate::system::raw::syscall;
 use crate::system::vdso;
-use crate::units::geometry::HUGE_PAGE_BYTES;
+use crate::units::geometry::{HUGE_PAGE_BYTES, PAGE_BYTES};
 
 /// The kind of huge pages.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -202,6 +203,20 @@ pub fn advise_huge(address: usize, bytes: usize) {
 /// Asks for small pages in a range, whatever the system's setting is: for metadata that is touched sparsely.
 pub fn advise_small(address: usize, bytes: usize) {
     advise(address, bytes, libc::MADV_NOHUGEPAGE);
+}
+
+/// How many small pages of a range are resident, those of zeros that were only read among them. The range has
+/// one huge page at most. `None` if the kernel does not tell, or a filter of system calls may end the process
+/// for the question.
+pub fn resident_pages(address: usize, bytes: usize) -> Option<usize> {
+    if filtered::is_possible() {
+        return None;
+    }
+    let mut found = [0u8; HUGE_PAGE_BYTES / PAGE_BYTES];
+    debug_assert!(bytes.div_ceil(PAGE_BYTES) <= found.len());
+    // SAFETY: the kernel writes a byte a page of the range, which has no more pages than `found` bytes.
+    let told = unsafe { syscall!(SYS_mincore, address, bytes, found.as_mut_ptr()) == 0 };
+    told.then(|| found.iter().filter(|&&byte| byte & 1 != 0).count())
 }
 
 /// The kind of huge pages.
