@@ -87,16 +87,12 @@ class Run(command.Run):
         # On a busy machine ksmd, which runs at the lowest priority, takes its time.
         limits_s = {"ksm_default": 5 if quick else 40, "ksm_best": 5 if quick else 300}
         for pattern in PATTERNS:
-            for method in METHODS:
-                if not self.wants(method) or method not in regions.MEASURED[pattern]:
-                    continue
-                if method.startswith("ksm") and not can_set_ksm():
-                    say(f"{method} left out: needs root, and a kernel with KSM")
-                    continue
-                shape = Shape(count, mib, pattern)
-                self.measure(
-                    f"regions.{pattern}.{method}", regions.compare, shape, method, limits_s.get(method, 0)
-                )
+            methods = [method for method in regions.MEASURED[pattern] if self.wants(method)]
+            if not can_set_ksm():
+                say(f"KSM left out of {pattern}: needs root, and a kernel with it")
+                methods = [method for method in methods if not method.startswith("ksm")]
+            shape, rounds = Shape(count, mib, pattern), self.options.rounds or (1 if quick else 3)
+            self.measure(f"regions.{pattern}", regions.in_turn, shape, methods, limits_s, rounds)
 
     def reads(self) -> None:
         quick = self.options.quick

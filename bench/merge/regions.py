@@ -27,6 +27,7 @@ from bench.merge.machine import (
     memory_of,
     take_and_return,
 )
+from bench.outcome import medians
 
 METHODS = ["none", "engine", "engine_at_once", "ksm_default", "ksm_best"]
 PATTERNS = ["contiguous", "scattered", "alternating"]
@@ -75,6 +76,17 @@ def ideal_mib(shape: Shape, private_pages: float) -> float:
     return (pages - private_pages / shape.instances + private_pages) * PAGE / MIB
 
 
+def in_turn(shape: Shape, methods: list[str], limits_s: Numbers, rounds: int) -> Numbers:
+    """Medians of each method over rounds in turn, and the least and the most; KSM's default, which merges
+    next to nothing, in the first round alone."""
+    runs: dict[str, list[Numbers]] = {method: [] for method in methods}
+    for number in range(rounds):
+        for method in methods:
+            if number == 0 or method != "ksm_default":
+                runs[method].append(compare(shape, method, limits_s.get(method, 0)))
+    return {f"{method}.{key}": value for method, of in runs.items() for key, value in medians(of).items()}
+
+
 def compare(shape: Shape, method: str, ksm_limit_s: float) -> Numbers:
     """One method, start to end. Every instance's contents are verified after merging and after writing."""
     with contextlib.ExitStack() as stack:
@@ -90,7 +102,7 @@ def compare(shape: Shape, method: str, ksm_limit_s: float) -> Numbers:
         overhead_mib = base["anonymous"] - shape.instances * shape.mib  # the programs themselves
         numbers: Numbers = {"ideal_mib": ideal_mib(shape, private_pages), "before_mib": base["anonymous"]}
         free_full = available_mib()
-        take_and_return(free_full / 4)
+        take_and_return(free_full / 2)
         begun, scanner_cpu = time.monotonic(), cpu_s(ksmd()) if method.startswith("ksm") else 0
         answers = (
             all_at_once(running, "a") if method == "engine_at_once" else [one.ask("a") for one in running]
