@@ -1,6 +1,8 @@
 //! Cells of 640 B and more that were freed are allocated again without a search, and each only once.
 
-use heap::entry::{allocate, free, maintenance, start};
+mod model_time;
+
+use heap::entry::{allocate, free};
 use heap::observe::{check, stats};
 use heap::span::cells::Span;
 use heap::thread::current;
@@ -32,15 +34,7 @@ fn free_cells() -> usize {
 
 #[test]
 fn cells_that_were_freed_are_allocated_again() {
-    let mut now_ms = 1_000;
-    let mut pass = |ms: u64| {
-        for _ in 0..ms / 10 {
-            now_ms += 10;
-            maintenance::set_clock(now_ms * 1_000_000);
-        }
-    };
-    pass(10);
-    start::visit(&call(64)).expect("memory");
+    let mut pass = model_time::begin();
     let mut random = 1u64;
     let mut below = |n: usize| {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

@@ -1,7 +1,9 @@
 //! Cells of 640 B and more that another thread freed are allocated again, in place of new spans, however many
 //! they are, and what the thread does not need of them is given up in time.
 
-use heap::entry::{allocate, free, maintenance, start};
+mod model_time;
+
+use heap::entry::{allocate, free};
 use heap::observe::{check, stats};
 use heap::pages::region;
 use heap::system::events::Event;
@@ -37,15 +39,7 @@ fn shuffle(objects: &mut [usize], random: &mut u64) {
 
 #[test]
 fn cells_that_another_thread_freed_are_allocated_again() {
-    let mut now_ms = 1_000;
-    let mut pass = |ms: u64| {
-        for _ in 0..ms / 10 {
-            now_ms += 10;
-            maintenance::set_clock(now_ms * 1_000_000);
-        }
-    };
-    pass(10);
-    start::visit(&Call { size: 64, caller: 0x1000, stack: 0x7fff_0000 }).expect("memory");
+    let mut pass = model_time::begin();
     let mut random = 1;
     for (size, cells) in [(1_024, 16), (2_048, 8), (4_000, 4), (8_000, 2), (16_000, 1)] {
         // All of them are freed; then any half: of the first size a span with one free cell is not worth a

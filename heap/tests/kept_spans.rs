@@ -1,6 +1,8 @@
 //! Spans that another thread emptied stay in their owner's bin, and leave in time.
 
-use heap::entry::{allocate, free, maintenance, start};
+mod model_time;
+
+use heap::entry::{allocate, free};
 use heap::observe::{check, stats};
 use heap::system::events::Event;
 use heap::thread::current;
@@ -33,15 +35,7 @@ fn free_cells() -> usize {
 
 #[test]
 fn spans_that_another_thread_emptied_stay_for_a_while() {
-    let mut now_ms = 1_000;
-    let mut pass = |ms: u64| {
-        for _ in 0..ms / 10 {
-            now_ms += 10;
-            maintenance::set_clock(now_ms * 1_000_000);
-        }
-    };
-    pass(10);
-    start::visit(&CALL).expect("memory");
+    let mut pass = model_time::begin();
     for _ in 0..4 {
         free_elsewhere(allocate(CELLS * 40));
     }

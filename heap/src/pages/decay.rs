@@ -65,8 +65,8 @@ pub fn begin(page: &HugePage, address: usize, blocks: usize, retained: bool) {
         if retained {
             return;
         }
-        make_small(page, address);
-        os::advise_small(address, HUGE_PAGE_BYTES); // it may have been unmapped since it was small
+        note_small(page);
+        os::advise_small(address, HUGE_PAGE_BYTES); // if it was small, it may have been unmapped since
     } else {
         make_huge(page, address);
     }
@@ -78,10 +78,16 @@ pub(crate) fn may_be_small(page: &HugePage) -> bool {
 }
 
 pub(crate) fn make_small(page: &HugePage, address: usize) {
-    if page.small.swap(1, Relaxed) == 0 {
-        SMALL.fetch_add(1, Relaxed);
+    if note_small(page) {
         os::advise_small(address, HUGE_PAGE_BYTES);
     }
+}
+
+/// Whether the page was not small before.
+fn note_small(page: &HugePage) -> bool {
+    let is_new = page.small.swap(1, Relaxed) == 0;
+    SMALL.fetch_add(usize::from(is_new), Relaxed);
+    is_new
 }
 
 fn make_huge(page: &HugePage, address: usize) {
