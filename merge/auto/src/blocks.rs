@@ -4,7 +4,7 @@
 //! *held* is being hashed or merged: it stays mapped, and `free` and its like wait until it is released.
 
 use std::cell::UnsafeCell;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 
 use mappings::per_process::PerProcess;
 
@@ -67,7 +67,6 @@ fn begin() {
                 // The parent's would stay here when it takes or unmaps them.
                 (*SHARED.table.get()).freed.close();
             }
-            FREED.store(0, Ordering::Relaxed);
             word.store(HAS_BEGUN, Ordering::Release);
         } else {
             std::thread::yield_now();
@@ -148,7 +147,6 @@ pub fn allocate(bytes: usize, contents: Contents) -> Option<usize> {
     if contents == Contents::Any
         && let Some(block) = table.freed.take(bytes)
     {
-        FREED.store(table.freed.count() as u32, Ordering::Relaxed);
         table.add(block.start, block.bytes);
         return Some(block.start);
     }
@@ -172,27 +170,33 @@ pub fn find(start: usize) -> Option<Block> {
     table.position(start).map(|at| table.blocks[at])
 }
 
-/// Keeps or unmaps the block that begins at an address, once it is not held. False if there is none.
-pub fn release(start: usize) -> bool {
-    let Some(Block { number, .. }) = find(start) else { return false };
+/// What [`release`] did.
+pub enum Release {
+    /// No block begins there.
+    None,
+    Kept,
+    Unmapped,
+}
+
+/// Keeps or unmaps the block that begins at an address, once it is not held.
+pub fn release(start: usize) -> Release {
+    let Some(Block { number, .. }) = find(start) else { return Release::None };
     let mut guard = Guard::take();
     // Another thread may have unmapped it meanwhile.
     guard.wait_while(|table| table.held == Some(number));
     let table = guard.table();
-    let Some(at) = table.position(start) else { return false };
+    let Some(at) = table.position(start) else { return Release::None };
     let block = table.blocks[at];
     // In this order: a child may be forked in between by clone, and must know all other blocks.
     table.blocks[at] = table.blocks[table.count - 1];
     std::sync::atomic::compiler_fence(Ordering::SeqCst);
     table.count -= 1;
     // Who wrote to what is the store's would copy it first.
-    let is_kept = !block.is_advised && table.freed.keep(block);
-    if !is_kept {
-        block.unmap();
-        return true;
+    if !block.is_advised && table.freed.keep(block) {
+        return Release::Kept;
     }
-    FREED.store(table.freed.count() as u32, Ordering::SeqCst);
-    true
+    block.unmap();
+    Release::Unmapped
 }
 
 /// Keeps freed blocks for the next allocations until this is dropped.
@@ -207,23 +211,17 @@ pub fn keep_freed() -> KeepsFreed {
 impl Drop for KeepsFreed {
     fn drop(&mut self) {
         Guard::take().table().freed.close();
-        FREED.store(0, Ordering::Relaxed);
     }
 }
 
-/// How many freed blocks are kept.
-pub fn freed() -> u32 {
-    FREED.load(Ordering::SeqCst)
+/// Whether freed blocks are kept.
+pub fn keeps_any() -> bool {
+    !Guard::take().table().freed.is_empty()
 }
-
-static FREED: AtomicU32 = AtomicU32::new(0);
 
 /// Unmaps the freed blocks that were kept before the last call of this, and have not been taken since.
 pub fn unmap_unused() {
-    let mut guard = Guard::take();
-    let freed = &mut guard.table().freed;
-    freed.end_round();
-    FREED.store(freed.count() as u32, Ordering::Relaxed);
+    Guard::take().table().freed.end_round();
 }
 
 /// Lists the present blocks, in no order. Returns their number.

@@ -37,9 +37,9 @@ impl FreedBlocks {
         is_open: false,
     };
 
-    /// How many there are.
-    pub fn count(&self) -> usize {
-        self.count
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
     }
 
     /// From now on it takes blocks. The caller ends rounds at intervals.

@@ -13,6 +13,7 @@
 //! |---|---|
 //! | [`malloc`] | the C library's allocation functions, which pass small sizes on |
 //! | [`blocks`] | the table of large allocations, and how the scanner holds a block |
+//! | [`freed`] | blocks that were freed, kept for the next allocations of that size |
 //! | [`scanner`] | finds unchanged parts and advises them |
 //! | [`scanner_thread`] | its thread, which ends before the program restricts itself ([`restrictions`]) |
 //! | [`unsupported_runtimes`] | runtimes that allocate past malloc: one line of warning |

@@ -5,7 +5,7 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::block::PAGE;
-use crate::blocks::Contents;
+use crate::blocks::{Contents, Release};
 use crate::next_symbol::{self, Next};
 use crate::settings::large_bytes;
 use crate::{blocks, scanner, scanner_thread};
@@ -70,11 +70,11 @@ pub extern "C" fn calloc(count: usize, each: usize) -> *mut c_void {
 /// As for the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn free(pointer: *mut c_void) {
-    if blocks::release(pointer as usize) {
-        return scanner_thread::note_freed();
-    }
-    if next_symbol::is_early(pointer) {
-        return;
+    match blocks::release(pointer as usize) {
+        Release::Kept => return scanner_thread::note_freed(),
+        Release::Unmapped => return,
+        Release::None if next_symbol::is_early(pointer) => return,
+        Release::None => {}
     }
     // SAFETY: not a block, so the next library's, as the caller promises.
     unsafe { FREE.get::<next_symbol::Free>()(pointer) }

@@ -116,8 +116,9 @@ pub fn rest(pause: Duration, round_ends: &mut Option<Instant>) {
             return;
         }
         if round_ends.is_none() {
+            // In this order, as a free does it the other way round: one of both sees the other.
             WAITS.store(true, Ordering::SeqCst);
-            if blocks::freed() > 0 {
+            if blocks::keeps_any() {
                 WAITS.store(false, Ordering::SeqCst);
                 *round_ends = Some(now + UNUSED);
             }

@@ -1,7 +1,9 @@
 /* A program that frees and allocates its large buffers over and over, as numerical ones do for each request. Prints
- * "at rest" after its rounds, and reads a line before it ends, so that the test can read its memory. */
+ * "at rest" after its rounds, and reads a line before it ends, so that the test can read its memory. `reuse busy` goes
+ * on to write to a block of 1 MiB until then, so that the scanner has no long rests. */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <poll.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -51,7 +53,7 @@ static void check_zeros(void) {
     free(zeros);
 }
 
-int main(void) {
+int main(int count, char **words) {
     const long pages = 9 * (long)MIB / PAGE;
     time_t end = time(NULL) + MOST_WAIT_S;
     /* Buffers are kept as soon as the scanner runs. */
@@ -73,6 +75,13 @@ int main(void) {
     CHECK(waitpid(child, &status, 0) == child && status == 0);
     puts("at rest");
     fflush(stdout);
+    if (count > 1 && !strcmp(words[1], "busy")) {
+        char *changing = malloc(MIB);
+        CHECK(changing);
+        struct pollfd input = {.fd = 0, .events = POLLIN};
+        for (int round = 0; poll(&input, 1, 100) == 0; round++) memset(changing, round, MIB);
+        free(changing);
+    }
     getchar();
     puts("done");
     return 0;
