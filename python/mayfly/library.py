@@ -1,6 +1,8 @@
 """Finds libmayfly_merge.so and calls it (merge/include/mayfly_merge.h); every failure becomes a
 MergeError."""
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import errno
