@@ -4,6 +4,7 @@
 
 mod model_time;
 
+use heap::observe::stats;
 use heap::system::os;
 use heap::units::geometry::{BLOCK_BYTES, HUGE_PAGE_BYTES};
 use heap::units::lifetime_class::FOREVER;
@@ -64,6 +65,8 @@ fn tables_of_which_little_is_used_are_small_pages_and_filled_ones_huge() {
     }
     let all = || -> usize { tables.iter().map(|&(table, bytes)| resident(table, bytes)).sum() };
     assert!(all() <= 4 * tables.len(), "{} pages", all());
+    let census = stats::census();
+    assert!(census.direct.1 - census.untouched_bytes <= 8 * PAGE, "{} untouched", census.untouched_bytes);
     pass(3_000);
     for &(table, bytes) in &tables {
         touch(table + bytes / 2, PAGE);

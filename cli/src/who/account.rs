@@ -9,6 +9,7 @@ use lifetime::code::root::Root;
 use serde_json::{Map, Value, json};
 
 use super::mapping::{self, Mapping};
+use super::mayfly::Heap;
 use super::memory::Memory;
 use super::owner::{self, CPYTHON, Image, MAYFLY, Owner};
 use crate::live::printable;
@@ -17,9 +18,6 @@ use crate::quantity::bytes;
 
 /// A stack lies right above its guard, which is no larger than this.
 const MOST_GUARD: u64 = 64 << 10;
-/// Mayfly's heap reserves its addresses in one piece; no other part of a process is as large.
-const LEAST_WINDOW: u64 = 16 << 30;
-const HUGE_PAGE: u64 = 2 << 20;
 /// Where Go's runtime asks for its heap.
 const GO_HEAP: Range<u64> = 0xc0_0000_0000..0xc0_0000_0000 + (1 << 40);
 const SPECIAL: [&str; 4] = ["[vdso]", "[vvar]", "[vvar_vclock]", "[vsyscall]"];
@@ -86,8 +84,7 @@ struct Process<'a> {
     images: Vec<(&'a PathBuf, &'a Image)>,
     bases: HashMap<&'a str, u64>,
     allocator: String,
-    is_mayflys: bool,
-    window: Range<u64>,
+    heap: Option<Heap>,
     memory: Option<Memory>,
     past: BTreeSet<String>,
 }
@@ -138,9 +135,12 @@ impl<'a> Process<'a> {
         for mapping in mappings.iter().filter(|mapping| mapping.is_file && mapping.offset == 0) {
             bases.insert(mapping.name.as_str(), mapping.range.start);
         }
-        let is_mayflys = mayfly.is_some();
-        let window = if is_mayflys { largest_run(mappings) } else { 0..0 };
-        Process { mappings, images, bases, allocator, is_mayflys, window, memory, past }
+        let heap = mayfly.map(|(path, image)| {
+            let base = path.to_str().and_then(|path| bases.get(path));
+            let table = base.zip(image.objects).map(|(base, offset)| base + offset);
+            Heap::new(mappings, table, memory.as_ref())
+        });
+        Process { mappings, images, bases, allocator, heap, memory, past }
     }
 
     fn parts(&self) -> BTreeMap<Part, u64> {
@@ -196,16 +196,16 @@ impl<'a> Process<'a> {
                 name.starts_with("glibc: malloc") || (!name.is_empty() && self.allocator.starts_with(name));
             return vec![(if is_malloc { malloc() } else { past(&printable(name)) }, bytes)];
         }
-        let is_mayflys = self.is_mayflys
-            && (self.window.contains(&mapping.range.start) || mapping.has("nh") || is_large_object(mapping));
         // The program break is malloc's everywhere; a heap in its place leaves it to the C library.
-        if is_mayflys || mapping.name == "[heap]" {
+        if mapping.name == "[heap]" {
             return vec![(malloc(), bytes)];
         }
+        let mayflys = self.heap.as_ref().map_or(0, |heap| heap.bytes_of(mapping, self.memory.as_ref()));
+        let bytes = bytes - mayflys;
         if let Some(go) = self.past.iter().find(|name| name.starts_with("Go "))
             && GO_HEAP.contains(&mapping.range.start)
         {
-            return vec![(past(go), bytes)];
+            return vec![(malloc(), mayflys), (past(go), bytes)];
         }
         let is_glibcs = self.images.iter().any(|(_, image)| image.is_libc) && self.allocator == "glibc's";
         let glibcs = match &self.memory {
@@ -218,7 +218,7 @@ impl<'a> Process<'a> {
             _ => 0,
         };
         vec![
-            (malloc(), glibcs),
+            (malloc(), mayflys + glibcs),
             (past(python.map_or("", String::as_str)), pools),
             (self.rest(is_glibcs), bytes - glibcs - pools),
         ]
@@ -232,7 +232,7 @@ impl<'a> Process<'a> {
         }
         if is_glibcs && self.memory.is_none() {
             owners.push("malloc, glibc's (as root, mayfly tells them apart)".to_owned());
-        } else if !is_glibcs && !self.is_mayflys && !self.allocator.is_empty() {
+        } else if !is_glibcs && self.heap.is_none() && !self.allocator.is_empty() {
             // Another malloc's memory looks like anyone's.
             if owners.is_empty() {
                 return Part::Malloc(self.allocator.clone());
@@ -245,24 +245,6 @@ impl<'a> Process<'a> {
 
 fn in_words(owner: &Owner) -> String {
     format!("{} in {}", owner.name, owner.file)
-}
-
-/// An object of Mayfly's heap with a mapping of its own: on huge pages, from one's beginning.
-fn is_large_object(mapping: &Mapping) -> bool {
-    mapping.has("hg") && mapping.range.start.is_multiple_of(HUGE_PAGE)
-}
-
-/// The addresses of the largest run of anonymous mappings without a gap; none if it is small.
-fn largest_run(mappings: &[Mapping]) -> Range<u64> {
-    let (mut largest, mut run) = (0..0, 0..0);
-    for mapping in mappings.iter().filter(|mapping| !mapping.is_file && mapping.name.is_empty()) {
-        run =
-            if mapping.range.start == run.end { run.start..mapping.range.end } else { mapping.range.clone() };
-        if run.end - run.start > largest.end - largest.start {
-            largest = run.clone();
-        }
-    }
-    if largest.end - largest.start >= LEAST_WINDOW { largest } else { 0..0 }
 }
 
 impl Account {

@@ -49,6 +49,15 @@ impl Memory {
         found
     }
 
+    /// Resident bytes of a mapping's part; a part that reaches past it is cut.
+    pub fn resident(&self, mapping: &Mapping, part: &Range<u64>) -> u64 {
+        let (start, end) = (part.start.max(mapping.range.start), part.end.min(mapping.range.end));
+        if start >= end {
+            return 0;
+        }
+        self.there(start, end).iter().filter(|&&is_there| is_there).count() as u64 * PAGE
+    }
+
     /// The words at an address.
     pub fn words<const COUNT: usize>(&self, at: u64) -> Option<[u64; COUNT]> {
         let mut bytes = [[0; 8]; COUNT];

@@ -4,6 +4,7 @@ pub mod account;
 mod cpython;
 mod glibc;
 pub mod mapping;
+mod mayfly;
 mod memory;
 pub mod owner;
 

@@ -53,6 +53,9 @@ pub const CPYTHON: &str = "CPython's arenas";
 /// This project's heap.
 pub const MAYFLY: &str = "Mayfly's heap";
 
+/// The symbol of Mayfly's table of objects that have mappings of their own.
+const OBJECTS: &[u8] = b"mayfly_heap_objects";
+
 /// A mapped file that is a program or a library.
 #[derive(Clone, Debug, Default)]
 pub struct Image {
@@ -64,6 +67,8 @@ pub struct Image {
     pub may_have_malloc: bool,
     /// The C library: its own malloc is what is left.
     pub is_libc: bool,
+    /// Where the table of large objects of Mayfly's heap is, from the file's beginning in memory.
+    pub objects: Option<u64>,
     /// The allocators in it.
     pub allocators: Vec<&'static str>,
     /// The runtime in it.
@@ -101,6 +106,7 @@ pub fn image(root: &Root, path: &Path) -> Option<Image> {
         has_malloc: has(&exported.dynamic, b"malloc"),
         may_have_malloc: has(&exported.all, b"malloc") || is_stripped,
         is_libc: name.starts_with("libc.so") || name.starts_with("libc-") || name.starts_with("ld-musl"),
+        objects: exported.objects.and_then(|address| address.checked_sub(first)),
         allocators,
         runtime: if is_go { Some("Go") } else { of(&RUNTIMES).first().copied() },
     })
@@ -110,6 +116,8 @@ pub fn image(root: &Root, path: &Path) -> Option<Image> {
 struct Symbols {
     dynamic: HashSet<Vec<u8>>,
     all: HashSet<Vec<u8>>,
+    /// The address of [`OBJECTS`].
+    objects: Option<u64>,
 }
 
 /// The symbols of interest that a file defines, and whether it has no table of all of them.
@@ -124,6 +132,9 @@ fn symbols(header: &FileHeader64<Endianness>, endian: Endianness, file: &ReadCac
         is_stripped &= kind != SHT_SYMTAB || table.is_empty();
         for symbol in table.iter().filter(|symbol| symbol.st_shndx(endian) != SHN_UNDEF) {
             let Ok(name) = Sym::name(symbol, endian, table.strings()) else { continue };
+            if name == OBJECTS {
+                found.objects = Some(symbol.st_value(endian));
+            }
             if wanted.contains(name) {
                 found.all.insert(name.to_vec());
                 if kind == SHT_DYNSYM {

@@ -42,6 +42,8 @@ pub struct Census {
     pub resident_bytes: usize,
     /// Objects with their own mapping, and their bytes.
     pub direct: (usize, usize),
+    /// Bytes of these that are not resident.
+    pub untouched_bytes: usize,
     /// The pages' contents other than live objects.
     pub free: Free,
 }
@@ -65,6 +67,11 @@ impl Census {
     /// Bytes of spans and blocks with live objects.
     pub fn active_bytes(&self) -> usize {
         self.live_bytes + self.free.cells.iter().sum::<usize>()
+    }
+
+    /// Bytes that are resident, objects that the program has not touched yet left out.
+    pub fn touched_bytes(&self) -> usize {
+        self.resident_bytes.max(self.active_bytes()).saturating_sub(self.untouched_bytes)
     }
 
     /// Bytes that are mapped for objects.
@@ -92,7 +99,8 @@ pub struct Free {
 
 /// Walks all huge pages.
 pub fn census() -> Census {
-    let mut census = Census { direct: direct::total(), ..Census::default() };
+    let (direct, untouched_bytes) = (direct::total(), direct::untouched_bytes());
+    let mut census = Census { direct, untouched_bytes, ..Census::default() };
     let mut next = 0;
     while let Some(id) = region::next_used(next) {
         next = id + 1;
@@ -205,7 +213,7 @@ pub fn write_json(out: &mut impl Write) -> fmt::Result {
         write!(out, ",\"heap.huge_pages.class.{name}\":{pages}")?;
     }
     write!(out, ",\"heap.mapped_bytes\":{}", census.mapped_bytes())?;
-    write!(out, ",\"heap.resident_bytes\":{}", census.resident_bytes.max(census.active_bytes()))?;
+    write!(out, ",\"heap.resident_bytes\":{}", census.touched_bytes())?;
     write!(out, ",\"process.resident_bytes\":{}", process::resident_bytes().unwrap_or(0))?;
     write!(
         out,

@@ -20,10 +20,21 @@ use crate::units::geometry::{HUGE_PAGE_BYTES, PAGE_BYTES, round_up};
 const FIRST_CAPACITY: usize = 256;
 
 static LOCK: Lock = Lock::new();
-/// Address of the table, and its capacity, a power of two. An entry has two words: the address, and the
-/// mapped bytes, with notes in the bits that whole pages leave free.
-static TABLE: AtomicUsize = AtomicUsize::new(0);
-static CAPACITY: AtomicUsize = AtomicUsize::new(0);
+/// The table of objects. An entry has two words: the address, 0 in an empty one, and the mapped bytes, with
+/// notes in the bits that whole pages leave free. `mayfly who` finds the table by this symbol and reads it in
+/// other processes: nothing else tells such an object from a mapping of the program's own.
+#[unsafe(no_mangle)]
+#[used]
+#[allow(non_upper_case_globals)] // as the other symbols that the library has
+pub static mayfly_heap_objects: Table = Table { address: AtomicUsize::new(0), capacity: AtomicUsize::new(0) };
+
+/// Where the table is, and its capacity, a power of two.
+#[repr(C)]
+pub struct Table {
+    address: AtomicUsize,
+    capacity: AtomicUsize,
+}
+
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 static BYTES: AtomicUsize = AtomicUsize::new(0);
 /// The sizes, by their logarithm, of which the last object seen was filled.
@@ -50,11 +61,12 @@ const EXAMINED: usize = 32;
 type Entry = [AtomicUsize; 2];
 
 fn entries() -> &'static [Entry] {
-    // SAFETY: the table is a mapping of CAPACITY entries (none at first); both change only with LOCK held, as
-    // here.
+    let Table { address, capacity } = &mayfly_heap_objects;
+    // SAFETY: the table is a mapping of `capacity` entries (none at first); both change only with LOCK held,
+    // as here.
     unsafe {
-        let table = TABLE.load(Relaxed) as *const Entry;
-        if table.is_null() { &[] } else { core::slice::from_raw_parts(table, CAPACITY.load(Relaxed)) }
+        let table = address.load(Relaxed) as *const Entry;
+        if table.is_null() { &[] } else { core::slice::from_raw_parts(table, capacity.load(Relaxed)) }
     }
 }
 
@@ -86,7 +98,7 @@ fn find(address: usize) -> Option<usize> {
 }
 
 fn insert(address: usize, bytes: usize, notes: usize) -> bool {
-    if (COUNT.load(Relaxed) + 1) * 2 > CAPACITY.load(Relaxed) && !grow() {
+    if (COUNT.load(Relaxed) + 1) * 2 > entries().len() && !grow() {
         return false;
     }
     let entries = entries();
@@ -107,11 +119,11 @@ fn small_bytes(bytes: usize, notes: usize) -> usize {
 }
 
 fn grow() -> bool {
-    let (old, old_table) = (entries(), TABLE.load(Relaxed));
+    let (old, old_table) = (entries(), mayfly_heap_objects.address.load(Relaxed));
     let capacity = (old.len() * 2).max(FIRST_CAPACITY);
     let Some(table) = os::map_anywhere(capacity * size_of::<Entry>()) else { return false };
-    TABLE.store(table, Relaxed);
-    CAPACITY.store(capacity, Relaxed);
+    mayfly_heap_objects.address.store(table, Relaxed);
+    mayfly_heap_objects.capacity.store(capacity, Relaxed);
     COUNT.store(0, Relaxed);
     BYTES.store(0, Relaxed);
     SMALL_BYTES.store(0, Relaxed);
@@ -313,6 +325,19 @@ pub fn each(class: usize, mut found: impl FnMut(Range<usize>)) {
 /// The number of objects, and their mapped bytes.
 pub fn total() -> (usize, usize) {
     (COUNT.load(Relaxed), BYTES.load(Relaxed))
+}
+
+/// Bytes of the objects that are not resident, as far as the kernel tells; none of those on huge pages.
+pub fn untouched_bytes() -> usize {
+    let _guard = LOCK.lock();
+    let untouched = |entry: &Entry| -> Option<usize> {
+        let (address, bytes) = (entry[0].load(Relaxed), bytes_of(entry));
+        let pages = |at| os::resident_pages(address + at, HUGE_PAGE_BYTES.min(bytes - at));
+        let resident = (0..bytes).step_by(HUGE_PAGE_BYTES).map(pages).sum::<Option<usize>>()?;
+        Some(bytes.saturating_sub(resident * PAGE_BYTES))
+    };
+    let small = |entry: &&Entry| entry[0].load(Relaxed) != 0 && notes_of(entry) & SMALL != 0;
+    entries().iter().filter(small).filter_map(untouched).sum()
 }
 
 #[cfg(test)]
