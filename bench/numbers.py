@@ -33,6 +33,7 @@ TEMPLATES = ROOT / "bench" / "tables"
 PAGES = ROOT / "docs" / "numbers"
 INNERMOST = re.compile(r"\(([^()]*)\)")
 FIGURE = re.compile(r"\{([^{}:]+):([^{}]+)\}")
+UNFILLED = re.compile(r"\{[^{}\n]*\}")
 SECTION = re.compile(r"^(?=## )", re.M)
 NAMED = re.compile(r"<!-- results: ([^\n]+) -->\n")
 BY_HAND = re.compile(r"<!-- by hand: ([^\n]+) -->\n")
@@ -204,6 +205,8 @@ def filled(template: str, abouts: dict, with_history: bool) -> str:
         each = lambda line: "\n".join(line[0].replace("shown.N", f"shown.{n}") for n in range(goals))  # noqa: E731
         section = re.sub(r".*shown\.N\..*", each, section)
         section = FIGURE.sub(lambda figure: formatted(value(figure[1], results), figure[2]), section)
+        if unfilled := UNFILLED.search(section):
+            raise BenchError(f"{unfilled[0]}: a figure needs a format, as in {{name:.2f}}")
         return section.replace(named[0], "\n\n".join(origin) + "\n")
 
     return "".join(map(fill, SECTION.split(template)))
