@@ -15,8 +15,8 @@ pub const PROFILE: &str = "mayfly.dev/profile";
 const MAX_NAME_CHARACTERS: usize = 63;
 const MAX_PROFILE_SECONDS: u64 = 86_400;
 
-/// A name that is safe as a file's: letters, digits, `.`, `_` and `-`, at most 63, and a letter or digit
-/// first.
+/// A name that is safe as a file's and a CDI device's: letters, digits, `.`, `_` and `-`, at most 63, the
+/// first and the last a letter or digit. Engines refuse a whole CDI file for one device of another name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Name(String);
 
@@ -38,12 +38,18 @@ impl FromStr for Name {
 
     fn from_str(text: &str) -> Result<Name, String> {
         let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
-        let begins = text.starts_with(|c: char| c.is_ascii_alphanumeric());
-        if begins && text.len() <= MAX_NAME_CHARACTERS && text.chars().all(is_plain) {
+        let is_end = |c: char| c.is_ascii_alphanumeric();
+        if text.starts_with(is_end)
+            && text.ends_with(is_end)
+            && text.len() <= MAX_NAME_CHARACTERS
+            && text.chars().all(is_plain)
+        {
             return Ok(Name(text.to_owned()));
         }
         let shown: String = text.chars().take(MAX_NAME_CHARACTERS).collect();
-        Err(format!("{shown:?} is no name: letters, digits, . _ -, at most {MAX_NAME_CHARACTERS}"))
+        Err(format!(
+            "{shown:?} is no name: letters, digits, . _ -, at most {MAX_NAME_CHARACTERS}; a letter or digit at both ends"
+        ))
     }
 }
 
@@ -197,11 +203,20 @@ mod tests {
         assert_eq!((request.heap, request.share, errors.len()), (Some(Heap::Online), None, 1));
     }
 
+    #[test]
+    fn names_are_those_of_cdi_devices() {
+        for (text, is_name) in [("web", true), ("7", true), ("a.b_c-9", true), ("web-", false), ("a.", false)]
+        {
+            assert_eq!(text.parse::<Name>().is_ok(), is_name, "{text}");
+        }
+    }
+
     proptest! {
         #[test]
         fn no_text_leaves_the_folder(text in ".{0,80}") {
             if let Ok(name) = text.parse::<Name>() {
                 prop_assert!(!name.as_str().contains('/') && !name.as_str().starts_with('.'));
+                prop_assert!(name.as_str().ends_with(|c: char| c.is_ascii_alphanumeric()));
             }
             let _ = (text.parse::<Heap>(), text.parse::<Share>(), seconds(&text));
         }

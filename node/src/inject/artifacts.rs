@@ -151,10 +151,12 @@ impl Artifacts {
     /// The names of the node's models.
     pub fn models(&self) -> Vec<Name> {
         let Some(Ok(entries)) = self.models.as_ref().map(fs::read_dir) else { return Vec::new() };
-        let names = entries
-            .flatten()
-            .filter_map(|entry| entry.file_name().to_str()?.strip_suffix(MODEL_SUFFIX)?.parse::<Name>().ok());
-        let mut names: Vec<Name> = names.collect();
+        let name = |file: &str| {
+            let name = file.strip_suffix(MODEL_SUFFIX)?.parse::<Name>();
+            name.inspect_err(|why| tracing::warn!("the model {file} cannot be used: {why}")).ok()
+        };
+        let files = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+        let mut names: Vec<Name> = files.filter_map(|file| name(&file)).collect();
         names.sort();
         names
     }
