@@ -22,7 +22,7 @@ PARTS = {
     "sizes": "time of the first and the second call by size (UPM Fig. 7)",
     "cold": "model instances: cold start, where the time goes (Fig. 8, Table I)",
     "models": "model instances: memory of each and of all, for 1 to 16 (Fig. 5, 6)",
-    "sharing": "what model instances could share, with and without ASLR (Fig. 1)",
+    "sharing": "what instances of models and functions could share, with and without ASLR (Fig. 1)",
     "ksm": "KSM on the same model instances, at its default and at its fastest",
     "kernel": "madvise(MADV_UPM) on Mayfly's kernel in a VM, beside ksmd there (builds the kernel)",
 }
@@ -56,7 +56,9 @@ def arguments() -> argparse.Namespace:
         "merge.json",
         rounds=0,
     )
-    parser.add_argument("--networks", metavar="NAME,...", help=f"of {', '.join(models.NETWORKS)}")
+    parser.add_argument(
+        "--networks", metavar="NAME,...", help=f"of {', '.join(models.NETWORKS | models.FUNCTIONS)}"
+    )
     parser.add_argument("--methods", metavar="NAME,...", help="these methods and no others")
     parser.add_argument(
         "--prepare", action="store_true", help="make the environment and the models, then stop"
@@ -71,7 +73,7 @@ def arguments() -> argparse.Namespace:
     )
     parsed = parser.parse_args()
     command.choose(parser, parsed, "only", PARTS, all_of=True)
-    command.choose(parser, parsed, "networks", models.NETWORKS)
+    command.choose(parser, parsed, "networks", models.NETWORKS | models.FUNCTIONS)
     methods = [*METHODS, *(method for some in models.METHODS.values() for method in some)]
     command.choose(parser, parsed, "methods", dict.fromkeys(methods))
     return parsed
@@ -88,7 +90,7 @@ class Run(command.Run):
         limits_s = {"ksm_default": 5 if quick else 40, "ksm_best": 5 if quick else 300}
         for pattern in PATTERNS:
             methods = [method for method in regions.MEASURED[pattern] if self.wants(method)]
-            if not can_set_ksm():
+            if not can_set_ksm() and any(method.startswith("ksm") for method in methods):
                 say(f"KSM left out of {pattern}: needs root, and a kernel with it")
                 methods = [method for method in methods if not method.startswith("ksm")]
             shape, rounds = Shape(count, mib, pattern), self.options.rounds or (1 if quick else 3)
@@ -126,18 +128,17 @@ class Run(command.Run):
 
     def networks(self) -> list[str]:
         if self.options.networks:
-            return self.options.networks
+            return [name for name in self.options.networks if name in models.NETWORKS]
         if not environment.has_debian_torch():
             say("PyTorch 1.13 left out: 'apt install python3-torch' brings it")
             return [name for name in models.NETWORKS if not name.endswith(environment.DEBIAN)]
         return list(models.NETWORKS)
 
     def sharing(self) -> None:
-        for network in self.networks():
+        functions = [name for name in self.options.networks or models.FUNCTIONS if name in models.FUNCTIONS]
+        for name in [*functions, *self.networks()]:
             for aslr in (True, False):
-                self.measure(
-                    f"sharing.{network}.{'aslr' if aslr else 'no_aslr'}", models.sharing, network, aslr
-                )
+                self.measure(f"sharing.{name}.{'aslr' if aslr else 'no_aslr'}", models.sharing, name, aslr)
 
     def models(self) -> None:
         counts = [1, 2, 4] if self.options.quick else models.COUNTS

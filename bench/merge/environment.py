@@ -15,6 +15,7 @@ from bench.outcome import ROOT, BenchError
 HERE = Path(__file__).parent
 PLACE = CACHE / "bench-merge"
 NEEDED = [HERE / "requirements.txt", HERE / "models.txt"]
+FUNCTIONS = ROOT / "functions"
 SERVERS = ROOT / "python" / "tests" / "servers" / "environment"
 
 
@@ -39,6 +40,13 @@ def python_with_tables() -> Path:
     """For servers of tables."""
     line = "pandas, Polars and DuckDB (600 MB, a minute)"
     return made(CACHE / "bench-tables", line, HERE / "tables.txt")
+
+
+@functools.cache
+def python_of_functions(names: tuple[str, ...]) -> Path:
+    """For instances of functions: one for all of these, whose lists have nothing twice and are complete."""
+    lists = [word for name in names for word in ("--no-deps", FUNCTIONS / name / "requirements.txt")]
+    return made(CACHE / "bench-functions", "what the functions import (40 MB)", *lists)
 
 
 @functools.cache

@@ -44,6 +44,10 @@ TITLES = {
     "opennsfw": "open_nsfw (ONNX Runtime)",
     "resnet50-debian": "ResNet-50 (PyTorch 1.13)",
     "alexnet-debian": "AlexNet (PyTorch 1.13)",
+    "page": "HTML page",
+    "thumbnail": "thumbnail",
+    "dna": "DNA as a line",
+    "bfs": "search of a graph",
 }
 STEP_COLOURS = [
     "#4c78a8",
@@ -75,7 +79,7 @@ def stack(axes, bars: list[str], parts: dict[tuple[str, str], list[float]], leas
 def draw_sharing(flat: dict) -> Path | None:
     """Fig. 1, with the paper's order of the classes."""
     bars = {}
-    for network in models.NETWORKS:
+    for network in [*models.NETWORKS, *models.FUNCTIONS]:
         for aslr, note in (("aslr", ""), ("no_aslr", "\nno ASLR")):
             if f"sharing.{network}.{aslr}.all_mib" in flat:
                 bars[TITLES[network] + note] = f"sharing.{network}.{aslr}"
@@ -168,8 +172,9 @@ def draw_cold(flat: dict) -> Path | None:
     bars = {}
     for network in models.NETWORKS:
         for method in models.METHODS[network]:
-            if f"cold.{network}.{method}.later.total_ms" in flat:
-                bars[f"{TITLES[network]}: {LABELS[method]}"] = f"cold.{network}.{method}.later"
+            for which, note in (("first", ", the first"), ("later", "")):
+                if f"cold.{network}.{method}.{which}.total_ms" in flat:
+                    bars[f"{TITLES[network]}: {LABELS[method]}{note}"] = f"cold.{network}.{method}.{which}"
     if not bars:
         return None
     figure, axes = pyplot.subplots(figsize=(8, 0.33 * len(bars) + 1))

@@ -57,7 +57,7 @@ def shown(flat: dict) -> list[Shown]:
             if less is not None:
                 what = f"{network}, {method}: memory of each of 16 instances less by"
                 found.append(at_least(what, 55, less, "%"))
-            slower = flat.get(f"cold.{network}.{method}.total_longer_percent")
+            slower = flat.get(f"cold.{network}.{method}.later.total_longer_percent")
             if slower is not None:
                 found.append(at_most(f"{network}, {method}: cold start longer by", 5, slower, "%"))
         for method in ("pack", "all", "process"):

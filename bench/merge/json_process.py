@@ -6,16 +6,20 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 from bench.outcome import BenchError
 from bench.processes import last_words
 
 
 class JsonProcess:
-    def __init__(self, name: str, command: list[str], environment: dict[str, str]):
+    def __init__(
+        self, name: str, command: list[str], environment: dict[str, str], folder: Path | None = None
+    ):
         self.name = name
         self.process = subprocess.Popen(
             command,
+            cwd=folder,
             env=os.environ | environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -2,6 +2,7 @@
 and of all (Fig. 5, 6), answers bit by bit, and potential sharing (Fig. 1)."""
 
 import contextlib
+import json
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +32,13 @@ NETWORKS = {
     "opennsfw": "onnx",
     f"resnet50{DEBIAN}": "pt",
     f"alexnet{DEBIAN}": "pt",
+}
+# The paper's functions of SeBS, with the event of an instance: HTML, a thumbnail, a line of a DNA, a search.
+FUNCTIONS: dict[str, dict] = {
+    "page": {"rows": 1000},
+    "thumbnail": {},
+    "dna": {"length": 100_000},
+    "bfs": {"size": 10_000},
 }
 METHODS = {
     "resnet50": ["nothing", "mmap", "advise", "pack", "all", "process"],
@@ -74,6 +82,15 @@ class Instance(JsonProcess):
     def warm(self) -> Numbers:
         """Five more requests, to let its memory settle, as UPM §VI-C does."""
         return self.ask("\n")
+
+
+class FunctionInstance(JsonProcess):
+    def __init__(self, name: str, number: int, prefix: tuple[str, ...]):
+        program = environment.HERE / "model" / "function.py"
+        python = environment.python_of_functions(tuple(FUNCTIONS))
+        command = [*prefix, python, program, str(number), json.dumps(FUNCTIONS[name])]
+        super().__init__(f"{name} {number}", command, {}, environment.FUNCTIONS / name)
+        self.answer()
 
 
 def memory(started: list[Instance], shared: Store | None, free_before: float) -> Numbers:
@@ -146,34 +163,42 @@ def one_answer(started: list[Instance]) -> str:
 def cold(network: str, rounds: int) -> dict[str, Numbers]:
     """Fig. 8 and Table I, a dict for each method.
 
-    Each merging method has a store and a first instance, which stays and whose pages the later ones merge
-    with. Then one instance of each method is started in every round and ended again: a slow moment of the
-    machine hits all methods, so a start is compared with the same round's plain start.
+    Each merging method has a store and an instance which stays and whose pages the later ones merge with.
+    Then one instance of each method is started in every round and ended again, and so is one with a store of
+    its own, which is the first there: a slow moment of the machine hits all methods, so a start is compared
+    with the same round's plain start.
     """
     methods = METHODS[network]
     environment.compile_package(network)
     with contextlib.ExitStack() as stack:
         kept = stack.enter_context(fleet())
         extra: dict[str, dict[str, str]] = {}
-        first: dict[str, Numbers] = {}
         for method in methods:
             shared = stack.enter_context(store.running()) if method in MERGING else None
             extra[method] = shared.environment() if shared else {}
             kept.append(Instance(network, method, 0, extra[method]))
-            first[method] = kept[-1].cold
+        first: dict[str, list[Numbers]] = {method: [] for method in methods if method in MERGING}
         later: dict[str, list[Numbers]] = {method: [] for method in methods}
         for number in range(1, rounds + 1):
             for method in methods:
                 with fleet() as one:
                     one.append(Instance(network, method, number, extra[method]))
                     later[method].append(one[0].cold)
+            for method in first:
+                with store.running() as own, fleet() as one:
+                    one.append(Instance(network, method, number, own.environment()))
+                    first[method].append(one[0].cold)
     found: dict[str, Numbers] = {}
     for method in methods:
-        found[method] = about_calls("first", [first[method]]) | about_calls("later", later[method])
-        for metric in ("total_ms", "cpu_ms"):
-            pairs = zip(later[method], later["nothing"], strict=True)
-            longer = median(100 * (ours[metric] / plain[metric] - 1) for ours, plain in pairs)
-            found[method][f"{metric.removesuffix('_ms')}_longer_percent"] = longer
+        found[method] = {}
+        for which, colds in (("first", first.get(method)), ("later", later[method])):
+            if not colds:
+                continue
+            found[method] |= about_calls(which, colds)
+            for metric in ("total", "cpu"):
+                pairs = zip(colds, later["nothing"], strict=True)
+                longer = [100 * (ours[f"{metric}_ms"] / plain[f"{metric}_ms"] - 1) for ours, plain in pairs]
+                found[method][f"{which}.{metric}_longer_percent"] = median(longer)
     return found
 
 
@@ -215,11 +240,14 @@ def run_ksm(network: str, best: bool, count: int, limit_s: float) -> Numbers:
     return numbers
 
 
-def sharing(network: str, aslr: bool) -> Numbers:
-    """Fig. 1: two instances, plain, on different inputs."""
+def sharing(name: str, aslr: bool) -> Numbers:
+    """Fig. 1: two instances of a network or a function, plain, on different inputs."""
     prefix = () if aslr else ("setarch", "--addr-no-randomize")
     with fleet() as started:
         for number in range(2):
-            started.append(Instance(network, "nothing", number, {}, prefix))
-            started[-1].warm()
+            if name in FUNCTIONS:
+                started.append(FunctionInstance(name, number, prefix))
+            else:
+                started.append(Instance(name, "nothing", number, {}, prefix))
+            started[-1].ask("\n")
         return page_sharing.classify(page_sharing.stopped_snapshots([one.pid for one in started]))

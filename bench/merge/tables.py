@@ -196,10 +196,11 @@ def print_kernel(flat: dict) -> None:
 
 def print_sharing(flat: dict) -> None:
     both = {"aslr": "", "no_aslr": ", no ASLR"}
+    names = [*models.NETWORKS, *models.FUNCTIONS]
     grid(
         "What an instance could share, in % of its memory (UPM Fig. 1). In brackets: parts of it",
         flat,
-        {f"{one}{note}": f"sharing.{one}.{aslr}" for one in models.NETWORKS for aslr, note in both.items()},
+        {f"{one}{note}": f"sharing.{one}.{aslr}" for one in names for aslr, note in both.items()},
         " | of all MiB | shared | identical anonymous | identical file | volatile | (zero pages) | "
         "(half alike) | (3/4 alike)",
         "all_mib shared_percent identical_anonymous_percent identical_file_percent volatile_percent "
@@ -248,7 +249,7 @@ def print_memory(flat: dict) -> None:
 
 def print_cold(flat: dict) -> None:
     steps = ("total", "cpu", "import", "load", "pack", "advise", "first_answer")
-    rows = [["", *steps, "longer %", "CPU %", "first: total", "advise"]]
+    rows = [["", *steps, "longer %", "CPU %", "first: total", "advise", "longer %", "CPU %"]]
     for network in models.NETWORKS:
         for method in models.METHODS[network]:
             prefix = f"cold.{network}.{method}"
@@ -256,10 +257,11 @@ def print_cold(flat: dict) -> None:
                 continue
             row = [f"{network} {method}"]
             row += [figure(flat.get(f"{prefix}.later.{step}_ms"), 0) for step in steps]
-            row += [figure(flat[f"{prefix}.{metric}_longer_percent"]) for metric in ("total", "cpu")]
+            row += [figure(flat.get(f"{prefix}.later.{one}_longer_percent")) for one in ("total", "cpu")]
             row += [figure(flat.get(f"{prefix}.first.{step}_ms"), 0) for step in ("total", "advise")]
+            row += [figure(flat.get(f"{prefix}.first.{one}_longer_percent")) for one in ("total", "cpu")]
             rows.append(row)
     if len(rows) > 1:
-        print("\nCold start in ms: medians of the instances after the first, and the first's (UPM Fig. 8);")
+        print("\nCold start in ms: medians of instances with others there, and of first ones (UPM Fig. 8);")
         print("  longer: than a plain instance started in the same round, median of the rounds")
         table(rows)
