@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use mappings::per_process::PerProcess;
 
-use crate::block::{Block, PAGE};
+use crate::block::{Block, Contents, PAGE, RIGHTS};
 use crate::freed::FreedBlocks;
 
 const MAX_BLOCKS: usize = 4096;
@@ -122,18 +122,12 @@ impl Table {
         self.blocks().iter().position(|block| block.start == start)
     }
 
-    fn add(&mut self, start: usize, bytes: usize) {
-        self.blocks[self.count] = Block { start, bytes, number: self.next_number, is_advised: false };
+    fn add(&mut self, start: usize, bytes: usize, contents: Contents) {
+        let number = self.next_number;
+        self.blocks[self.count] = Block { start, bytes, number, contents, is_advised: false };
         self.count += 1;
         self.next_number += 1;
     }
-}
-
-/// What an allocation finds in its memory.
-#[derive(Clone, Copy, PartialEq)]
-pub enum Contents {
-    Any,
-    Zeros,
 }
 
 /// A block: one that was freed, or a new mapping. None when the table is full or there is no memory.
@@ -144,20 +138,28 @@ pub fn allocate(bytes: usize, contents: Contents) -> Option<usize> {
     if table.count == MAX_BLOCKS {
         return None;
     }
-    if contents == Contents::Any
-        && let Some(block) = table.freed.take(bytes)
-    {
-        table.add(block.start, block.bytes);
-        return Some(block.start);
+    if let Some(block) = table.freed.take(bytes, contents) {
+        if contents == Contents::Any || block.empty() {
+            table.add(block.start, block.bytes, contents);
+            return Some(block.start);
+        }
+        block.unmap();
     }
-    let (rights, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    let start = mapped(bytes).or_else(|| if table.freed.unmap_all() { mapped(bytes) } else { None })?;
+    table.add(start, bytes, contents);
+    Some(start)
+}
+
+fn mapped(bytes: usize) -> Option<usize> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     // SAFETY: a new mapping at an address that the kernel chooses.
-    let start = unsafe { libc::mmap(std::ptr::null_mut(), bytes, rights, flags, -1, 0) };
-    if start == libc::MAP_FAILED {
-        return None;
-    }
-    guard.table().add(start as usize, bytes);
-    Some(start as usize)
+    let start = unsafe { libc::mmap(std::ptr::null_mut(), bytes, RIGHTS, flags, -1, 0) };
+    (start != libc::MAP_FAILED).then_some(start as usize)
+}
+
+/// Unmaps all freed blocks, for memory is short. Whether there were any.
+pub fn unmap_freed() -> bool {
+    Guard::take().table().freed.unmap_all()
 }
 
 /// The block that begins at an address. Quick for addresses that cannot be one, which are nearly all.

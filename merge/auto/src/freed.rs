@@ -5,7 +5,7 @@
 
 use std::sync::atomic::{Ordering, compiler_fence};
 
-use crate::block::Block;
+use crate::block::{Block, Contents};
 
 const MOST_BLOCKS: usize = 64;
 /// Of one block, and of all: as much as glibc's heap serves, and keeps at its end.
@@ -50,17 +50,28 @@ impl FreedBlocks {
     /// Unmaps all blocks; from now on it takes none.
     pub fn close(&mut self) {
         self.is_open = false;
+        self.unmap_all();
+    }
+
+    /// Unmaps all blocks. Whether there were any.
+    pub fn unmap_all(&mut self) -> bool {
+        let had_any = self.count > 0;
         while self.count > 0 {
             self.remove(self.count - 1).unmap();
         }
+        had_any
     }
 
-    /// Takes a block into the list. False if it does not.
+    /// Takes a block into the list, in place of the oldest if there is no room. False if it does not.
     pub fn keep(&mut self, block: Block) -> bool {
-        let bytes: usize = self.list[..self.count].iter().map(|freed| freed.block.bytes).sum();
-        let has_room = self.count < MOST_BLOCKS && bytes + block.bytes <= MOST_BYTES;
-        if !self.is_open || !has_room || block.bytes > LARGEST_BYTES {
+        if !self.is_open || block.bytes > LARGEST_BYTES {
             return false;
+        }
+        while self.count == MOST_BLOCKS || self.bytes() + block.bytes > MOST_BYTES {
+            let list = &self.list[..self.count];
+            let oldest =
+                (0..list.len()).min_by_key(|&at| (list[at].round, list[at].block.number)).unwrap_or_default();
+            self.remove(oldest).unmap();
         }
         self.list[self.count] = Freed { block, round: self.round };
         compiler_fence(Ordering::SeqCst);
@@ -68,13 +79,27 @@ impl FreedBlocks {
         true
     }
 
+    fn bytes(&self) -> usize {
+        self.list[..self.count].iter().map(|freed| freed.block.bytes).sum()
+    }
+
     /// The smallest block of at least so many bytes, unless it is larger by more than an eighth: what the
-    /// program does not use of it would stay resident.
-    pub fn take(&mut self, bytes: usize) -> Option<Block> {
-        let fits = |freed: &Freed| freed.block.bytes >= bytes && freed.block.bytes - bytes <= bytes / 8;
+    /// program does not use of it would stay resident. Zeros are taken from what were zeros before: emptied,
+    /// another block would be of no use to the program's next malloc.
+    ///
+    /// The program may have protected its memory and freed it so. What cannot be opened again is unmapped.
+    pub fn take(&mut self, bytes: usize, contents: Contents) -> Option<Block> {
+        let fits = |Freed { block, .. }: &Freed| {
+            block.contents == contents && block.bytes >= bytes && block.bytes - bytes <= bytes / 8
+        };
         let list = &self.list[..self.count];
         let at = (0..list.len()).filter(|&at| fits(&list[at])).min_by_key(|&at| list[at].block.bytes)?;
-        Some(self.remove(at))
+        let block = self.remove(at);
+        if !block.open() {
+            block.unmap();
+            return None;
+        }
+        Some(block)
     }
 
     /// Ends a round: unmaps what was freed before it began.

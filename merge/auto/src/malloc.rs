@@ -4,8 +4,8 @@ use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::block::PAGE;
-use crate::blocks::{Contents, Release};
+use crate::block::{Contents, PAGE};
+use crate::blocks::Release;
 use crate::next_symbol::{self, Next};
 use crate::settings::large_bytes;
 use crate::{blocks, scanner, scanner_thread};
@@ -37,7 +37,14 @@ pub extern "C" fn malloc(bytes: usize) -> *mut c_void {
         return found;
     }
     // SAFETY: the next malloc, with the caller's argument.
-    unsafe { MALLOC.get::<next_symbol::Malloc>()(bytes) }
+    again_if_short(|| unsafe { MALLOC.get::<next_symbol::Malloc>()(bytes) })
+}
+
+/// The next library's allocation; once more without freed blocks if there is no memory, or no more that the
+/// process may have.
+fn again_if_short(allocate: impl Fn() -> *mut c_void) -> *mut c_void {
+    let found = allocate();
+    if found.is_null() && blocks::unmap_freed() { allocate() } else { found }
 }
 
 /// calloc(3).
@@ -61,7 +68,7 @@ pub extern "C" fn calloc(count: usize, each: usize) -> *mut c_void {
         }
     }
     // SAFETY: the next calloc, with the caller's arguments.
-    unsafe { CALLOC.get::<next_symbol::Calloc>()(count, each) }
+    again_if_short(|| unsafe { CALLOC.get::<next_symbol::Calloc>()(count, each) })
 }
 
 /// free(3).
@@ -92,8 +99,14 @@ pub unsafe extern "C" fn realloc(pointer: *mut c_void, bytes: usize) -> *mut c_v
         Some(block) if bytes > block.bytes / 2 && bytes <= block.bytes => return pointer,
         Some(block) => block.bytes,
         None if next_symbol::is_early(pointer) => 0,
-        // SAFETY: the next library's pointer, as the caller promises.
-        None => return unsafe { REALLOC.get::<next_symbol::Realloc>()(pointer, bytes) },
+        None if bytes == 0 => {
+            // SAFETY: the next library's pointer, as the caller promises: this may free it.
+            return unsafe { REALLOC.get::<next_symbol::Realloc>()(pointer, bytes) };
+        }
+        None => {
+            // SAFETY: the next library's pointer, as the caller promises, and still there if this fails.
+            return again_if_short(|| unsafe { REALLOC.get::<next_symbol::Realloc>()(pointer, bytes) });
+        }
     };
     if bytes == 0 {
         // SAFETY: the caller gives it back.
@@ -168,8 +181,14 @@ pub unsafe extern "C" fn posix_memalign(into: *mut *mut c_void, alignment: usize
             return 0;
         }
     }
-    // SAFETY: the next one, with the caller's arguments.
-    unsafe { POSIX_MEMALIGN.get::<next_symbol::PosixMemalign>()(into, alignment, bytes) }
+    let next = || {
+        // SAFETY: the next one, with the caller's arguments.
+        unsafe { POSIX_MEMALIGN.get::<next_symbol::PosixMemalign>()(into, alignment, bytes) }
+    };
+    match next() {
+        libc::ENOMEM if blocks::unmap_freed() => next(),
+        outcome => outcome,
+    }
 }
 
 /// memalign(3).
@@ -180,7 +199,7 @@ pub extern "C" fn memalign(alignment: usize, bytes: usize) -> *mut c_void {
         return found;
     }
     // SAFETY: the next one, with the caller's arguments.
-    unsafe { MEMALIGN.get::<next_symbol::Memalign>()(alignment, bytes) }
+    again_if_short(|| unsafe { MEMALIGN.get::<next_symbol::Memalign>()(alignment, bytes) })
 }
 
 /// aligned_alloc(3).

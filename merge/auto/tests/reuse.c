@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -46,6 +47,17 @@ static long one_round(int seed) {
     return faults() - before;
 }
 
+static size_t data_bytes(void) {
+    char line[256];
+    size_t kib = 0;
+    FILE *status = fopen("/proc/self/status", "r");
+    CHECK(status);
+    while (fgets(line, sizeof line, status))
+        if (sscanf(line, "VmData: %zu kB", &kib) == 1) break;
+    fclose(status);
+    return kib << 10;
+}
+
 static void check_zeros(void) {
     char *zeros = calloc(3, MIB);
     CHECK(zeros);
@@ -53,11 +65,58 @@ static void check_zeros(void) {
     free(zeros);
 }
 
+/* What is kept is not missing when the process may have no more: all of it fits in the limit once, not twice. */
+static void check_limit(void) {
+    struct rlimit before, limit;
+    char *buffers[4];
+    for (int i = 0; i < 4; i++) CHECK(buffers[i] = malloc(8 * MIB));
+    CHECK(!getrlimit(RLIMIT_DATA, &before));
+    limit = before;
+    limit.rlim_cur = data_bytes() + 4 * MIB;
+    CHECK(!setrlimit(RLIMIT_DATA, &limit));
+    for (int i = 0; i < 4; i++) free(buffers[i]);
+    char *volatile large = calloc(32, MIB); /* volatile: else the compiler leaves both calls out */
+    CHECK(large);
+    free(large);
+    for (int i = 0; i < 4; i++) CHECK(buffers[i] = malloc(8 * MIB));
+    for (int i = 0; i < 4; i++) free(buffers[i]);
+    enum { SMALL = 256 }; /* below what the automatic mode takes: glibc's, 16 MiB together */
+    char *volatile small[SMALL];
+    for (int i = 0; i < SMALL; i++) CHECK(small[i] = malloc(64 << 10));
+    for (int i = 0; i < SMALL; i++) free(small[i]);
+    CHECK(!setrlimit(RLIMIT_DATA, &before));
+}
+
+/* Memory that was protected when it was freed can be written to when it is malloc's again. */
+static void check_protected(void) {
+    for (int round = 0; round < 3; round++) {
+        char *buffer = malloc(5 * MIB);
+        CHECK(buffer);
+        memset(buffer, round, 5 * MIB);
+        CHECK(!mprotect(buffer, 5 * MIB, round & 1 ? PROT_READ : PROT_NONE));
+        free(buffer);
+    }
+}
+
+/* Buffers of sizes that do not come again take no room from those that do, zeroed ones neither. */
+static void check_many_sizes(void) {
+    for (int size = 0; size < 40; size++) {
+        char *volatile once = size & 1 ? calloc(5 + size, MIB / 2) : malloc((5 + size) * (size_t)MIB / 2);
+        CHECK(once);
+        free(once);
+    }
+    one_round(0);
+    CHECK(one_round(1) < 9 * (long)MIB / PAGE / 4);
+}
+
 int main(int count, char **words) {
     const long pages = 9 * (long)MIB / PAGE;
     time_t end = time(NULL) + MOST_WAIT_S;
     /* Buffers are kept as soon as the scanner runs. */
     while (one_round(1) > pages / 4) CHECK(time(NULL) < end);
+    check_limit();
+    check_protected();
+    check_many_sizes();
     long all = 0;
     for (int round = 0; round < ROUNDS; round++) {
         all += one_round(round);

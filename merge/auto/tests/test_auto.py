@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import select
 import shutil
 import subprocess
 import sys
@@ -248,9 +249,10 @@ def test_reports_a_line_if_all_memory_is_refused(store):
 def test_without_a_store_shares_nothing_and_reports_one_line(program, tmp_path):
     nowhere = {"MAYFLY_SHARE_SOCKET": str(tmp_path / "none"), "MAYFLY_MERGE_PATH": "engine"}
     with started(program, nowhere) as process:
-        time.sleep(4)
+        assert select.select([process.stderr], [], [], 60)[0]
+        said = process.stderr.readline()
         assert anonymous_mib(process) > 3 * SIZE_MIB
-        said = finish(process)
+        said += finish(process)
     assert "shares nothing" in said and "mayfly share" in said
     assert len(set(said.splitlines())) == 1  # its forked child reports the same
 
