@@ -6,7 +6,18 @@ import time
 from pathlib import Path
 
 from bench import command
-from bench.merge import environment, kernel, models, reads, regions, servers, serving, tables, torch_workers
+from bench.merge import (
+    environment,
+    kernel,
+    models,
+    reads,
+    regions,
+    servers,
+    serving,
+    tables,
+    torch_workers,
+    upm,
+)
 from bench.merge.goals import shown
 from bench.merge.machine import can_set_ksm
 from bench.merge.regions import METHODS, PATTERNS, Shape
@@ -24,6 +35,7 @@ PARTS = {
     "models": "model instances: memory of each and of all, for 1 to 16 (Fig. 5, 6)",
     "sharing": "what instances of models and functions could share, with and without ASLR (Fig. 1)",
     "ksm": "KSM on the same model instances, at its default and at its fastest",
+    "upm": "the same functions and models on Mayfly's kernel in a VM (Fig. 5, 6, 8; hours of emulation)",
     "kernel": "madvise(MADV_UPM) on Mayfly's kernel in a VM, beside ksmd there (builds the kernel)",
 }
 
@@ -64,7 +76,10 @@ def arguments() -> argparse.Namespace:
         "--prepare", action="store_true", help="make the environment and the models, then stop"
     )
     parser.add_argument(
-        "--kernel", type=Path, metavar="FOLDER", help="a kernel that kernel/build has made (default: ask it)"
+        "--kernel",
+        type=Path,
+        metavar="FOLDER",
+        help="a kernel that kernel/build has made (default: the newest)",
     )
     parser.add_argument(
         "--keep",
@@ -162,6 +177,13 @@ class Run(command.Run):
 
     def kernel(self) -> None:
         self.measure("kernel", kernel.measure, self.options.kernel, self.options.quick)
+
+    def upm(self) -> None:
+        if len(self.options.only) == len(PARTS):
+            say("upm left out: hours of emulation; --only upm runs it")
+            return
+        names = self.options.networks or [*models.FUNCTIONS, *upm.networks()]
+        self.measure("upm", upm.measure, self.options.kernel, names, self.options.quick)
 
     def ksm(self) -> None:
         if not can_set_ksm():

@@ -9,12 +9,17 @@ from bench.outcome import ROOT
 from bench.processes import ask
 
 BUILD = ROOT / "kernel" / "build"
+NEWEST = "7.3"
 TIMING = ROOT / "kernel" / "upm" / "tests" / "timing"
+
+
+def built(folder: Path | None) -> Path:
+    """The folder of the kernel, which is built if none is given."""
+    return folder or Path(ask([BUILD, "--kernel", NEWEST], "kernel/build", 7200).strip().splitlines()[-1])
 
 
 def measure(folder: Path | None, quick: bool) -> dict[str, float]:
     """The output of kernel/upm/tests/timing.c: 4 processes with the same memory, merged by UPM and then by
     ksmd."""
-    folder = folder or Path(ask([BUILD], "kernel/build", 7200).strip().splitlines()[-1])
     words = ["--processes", 2, "--mib", 8] if quick else ["--processes", 4, "--mib", 64]
-    return json.loads(ask([TIMING, folder, *words], "kernel/upm/tests/timing", 7200))
+    return json.loads(ask([TIMING, built(folder), *words], "kernel/upm/tests/timing", 7200))

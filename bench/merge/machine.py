@@ -93,7 +93,10 @@ def ksm_running(settings: dict[str, str]):
     before = {}
     try:
         for name, value in (settings | {"run": "1"}).items():
-            before[name] = (KSM / name).read_text().strip()
+            text = (KSM / name).read_text().strip()
+            before[name] = (
+                text.split("[")[1].split("]")[0] if "[" in text else text
+            )  # of a choice, the chosen
             (KSM / name).write_text(value)
         yield
     finally:

@@ -51,7 +51,10 @@ METHODS = {
 MERGING = ("advise", "pack", "all", "process")
 # Instances without address space layout randomisation, and with the same order in sets: equal to the last
 # table.
+LAYOUT = "_layout"  # ends a method's name
 SAME_LAYOUT = ("setarch", "--addr-no-randomize", "env", "PYTHONHASHSEED=0")
+# More requests, to let an instance's memory settle (UPM §VI-C).
+WARM = 5
 COUNTS = [1, 2, 4, 8, 16]
 
 
@@ -61,7 +64,7 @@ class Instance(JsonProcess):
     ):
         name = network.removesuffix(DEBIAN)
         file = environment.model_files(network) / f"{name}.{NETWORKS[network]}"
-        if method == "process":
+        if method == "process" or method.endswith(LAYOUT):
             prefix = SAME_LAYOUT
         command = [
             *prefix,
@@ -69,7 +72,7 @@ class Instance(JsonProcess):
             "-m",
             "bench.merge.model.instance",
             name,
-            method,
+            method.removesuffix(LAYOUT),
             file,
         ]
         begun = time.monotonic()
@@ -79,18 +82,25 @@ class Instance(JsonProcess):
         self.cold = self.answer()
         self.cold["total_ms"] = 1000 * (time.monotonic() - begun)
 
-    def warm(self) -> Numbers:
-        """Five more requests, to let its memory settle, as UPM §VI-C does."""
-        return self.ask("\n")
+    def warm(self, requests: int = WARM) -> Numbers:
+        return self.ask(f"{requests}\n")
 
 
 class FunctionInstance(JsonProcess):
-    def __init__(self, name: str, number: int, prefix: tuple[str, ...]):
+    def __init__(self, name: str, method: str, number: int, prefix: tuple[str, ...] = ()):
         program = environment.HERE / "model" / "function.py"
         python = environment.python_of_functions(tuple(FUNCTIONS))
-        command = [*prefix, python, program, str(number), json.dumps(FUNCTIONS[name])]
-        super().__init__(f"{name} {number}", command, {}, environment.FUNCTIONS / name)
-        self.answer()
+        if method.endswith(LAYOUT):
+            prefix = SAME_LAYOUT
+        words = [str(number), json.dumps(FUNCTIONS[name]), method.removesuffix(LAYOUT)]
+        command = [*prefix, python, program, *words]
+        begun = time.monotonic()
+        super().__init__(f"{name} {method} {number}", command, {}, environment.FUNCTIONS / name)
+        self.cold = self.answer()
+        self.cold["total_ms"] = 1000 * (time.monotonic() - begun)
+
+    def warm(self, requests: int = WARM) -> Numbers:
+        return self.ask(f"{requests}\n")
 
 
 def memory(started: list[Instance], shared: Store | None, free_before: float) -> Numbers:
@@ -138,14 +148,17 @@ def run(network: str, method: str, counts: list[int]) -> Numbers:
 
 
 def start_until(
-    started: list[Instance], count: int, network: str, method: str, extra: dict[str, str]
+    started: list, count: int, network: str, method: str, extra: dict[str, str], warm: int = WARM
 ) -> None:
     """Starts and warms instances until there are `count`, as many at a time as there are processors."""
 
     def start(number: int) -> None:
-        one = Instance(network, method, number, extra)
+        if network in FUNCTIONS:
+            one = FunctionInstance(network, method, number)
+        else:
+            one = Instance(network, method, number, extra)
         started.append(one)
-        one.warmed = one.warm()
+        one.warmed = one.warm(warm)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(start, range(len(started), count)))
@@ -246,8 +259,8 @@ def sharing(name: str, aslr: bool) -> Numbers:
     with fleet() as started:
         for number in range(2):
             if name in FUNCTIONS:
-                started.append(FunctionInstance(name, number, prefix))
+                started.append(FunctionInstance(name, "nothing", number, prefix))
             else:
                 started.append(Instance(name, "nothing", number, {}, prefix))
-            started[-1].ask("\n")
+            started[-1].warm()
         return page_sharing.classify(page_sharing.stopped_snapshots([one.pid for one in started]))

@@ -1,25 +1,44 @@
-"""One instance of a function of functions/: SEED EVENT, in its folder. Imports it, answers the event
-with the seed and prints a line of JSON; then answers five events of other seeds for every line on standard
-input."""
+"""One instance of a function of functions/: SEED EVENT METHOD, in its folder. Imports it, answers the event
+and prints a line of JSON; then answers as many events of other seeds as each line on standard input says, and
+the first again. The methods: nothing, ksm, upm_all as in instance.py."""
 
+import hashlib
 import importlib
 import json
 import sys
+import time
+from pathlib import Path
 from types import SimpleNamespace
 
 CONTEXT = SimpleNamespace(aws_request_id="00000000-0000-0000-0000-000000000000")
 
 
 def main() -> None:
-    first, event = int(sys.argv[1]), json.loads(sys.argv[2])
+    number, event, method = int(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]
+    sys.path[0] = str(Path(__file__).resolve().parents[3])
+    from bench.merge.model import kernel_advice
+
+    if method == "ksm":
+        kernel_advice.give_to_ksm()
     sys.path.insert(0, "")
     handler = importlib.import_module("app").handler
-    handler(event | {"seed": first}, CONTEXT)
-    print(json.dumps({}), flush=True)
-    for _ in sys.stdin:
-        for seed in range(5):
-            handler(event | {"seed": 5 * first + seed}, CONTEXT)
-        print(json.dumps({}), flush=True)
+
+    def answer(seed: int) -> str:
+        return hashlib.sha256(json.dumps(handler(event | {"seed": seed}, CONTEXT)).encode()).hexdigest()
+
+    print(json.dumps({"answer": answer(0), "cpu_ms": 1000 * time.process_time()}), flush=True)
+    begun = time.perf_counter()
+    if method == "upm_all":
+        kernel_advice.advise(kernel_advice.of_process())
+    advised_ms = 1000 * (time.perf_counter() - begun)
+    for line in sys.stdin:
+        requests = int(line)
+        begun = time.perf_counter()
+        for seed in range(requests):
+            answer(1 + 5 * number + seed)
+        warm_ms = 1000 * (time.perf_counter() - begun) / requests
+        found = {"answer": answer(0), "warm_ms": warm_ms, "advise_process_ms": advised_ms}
+        print(json.dumps(found), flush=True)
 
 
 main()

@@ -1,7 +1,7 @@
 """One instance of a model server: INSTANCE NETWORK METHOD MODEL_FILE SEED.
 
-Starts cold, answers one request and prints a line of JSON with the times of each step; then answers five
-requests for every line on standard input. The methods:
+Starts cold, answers one request and prints a line of JSON with the times of each step; then answers as many
+requests as each line on standard input says. The methods:
 
   nothing     torch.load
   mmap        torch.load(mmap=True): weights stay in the file's page cache, which all instances share
@@ -9,6 +9,8 @@ requests for every line on standard input. The methods:
   pack        torch.load(mmap=True; not in PyTorch 1), mayfly.pack(model), mayfly.advise(model)
   all         as pack, and the memory that importing PyTorch has allocated is advised as well
   process     as pack, but all memory of the process is advised, after the first answer
+  upm         torch.load, and the kernel merges the parameters where they lie (madvise MADV_UPM)
+  upm_all     torch.load, and the kernel merges all private memory, after the first answer
   ksm         torch.load, and the whole process is given to KSM (prctl PR_SET_MEMORY_MERGE)
 
 For ONNX Runtime, which loads weights by itself, `all` and `pack` are `with mayfly.advising(heap=True)`
@@ -16,14 +18,14 @@ around the session.
 """
 
 import contextlib
-import ctypes
 import hashlib
 import json
 import sys
 import time
 from collections.abc import Callable
 
-PR_SET_MEMORY_MERGE = 67
+from bench.merge.model import kernel_advice
+
 MERGING = ("advise", "pack", "all", "process")
 ADVISING = ("advise", "pack", "all")  # before the first answer
 LARGE = (
@@ -76,6 +78,9 @@ def load_torch(name: str, method: str, file: str, clock: Clock) -> Callable[[int
     if method in ADVISING:
         with clock.step("advise"):
             mayfly.advise(model)
+    elif method == "upm":
+        with clock.step("advise"):
+            kernel_advice.advise(kernel_advice.of_parameters(model))
 
     def answer(seed: int) -> bytes:
         return model(networks.request(name, seed)).numpy().tobytes()
@@ -116,8 +121,8 @@ def imported_mayfly(method: str):
 
 def main() -> None:
     name, method, file, seed = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
-    if method == "ksm" and ctypes.CDLL(None, use_errno=True).prctl(PR_SET_MEMORY_MERGE, 1, 0, 0, 0):
-        sys.exit("instance: prctl PR_SET_MEMORY_MERGE: not permitted, or not in this kernel")
+    if method == "ksm":
+        kernel_advice.give_to_ksm()
     clock = Clock()
     answer = load_onnx(method, file, clock) if name == "opennsfw" else load_torch(name, method, file, clock)
     with clock.step("first_answer"):
@@ -131,11 +136,15 @@ def main() -> None:
     if method == "process":
         with clock.step("advise_process"):
             sys.modules["mayfly"].advise_process()
-    for _ in sys.stdin:
+    elif method == "upm_all":
+        with clock.step("advise_process"):
+            kernel_advice.advise(kernel_advice.of_process())
+    for line in sys.stdin:
+        requests = int(line)
         with clock.step("warm"):
-            for number in range(5):
+            for number in range(requests):
                 answer(1 + seed * 5 + number)
-        warm = {"answer": hashlib.sha256(answer(0)).hexdigest(), "warm_ms": clock.steps_ms["warm"] / 5}
+        warm = {"answer": hashlib.sha256(answer(0)).hexdigest(), "warm_ms": clock.steps_ms["warm"] / requests}
         warm["advise_process_ms"] = clock.steps_ms.get("advise_process", 0)
         print(json.dumps(warm), flush=True)
 
