@@ -11,8 +11,9 @@ from statistics import median
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
-# Values over time, which only a plot has, and spreads. They are most of some results, and lie compressed.
-SERIES = re.compile(r"\.(over_time|timeline)\.|_(min|max)$")
+# Values over time, which only a plot has, spreads, and parts of the memory of so many instances. They are
+# most of some results, and lie compressed.
+SERIES = re.compile(r"\.(over_time|timeline)\.|_(min|max)$|\.\d+\.(rss|pss|private|anonymous)_mib$")
 
 
 class BenchError(Exception):
