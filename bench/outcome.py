@@ -13,7 +13,9 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
 # Values over time, which only a plot has, spreads, and parts of the memory of so many instances. They are
 # most of some results, and lie compressed.
-SERIES = re.compile(r"\.(over_time|timeline)\.|_(min|max)$|\.\d+\.(rss|pss|private|anonymous)_mib$")
+SERIES = re.compile(
+    r"\.(over_time|timeline)\.|_(min|max)$|\.\d+\.(rss|pss|private|anonymous|anonymous_and_store|available_drop)_mib$"
+)
 
 
 class BenchError(Exception):
