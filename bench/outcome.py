@@ -96,12 +96,13 @@ def print_shown(found: Iterable[Shown]) -> None:
 
 
 def write(output: Path, flat: dict, found: Iterable[Shown] = ()) -> dict:
-    """Flat dotted keys with units; goals go in as `shown.N.what`, `.wanted`, `.measured`, `.met`. Values over
-    time, and least and largest ones, go to NAME.series.json.xz beside NAME.json; `read` has both again."""
+    """Flat dotted keys with units; goals go in as `shown.N.what`, `.wanted`, `.measured`, `.met`. In
+    bench/results, SERIES go to NAME.series.json.xz beside NAME.json; `read` has both again."""
     flat = {key: rounded(value) for key, value in flat.items() if not key.startswith("shown.")}
     for number, one in enumerate(found):
         flat |= {f"shown.{number}.{key}": value for key, value in vars(one).items()}
-    series = {key: value for key, value in flat.items() if SERIES.search(key)}
+    is_kept = output.resolve().parent == RESULTS
+    series = {key: value for key, value in flat.items() if is_kept and SERIES.search(key)}
     output.parent.mkdir(parents=True, exist_ok=True)
     beside = series_of(output)
     if series:

@@ -1,11 +1,12 @@
 """Rows of a result file have their commits, and those older than the code are named (bench/history.py)."""
 
 import argparse
+import json
 import subprocess
 
 import pytest
 
-from bench import history
+from bench import history, outcome
 from bench.lifetime import __main__ as lifetime
 from bench.lifetime.process import AtEnd, Memory
 from bench.lifetime.workloads import Run
@@ -95,3 +96,14 @@ def test_resume_measures_again_rows_that_are_older_than_the_code(repository, cap
     repository("heap/src/lib.rs", "two")
     assert comparison(output, resume=True).workloads == ["pipeline"]
     assert f"pipeline.online is of {commit}, and older than heap" in capfd.readouterr().err
+
+
+def test_a_result_elsewhere_is_one_file(tmp_path, monkeypatch):
+    flat = {"memory.text.plain.2.private_mib": 3.5, "took_s_min": 1.0, "took_s": 2.0}
+    kept, elsewhere = tmp_path / "results" / "worker.json", tmp_path / "worker.json"
+    monkeypatch.setattr(outcome, "RESULTS", tmp_path / "results")
+    for output in (kept, elsewhere):
+        outcome.write(output, flat)
+        assert outcome.read(output) == flat
+    assert json.loads(elsewhere.read_text()) == flat
+    assert json.loads(kept.read_text()) == {"took_s": 2.0}

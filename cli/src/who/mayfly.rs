@@ -10,8 +10,11 @@ use super::memory::{Memory, PAGE};
 /// No other part of a process is as large as the addresses that the heap reserves.
 const LEAST_WINDOW: u64 = 16 << 30;
 const HUGE_PAGE: u64 = 2 << 20;
-/// Entries of a table; more are not the heap's.
-const MOST_ENTRIES: u64 = 1 << 24;
+/// Entries of a table; more are not the heap's, for a process has 65,530 mappings by default.
+const MOST_ENTRIES: u64 = 1 << 20;
+/// Of the least table, which all others are multiples of.
+const ENTRIES_AT_A_TIME: usize = 256;
+const ENTRY_BYTES: u64 = 16;
 
 /// Where the heap of a process has its memory.
 pub struct Heap {
@@ -45,13 +48,32 @@ impl Heap {
 
 fn objects(memory: &Memory, table: u64) -> Option<Vec<Range<u64>>> {
     let [at, capacity] = memory.words(table)?;
-    if capacity > MOST_ENTRIES {
+    if capacity > MOST_ENTRIES || !capacity.is_multiple_of(ENTRIES_AT_A_TIME as u64) {
         return None;
     }
-    let entry = |number| memory.words(at + number * 16);
-    let entries = (0..capacity).map(entry).collect::<Option<Vec<[u64; 2]>>>()?;
-    let object = |[start, word]: [u64; 2]| start..start.saturating_add(word & !(PAGE - 1));
-    Some(entries.into_iter().filter(|entry| entry[0] != 0).map(object).collect())
+    let mut found = Vec::new();
+    for entry in (0..capacity).step_by(ENTRIES_AT_A_TIME) {
+        let words: [u64; 2 * ENTRIES_AT_A_TIME] = memory.words(at.checked_add(entry * ENTRY_BYTES)?)?;
+        found.extend(
+            words.chunks_exact(2).filter(|entry| entry[0] != 0).map(|entry| range(entry[0], entry[1])),
+        );
+    }
+    cut_overlaps(&mut found);
+    Some(found)
+}
+
+fn range(start: u64, word: u64) -> Range<u64> {
+    start..start.saturating_add(word & !(PAGE - 1))
+}
+
+/// A process can write what it likes into its table: no page is counted twice.
+fn cut_overlaps(objects: &mut [Range<u64>]) {
+    objects.sort_unstable_by_key(|object| object.start);
+    let mut end = 0;
+    for object in objects {
+        object.start = object.start.max(end);
+        end = end.max(object.end);
+    }
 }
 
 /// Where nothing else tells: most objects lie on huge pages, from one's beginning.
@@ -70,4 +92,18 @@ fn largest_run(mappings: &[Mapping]) -> Range<u64> {
         }
     }
     if largest.end - largest.start >= LEAST_WINDOW { largest } else { 0..0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_page_is_counted_twice() {
+        let mut objects =
+            [range(0x9000, 0x2000), range(0x1000, 0x4001), range(0x3000, u64::MAX), range(0x2000, 0)];
+        cut_overlaps(&mut objects);
+        let bytes: u64 = objects.iter().map(|object| object.end.saturating_sub(object.start)).sum();
+        assert_eq!(bytes, u64::MAX - 0x1000);
+    }
 }

@@ -8,6 +8,8 @@ use super::mapping::Mapping;
 
 pub const PAGE: u64 = 4096;
 const PRESENT: u64 = 1 << 63;
+/// Of a mapping, looked at together: a process can reserve more addresses than fit in this one's memory.
+const PART: u64 = 1 << 30;
 /// Mappings beyond this are looked at up to here.
 const MOST: u64 = 16 << 30;
 
@@ -55,7 +57,8 @@ impl Memory {
         if start >= end {
             return 0;
         }
-        self.there(start, end).iter().filter(|&&is_there| is_there).count() as u64 * PAGE
+        let parts = (start..end).step_by(PART as usize).map(|at| self.there(at, end.min(at + PART)));
+        parts.map(|there| there.iter().filter(|&&is_there| is_there).count() as u64 * PAGE).sum()
     }
 
     /// The words at an address.

@@ -37,8 +37,8 @@ impl FromStr for Name {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Name, String> {
-        let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
         let is_end = |c: char| c.is_ascii_alphanumeric();
+        let is_plain = |c: char| is_end(c) || matches!(c, '.' | '_' | '-');
         if text.starts_with(is_end)
             && text.ends_with(is_end)
             && text.len() <= MAX_NAME_CHARACTERS

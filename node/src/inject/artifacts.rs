@@ -8,6 +8,7 @@ use std::fs;
 use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail, ensure};
 use sha2::{Digest, Sha256};
@@ -35,6 +36,8 @@ pub struct Artifacts {
     folder: PathBuf,
     data: PathBuf,
     models: Option<PathBuf>,
+    /// Files among the models that a line of the log has told of.
+    misnamed: Arc<Mutex<HashSet<String>>>,
     /// Whether there are libraries for musl.
     pub has_musl: bool,
 }
@@ -92,6 +95,7 @@ impl Artifacts {
             folder,
             data: data.to_owned(),
             models: models.map(Path::to_owned),
+            misnamed: Arc::default(),
             has_musl: musl.is_some(),
         })
     }
@@ -153,7 +157,12 @@ impl Artifacts {
         let Some(Ok(entries)) = self.models.as_ref().map(fs::read_dir) else { return Vec::new() };
         let name = |file: &str| {
             let name = file.strip_suffix(MODEL_SUFFIX)?.parse::<Name>();
-            name.inspect_err(|why| tracing::warn!("the model {file} cannot be used: {why}")).ok()
+            let warn = |why: &String| {
+                if self.misnamed.lock().unwrap_or_else(PoisonError::into_inner).insert(file.to_owned()) {
+                    tracing::warn!("the model {file} cannot be used: {why}");
+                }
+            };
+            name.inspect_err(warn).ok()
         };
         let files = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
         let mut names: Vec<Name> = files.filter_map(|file| name(&file)).collect();
