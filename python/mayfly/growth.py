@@ -17,7 +17,6 @@ from mayfly.packing import OF_FILE, PAGE_MAP, PRESENT
 from mayfly.regions import Region, without
 
 MAPS = Path("/proc/self/maps")
-PIECE = 16 << 20
 RELOCATED = 64 << 10  # a dozen libraries have most of it: shorter runs would cost a mapping each
 
 
@@ -96,7 +95,7 @@ def pieces(region: Region) -> Iterator[Region]:
     """Pieces of a region for one call each; all but the last end at a huge page's boundary."""
     start = region.start
     while start < region.end:
-        end = min((start + PIECE) // HUGE * HUGE, region.end)
+        end = min((start + library.BATCH) // HUGE * HUGE, region.end)
         yield Region(start, end)
         start = end
 

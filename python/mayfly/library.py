@@ -143,14 +143,18 @@ def call(name: str, *taken: Any, by: Callable[[], ctypes.CDLL] = library) -> int
     return result
 
 
-def advise_all(regions: Sequence[tuple[int, int]], flags: int) -> None:
+def advise_all(
+    regions: Sequence[tuple[int, int]], flags: int, by: Callable[[], ctypes.CDLL] = library
+) -> None:
     """Shares regions of whole pages, all by one call."""
     ranges = (Range * len(regions))(*((start, end - start) for start, end in regions))
-    call("mayfly_advise_all", ranges, len(regions), flags)
+    call("mayfly_advise_all", ranges, len(regions), flags, by=by)
 
 
 # A stack, locked memory, a mapping that another thread has unmapped since.
 UNSHAREABLE = (errno.ENOTSUP, errno.ENOMEM, errno.EBUSY)
+# Regions up to this together are advised by one call, for each call reads all mappings of the process.
+BATCH = 16 << 20
 
 
 def advise_possible(
@@ -158,18 +162,42 @@ def advise_possible(
 ) -> list[tuple[int, int]]:
     """Shares those regions of whole pages that can be shared, and returns them. The logger `mayfly` reports
     a reason, in one line, where none of them can."""
-    shared, refusal = [], None
-    for start, end in regions:
+    shared: list[tuple[int, int]] = []
+    refusal = None
+
+    def advise(batch: list[tuple[int, int]]) -> None:
+        nonlocal refusal
         try:
-            call("mayfly_advise", start, end - start, flags, by=by)
-            shared.append((start, end))
+            advise_all(batch, flags, by)
+            shared.extend(batch)
         except MergeError as error:
             if error.errno not in UNSHAREABLE:
                 raise
-            refusal = refusal or error
+            if len(batch) > 1:
+                for region in batch:
+                    advise([region])
+            else:
+                refusal = refusal or error
+
+    for batch in batches(regions):
+        advise(batch)
     if refusal and not shared:
         report(f"nothing is shared: {refusal.strerror or refusal}")
     return shared
+
+
+def batches(regions: Iterable[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
+    """The regions, in lists of at most BATCH bytes; a longer region is alone."""
+    batch: list[tuple[int, int]] = []
+    room = BATCH
+    for start, end in regions:
+        if batch and end - start > room:
+            yield batch
+            batch, room = [], BATCH
+        batch.append((start, end))
+        room -= end - start
+    if batch:
+        yield batch
 
 
 # No store, another user's store, no permission, no room: a server can run on without sharing.

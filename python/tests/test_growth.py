@@ -1,7 +1,9 @@
 """Finding new mappings: interval arithmetic against a set of pages, and the kernel's own list."""
 
 import ctypes
+import itertools
 import mmap
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mayfly import library
 from mayfly.arena import HUGE
-from mayfly.growth import PIECE, anonymous_mappings, pieces
+from mayfly.growth import anonymous_mappings, pieces
 from mayfly.regions import Region, regions_of, without
 
 PACKAGE = Path(__file__).parents[1]
@@ -43,8 +45,46 @@ def test_pieces_cover_the_region_and_end_at_huge_pages(first_page, pages):
         *(piece.start for piece in found),
         region.end,
     ]
-    assert all(0 < piece.size_bytes <= PIECE for piece in found)
+    assert all(0 < piece.size_bytes <= library.BATCH for piece in found)
     assert all(piece.end % HUGE == 0 for piece in found[:-1])
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 3 * library.BATCH)))
+def test_batches_are_of_all_regions_in_order(sizes):
+    ends = list(itertools.accumulate(sizes))
+    regions = list(zip([0, *ends], ends, strict=False))
+    found = list(library.batches(regions))
+    assert [region for batch in found for region in batch] == regions
+    assert all(len(batch) == 1 or batch[-1][1] - batch[0][0] <= library.BATCH for batch in found)
+    assert all(two[0][1] - one[0][0] > library.BATCH for one, two in itertools.pairwise(found))
+
+
+def test_many_mappings_are_advised_by_few_calls(store):
+    code = """
+import mmap, mayfly
+pages = [mmap.mmap(-1, 256 << 10, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) for _ in range(100)]
+for number, one in enumerate(pages):
+    one[:] = bytes([number, 1]) * (128 << 10)
+    one.madvise(mmap.MADV_NOHUGEPAGE if number % 2 else mmap.MADV_HUGEPAGE)  # so none joins a neighbour
+assert mayfly.advise_process() > 25 << 20
+few = mayfly.stats()["calls"]
+pages[50].madvise(16)  # MADV_DONTDUMP, which sharing would lose
+assert mayfly.advise_process() > 24 << 20
+assert " dd " in open("/proc/self/smaps").read()
+print(few, all(one[:] == bytes([number, 1]) * (128 << 10) for number, one in enumerate(pages)))
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | store | {"PYTHONPATH": str(PACKAGE)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert ran.returncode == 0, ran.stderr
+    calls, is_right = ran.stdout.split()
+    assert is_right == "True"
+    assert int(calls) < 20  # 25 MiB of these mappings, and the interpreter's own memory
 
 
 def test_anonymous_mappings_lists_private_ones_only():
