@@ -6,7 +6,7 @@ DENY = $$(rustc --version | awk -F. '$$2 < 97 { print "-D warnings" }')
 API = RUSTDOCFLAGS="$(DENY)" cargo doc --workspace --no-deps --document-private-items --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build checked format lint test flaky suites programs soak packages bench demo demo_libraries demo_command figures docs findings
+.PHONY: help setup build checked tests_built format lint test flaky suites programs soak packages bench demo demo_libraries demo_command figures docs findings
 
 help: # the list
 	@sed -n 's/^\([a-z]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -28,8 +28,11 @@ lint: setup ## formatting, lints and API docs; every warning is an error
 	ruff format --check --quiet .
 	$(API)
 
-checked: setup # lints beside the build, whose last minutes keep one processor busy
-	@$(MAKE) --no-print-directory -j2 lint build
+checked: setup # lints, and the tests' own build, beside the build, whose last minutes keep one processor busy
+	@$(MAKE) --no-print-directory -j2 $(if $(ROOM),lint,tests_built) build
+
+tests_built: lint # cargo takes turns in a folder of artefacts: after the lints
+	cargo test --workspace --no-run --quiet
 
 test: checked ## all tests that fit in minutes; ROOM=vm one room's, K=oom those of that name
 	tests/run $(if $(ROOM),--room $(ROOM)) $(if $(K),-k $(K))
@@ -47,7 +50,7 @@ programs: build ## hundreds of Debian's programs with the heap and with automati
 soak: build ## random operations for long, fuzzing, and VMs on kernels that check themselves (hours)
 	fuzz/run
 	heap/tests/stress --seconds 1800
-	MAYFLY_SOAK=1 heap/tests/run -n 4 -k random_events
+	MAYFLY_SOAK=1 heap/tests/run -n 4 -k "random_events or setting"
 	merge/tests/run --soak
 	kernel/tests/run --soak --kernel 6.12
 	kernel/tests/run --soak --kernel 7.3
@@ -58,7 +61,7 @@ soak: build ## random operations for long, fuzzing, and VMs on kernels that chec
 	bench/vm/soak
 	MAYFLY_SOAK=1 worker/tests/run -k "kills or soak or histories"
 	MAYFLY_HISTORIES=10000 cargo test --release -p worker-snapshot --test histories
-	train/tests/run
+	MAYFLY_SOAK=1 train/tests/run
 	deploy/aarch64 --soak
 	MEMENTO_OPERATIONS=100000000 cargo test -p memento --test agree
 	sim/rtl/run --operations 1000000

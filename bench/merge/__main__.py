@@ -47,7 +47,7 @@ methods  none; engine (mayfly share and libmayfly_merge.so), one instance after 
          the libraries' tables), process (everything, after the first answer, in processes without ASLR).
 
 examples
-  bench/merge/run                           everything (15 minutes; the first run downloads PyTorch, 5 GB)
+  bench/merge/run                           everything (hours; the first run downloads PyTorch, 5 GB)
   bench/merge/run --quick --only regions    small, in seconds, without PyTorch
   bench/merge/run --only torch --rounds 5   eight workers that have loaded one model, each for itself
   bench/merge/run --prepare                 makes the environment with PyTorch and the models, no more

@@ -94,9 +94,8 @@ def ksm_running(settings: dict[str, str]):
     try:
         for name, value in (settings | {"run": "1"}).items():
             text = (KSM / name).read_text().strip()
-            before[name] = (
-                text.split("[")[1].split("]")[0] if "[" in text else text
-            )  # of a choice, the chosen
+            # Of a choice, the chosen is in brackets.
+            before[name] = text.split("[")[1].split("]")[0] if "[" in text else text
             (KSM / name).write_text(value)
         yield
     finally:

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from statistics import median
 
 from bench.merge import environment, page_sharing, store
@@ -23,7 +24,7 @@ from bench.merge.machine import (
 )
 from bench.merge.regions import PHASES, Numbers
 from bench.merge.store import Store
-from bench.outcome import BenchError
+from bench.outcome import ROOT, BenchError
 
 NETWORKS = {
     "resnet50": "pt",
@@ -49,16 +50,31 @@ METHODS = {
     f"alexnet{DEBIAN}": ["nothing", "pack", "process"],
 }
 MERGING = ("advise", "pack", "all", "process")
+LAYOUT = "_layout"  # ends the name of a method whose instances all have one layout
 # Instances without address space layout randomisation, and with the same order in sets: equal to the last
 # table.
-LAYOUT = "_layout"  # ends a method's name
 SAME_LAYOUT = ("setarch", "--addr-no-randomize", "env", "PYTHONHASHSEED=0")
 # More requests, to let an instance's memory settle (UPM §VI-C).
 WARM = 5
 COUNTS = [1, 2, 4, 8, 16]
 
 
-class Instance(JsonProcess):
+class Warm(JsonProcess):
+    """A process that has answered once, and tells how long that took; `cold` is that answer."""
+
+    def __init__(
+        self, name: str, command: list[str], environment: dict[str, str], folder: Path | None = None
+    ):
+        begun = time.monotonic()
+        super().__init__(name, command, environment, folder)
+        self.cold = self.answer()
+        self.cold["total_ms"] = 1000 * (time.monotonic() - begun)
+
+    def warm(self, requests: int = WARM) -> Numbers:
+        return self.ask(f"{requests}\n")
+
+
+class Instance(Warm):
     def __init__(
         self, network: str, method: str, number: int, extra: dict[str, str], prefix: tuple[str, ...] = ()
     ):
@@ -74,33 +90,20 @@ class Instance(JsonProcess):
             name,
             method.removesuffix(LAYOUT),
             file,
+            str(number),
         ]
-        begun = time.monotonic()
-        super().__init__(
-            f"{network} {method} {number}", [*command, str(number)], environment.variables() | extra
-        )
-        self.cold = self.answer()
-        self.cold["total_ms"] = 1000 * (time.monotonic() - begun)
-
-    def warm(self, requests: int = WARM) -> Numbers:
-        return self.ask(f"{requests}\n")
+        super().__init__(f"{network} {method} {number}", command, environment.variables() | extra)
 
 
-class FunctionInstance(JsonProcess):
+class FunctionInstance(Warm):
     def __init__(self, name: str, method: str, number: int, prefix: tuple[str, ...] = ()):
-        program = environment.HERE / "model" / "function.py"
         python = environment.python_of_functions(tuple(FUNCTIONS))
         if method.endswith(LAYOUT):
             prefix = SAME_LAYOUT
         words = [str(number), json.dumps(FUNCTIONS[name]), method.removesuffix(LAYOUT)]
-        command = [*prefix, python, program, *words]
-        begun = time.monotonic()
-        super().__init__(f"{name} {method} {number}", command, {}, environment.FUNCTIONS / name)
-        self.cold = self.answer()
-        self.cold["total_ms"] = 1000 * (time.monotonic() - begun)
-
-    def warm(self, requests: int = WARM) -> Numbers:
-        return self.ask(f"{requests}\n")
+        command = [*prefix, python, "-m", "bench.merge.model.function", *words]
+        folder = environment.FUNCTIONS / name
+        super().__init__(f"{name} {method} {number}", command, {"PYTHONPATH": str(ROOT)}, folder)
 
 
 def memory(started: list[Instance], shared: Store | None, free_before: float) -> Numbers:

@@ -50,7 +50,7 @@ def _spark_session():
     try:
         from pyspark.sql import SparkSession
     except ImportError:
-        raise TrainError("Spark is not installed: run 'train/environment more' once") from None
+        raise TrainError("Spark is not installed: run 'train/environment spark' once") from None
     builder = SparkSession.builder.appName("mayfly train")
     if "SPARK_REMOTE" not in os.environ and "MASTER" not in os.environ:
         # On this machine, without the web page: Spark's own variables name a cluster.

@@ -140,7 +140,7 @@ def test_tables_of_before_are_read_beside_new_ones(tmp_path):
 
 
 def test_spark_gives_the_same_rows_as_duckdb(tmp_path):
-    pytest.importorskip("pyspark", reason="train/environment more")
+    pytest.importorskip("pyspark", reason="Spark takes minutes to install: set MAYFLY_SOAK")
     # Some contexts in both tables, values at the edges, names beyond ASCII.
     edges = [
         row("größe@日本@main", [19, 1, 0, 0, 0, 0, 0], 0, 0.5),

@@ -7,20 +7,17 @@ import importlib
 import json
 import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
+
+from bench.merge.model import kernel_advice
 
 CONTEXT = SimpleNamespace(aws_request_id="00000000-0000-0000-0000-000000000000")
 
 
 def main() -> None:
     number, event, method = int(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]
-    sys.path[0] = str(Path(__file__).resolve().parents[3])
-    from bench.merge.model import kernel_advice
-
     if method == "ksm":
         kernel_advice.give_to_ksm()
-    sys.path.insert(0, "")
     handler = importlib.import_module("app").handler
 
     def answer(seed: int) -> str:
