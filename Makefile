@@ -50,6 +50,7 @@ programs: build ## hundreds of Debian's programs with the heap and with automati
 soak: build ## random operations for long, fuzzing, and VMs on kernels that check themselves (hours)
 	fuzz/run
 	heap/tests/stress --seconds 1800
+	MODEL_CASES=1000 cargo test -p mayfly_heap_core --test model
 	MAYFLY_SOAK=1 heap/tests/run -n 4 -k "random_events or setting"
 	merge/tests/run --soak
 	kernel/tests/run --soak --kernel 6.12

@@ -404,7 +404,7 @@ fn number(name: &str, default: u64) -> u64 {
 #[test]
 fn the_heap_agrees_with_the_model() {
     let config = Config {
-        cases: number("MODEL_CASES", 280) as u32,
+        cases: number("MODEL_CASES", 100) as u32,
         max_shrink_iters: 0, // a broken heap stays broken
         failure_persistence: None,
         ..Config::default()
