@@ -9,6 +9,7 @@ import errno
 import functools
 import os
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from ctypes import c_char_p, c_int, c_int64, c_size_t, c_uint, c_uint32, c_uint64, c_void_p
 from pathlib import Path
@@ -164,23 +165,19 @@ def advise_possible(
     a reason, in one line, where none of them can."""
     shared: list[tuple[int, int]] = []
     refusal = None
-
-    def advise(batch: list[tuple[int, int]]) -> None:
-        nonlocal refusal
+    waiting = deque(batches(regions))
+    while waiting:
+        batch = waiting.popleft()
         try:
             advise_all(batch, flags, by)
-            shared.extend(batch)
+            shared += batch
         except MergeError as error:
             if error.errno not in UNSHAREABLE:
                 raise
-            if len(batch) > 1:
-                for region in batch:
-                    advise([region])
+            if len(batch) > 1:  # the others of it may be shared
+                waiting.extendleft([region] for region in reversed(batch))
             else:
                 refusal = refusal or error
-
-    for batch in batches(regions):
-        advise(batch)
     if refusal and not shared:
         report(f"nothing is shared: {refusal.strerror or refusal}")
     return shared

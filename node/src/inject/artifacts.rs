@@ -314,4 +314,22 @@ mod tests {
             artifacts.model(&"other".parse().unwrap()).unwrap_err().to_string().contains("no model other")
         );
     }
+
+    #[test]
+    fn log_tells_once_of_each_misnamed_model() {
+        let folder = tempfile::tempdir().unwrap();
+        let (data, glibc) = (folder.path().join("d"), folder.path().join("g"));
+        libraries(&glibc, "x");
+        fs::write(glibc.join("web-.mayfly-model"), "1").unwrap();
+        let artifacts = Artifacts::prepare(&data, &glibc, None, Some(&glibc)).unwrap();
+        let log = folder.path().join("log");
+        let to_log = tracing_subscriber::fmt().with_writer(Arc::new(fs::File::create(&log).unwrap()));
+        tracing::subscriber::with_default(to_log.finish(), || {
+            for models in [artifacts.models(), artifacts.clone().models()] {
+                assert_eq!(models, []);
+            }
+        });
+        let lines = fs::read_to_string(log).unwrap();
+        assert_eq!(lines.matches("web-.mayfly-model cannot be used").count(), 1, "{lines}");
+    }
 }
